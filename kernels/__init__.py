@@ -1,0 +1,1 @@
+"""Triton kernels, imported as `fusedseq.kernels`. The first of them come with the attention operators."""

@@ -1,0 +1,25 @@
+"""The oracles: every operator of `fusedseq.fused`, same name and signature, in plain PyTorch.
+
+They are the specification and the documentation of the operators: any dtype, any device, differentiable any
+number of times, and the same random masks bit for bit. They are not written for speed.
+"""
+
+from fusedseq.reference.activation_regularization import activation_regularization
+from fusedseq.reference.dropout import dropout
+from fusedseq.reference.dropout_mask import dropout_mask
+from fusedseq.reference.embedding import embedding
+from fusedseq.reference.locked_dropout import locked_dropout
+from fusedseq.reference.lstm import lstm
+from fusedseq.reference.mogrifier_lstm import mogrifier_lstm
+from fusedseq.reference.weight_drop import weight_drop
+
+__all__ = [
+    "activation_regularization",
+    "dropout",
+    "dropout_mask",
+    "embedding",
+    "locked_dropout",
+    "lstm",
+    "mogrifier_lstm",
+    "weight_drop",
+]
