@@ -1,0 +1,308 @@
+"""The case table and the error budget: one judge of every operator, for tests/ and for bench/.
+
+An operator is right where its error against the oracle in fp64 is within `budget` of the error that the oracle
+itself makes when it runs in the operator's dtype. Random masks do not depend on the dtype, so dropout stays on.
+"""
+
+import inspect
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fusedseq import fused, reference
+
+# ------------------------------------------------------------------------------------------------ the error budget
+
+
+def budget(exact, plain, dtype, terms):
+    """The largest error allowed against `exact` (fp64), where the plain implementation's result is `plain`.
+
+    Twice the plain implementation's own error, and of the tensor's scale one rounding of the result to its dtype
+    and the random walk of `terms` roundings in the dtype that sums are accumulated in (fp32 or wider): blocked sums
+    need not round as the oracle's do, which in a small tensor may have been exact by luck.
+    For fp64, whose oracle is `exact` itself, `plain` is in fp32 and its error is scaled to fp64's unit.
+    """
+    if exact.numel() == 0:
+        return 0.0
+    eps = torch.finfo(dtype).eps
+    accumulator = min(eps, torch.finfo(torch.float32).eps)
+    scale = exact.abs().max().item()
+    own = (plain.double() - exact).abs().max().item() * eps / torch.finfo(plain.dtype).eps
+    return 2 * own + 2 * eps * scale + 2 * accumulator * math.sqrt(terms) * scale
+
+
+def plain_dtype(dtype):
+    """The dtype in which the oracle's own error is measured: see `budget`."""
+    return torch.float32 if dtype == torch.float64 else dtype
+
+
+def assert_within_budget(name, got, plain, exact, dtype, terms):
+    """`got` is a tensor of `dtype` in the layout of `plain`, and within budget; returns its error over the budget."""
+    assert got.layout == plain.layout, f"{name}: layout {got.layout}, the oracle's is {plain.layout}"
+    got, plain, exact = (t.detach().to_dense() if t.is_sparse else t.detach() for t in (got, plain, exact))
+    assert got.shape == exact.shape, f"{name}: shape {tuple(got.shape)}, the oracle's is {tuple(exact.shape)}"
+    assert got.device == exact.device, f"{name}: on {got.device}, the oracle's is on {exact.device}"
+    if not exact.is_floating_point():
+        assert got.dtype == exact.dtype, f"{name}: {got.dtype}, wanted {exact.dtype}"
+        assert torch.equal(got, exact), f"{name}: differs from the oracle"
+        return 0.0
+    assert got.dtype == dtype, f"{name}: {got.dtype}, wanted {dtype}"
+    if got.numel() == 0:
+        return 0.0
+    allowed, error = budget(exact, plain, dtype, terms), (got.double() - exact).abs().nan_to_num(math.inf)
+    worst = error.argmax()
+    assert error.max() <= allowed, (
+        f"{name}: error {error.max():.3g} > budget {allowed:.3g}, scale {exact.abs().max():.3g}: "
+        f"at {tuple(int(i) for i in torch.unravel_index(worst, error.shape))} of {tuple(error.shape)} "
+        f"{got.flatten()[worst]:.9g} for {exact.flatten()[worst]:.9g}"
+    )
+    return (error.max() / allowed).item() if allowed else 0.0
+
+
+def longest_sum(tensors):
+    """The most terms in one sum of a matrix product with these tensors: over rows or over the last dimension."""
+    sizes = [(t.size(-1), t.numel() // t.size(-1)) for t in tensors if t.dim() and t.numel()]
+    return max((n for pair in sizes for n in pair), default=1)
+
+
+def convert(tree, device=None, dtype=None):
+    """The tree with its tensors on `device` and its float tensors in `dtype`."""
+
+    def move(t):
+        if not isinstance(t, torch.Tensor):
+            return t
+        return t.to(device, dtype if t.is_floating_point() else None)
+
+    return tree_map(move, tree)
+
+
+def differentiable(args, kwargs):
+    """The float tensors among the arguments, also inside tuples, in their order."""
+    return [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+
+def names(op, args, kwargs):
+    """The name of each of `differentiable(args, kwargs)`, e.g. W_ih or Q[0]."""
+    bound = inspect.signature(getattr(reference, op)).bind(*args, **kwargs).arguments
+    found = []
+    for name, value in bound.items():
+        leaves = differentiable((value,), {})
+        found += [name] if isinstance(value, torch.Tensor) and leaves else [f"{name}[{i}]" for i in range(len(leaves))]
+    return found
+
+
+def cotangents(outputs, expanded=False):
+    """A fixed random gradient for each output, or with `expanded` the stride-0 ones that sum() gives."""
+    if expanded:
+        return [y.new_ones(()).expand_as(y) for y in outputs]
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(y.shape, generator=generator).to(y.device, y.dtype) for y in outputs]
+
+
+def run(function, args, kwargs, needs=None, outputs=None, expanded=False, upstream=None):
+    """Calls `function` and differentiates it: (its results, gradients of the inputs `needs`), both flat lists.
+
+    needs: which of `differentiable(args, kwargs)` require a gradient; all by default, [] for no backward
+    outputs: which of the results have a gradient; all by default    expanded: as in `cotangents`
+    upstream: the gradients of the results, by default `cotangents`
+    """
+    args, kwargs = tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, (args, kwargs))
+    leaves = differentiable(args, kwargs)
+    leaves = leaves if needs is None else [leaves[i] for i in needs]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    results = tree_leaves(function(*args, **kwargs))
+    if not leaves:
+        return results, []
+    used = [y for i, y in enumerate(results) if outputs is None or i in outputs]
+    upstream = convert(upstream, used[0].device, used[0].dtype) if upstream else cotangents(used, expanded)
+    grads = torch.autograd.grad(used, leaves, upstream, materialize_grads=True)
+    return [y.detach() for y in results], list(grads)
+
+
+def check(op, args, kwargs, *, needs=None, backward=True, outputs=None, expanded=False, function=None):
+    """Asserts that `fused.<op>` (or `function`) agrees with the oracle, forward and every gradient, within `budget`.
+
+    needs, outputs, expanded: as in `run`    backward=False: the forward alone
+    returns the largest error found, as a fraction of its budget
+    """
+    leaves = differentiable(args, kwargs)
+    dtype = leaves[0].dtype if leaves else torch.float32
+    needs = [] if not backward or not leaves else list(range(len(leaves))) if needs is None else needs
+    results, grads = run(function or getattr(fused, op), args, kwargs, needs, outputs, expanded)
+    used = [y for i, y in enumerate(results) if outputs is None or i in outputs]
+    upstream = cotangents(used, expanded) if needs else None  # those of dtype, also where the oracle is wider
+    oracle = [
+        run(getattr(reference, op), *convert((args, kwargs), dtype=t), needs, outputs, upstream=upstream)
+        for t in (plain_dtype(dtype), torch.float64)
+    ]
+    wrt = names(op, args, kwargs)
+    labels = [f"{op}: result {i}" for i in range(len(results))] + [f"{op}: gradient of {wrt[i]}" for i in needs]
+    (plain, plain_grads), (exact, exact_grads) = oracle
+    tensors = zip(labels, results + grads, plain + plain_grads, exact + exact_grads, strict=True)
+    return max(assert_within_budget(*each, dtype, longest_sum(leaves)) for each in tensors)
+
+
+# ------------------------------------------------------------------------------------------------- the case table
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of one operator: `make(randn)` gives (args, kwargs), where randn(*shape) draws a float tensor."""
+
+    op: str  # the function's name in fusedseq.fused and fusedseq.reference
+    id: str
+    make: Callable[..., tuple[tuple, dict]]
+    smooth: bool = True  # differentiable at these inputs, so that finite differences mean something
+
+    def inputs(self, device="cpu", dtype=torch.float32):
+        """(args, kwargs): always the same numbers, without requires_grad."""
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.op} {self.id}".encode()))
+        inputs = self.make(lambda *shape: torch.randn(shape, generator=generator))
+        return convert(inputs, device, dtype)
+
+    def __str__(self):
+        return f"{self.op}-{self.id}"
+
+
+def recurrent_inputs(randn, T, B, X, H, bias, scale):
+    """x, W_ih, W_hh, b, h0, c0 with pre-activations of about `scale`."""
+    W_ih, W_hh = scale * X**-0.5 * randn(4 * H, X), scale * H**-0.5 * randn(4 * H, H)
+    return randn(T, B, X), W_ih, W_hh, scale * randn(4 * H) if bias else None, randn(B, H).tanh(), randn(B, H)
+
+
+def lstm_case(T, B, X, H, *, bias=True, lengths=None, scale=1.0):
+    def make(randn):
+        inputs = recurrent_inputs(randn, T, B, X, H, bias, scale)
+        return inputs, {} if lengths is None else {"lengths": torch.tensor(lengths)}
+
+    options = "-nobias" * (not bias) + "-lengths" * (lengths is not None) + f"-scale{scale:g}" * (scale != 1)
+    return Case("lstm", f"T{T}-B{B}-X{X}-H{H}{options}", make)
+
+
+def mogrifier_lstm_case(
+    T, B, X, H, rounds=5, *, rank=None, bias=True, mogrifier_bias=True, shared=False, lengths=None, scale=1.0, **options
+):  # fmt: skip
+    """options: the operator's own; scale: of the gates, 0 for exact ties of i and 1 - f"""
+
+    def weight(randn, n, rows, columns):
+        n = min(n, 1) if shared else n
+        if n == 0:
+            return None
+        if rank is None:
+            return columns**-0.5 * randn(n, rows, columns)
+        std = (columns * rank) ** -0.25
+        return std * randn(n, rows, rank), std * randn(n, rank, columns)
+
+    def make(randn):
+        inputs = recurrent_inputs(randn, T, B, X, H, bias, scale)
+        n = (rounds + 1) // 2, rounds // 2
+        Q, R = weight(randn, n[0], X, H), weight(randn, n[1], H, X)
+        biases = [randn(min(k, 1) if shared else k, width) if mogrifier_bias and k else None
+                  for k, width in zip(n, (X, H), strict=True)]  # fmt: skip
+        kwargs = {"rounds": rounds, **options}
+        if lengths is not None:
+            kwargs["lengths"] = torch.tensor(lengths)
+        return (*inputs, Q, R, *biases), kwargs
+
+    words = [f"T{T}-B{B}-X{X}-H{H}-r{rounds}", f"rank{rank}" * (rank is not None), "nobias" * (not bias),
+             "nomogrifierbias" * (not mogrifier_bias), "shared" * shared, "lengths" * (lengths is not None),
+             f"scale{scale:g}" * (scale != 1)]  # fmt: skip
+    words += [f"{name}{value:g}" for name, value in options.items() if name != "seed"]
+    return Case("mogrifier_lstm", "-".join(w for w in words if w), make, smooth=scale != 0)
+
+
+def dropout_case(op, shape, p, seed=5, **options):
+    """A case of dropout, locked_dropout or weight_drop."""
+    words = ["x".join(map(str, shape)), f"p{p:g}", *(k for k, v in options.items() if v)]
+    if isinstance(seed, torch.Tensor):
+        words.append("tensor")
+    if seed != 5:
+        words.append(f"seed{int(seed)}")
+    return Case(op, "-".join(words), lambda randn: ((randn(*shape), p, seed), options))
+
+
+def dropout_mask_case(shape, p, seed):
+    name = f"{'x'.join(map(str, shape))}-p{p:g}-seed{int(seed)}"
+    return Case("dropout_mask", name, lambda randn: ((seed, p, shape), {}))
+
+
+def embedding_case(shape, V, E, p=0.0, *, sparse=False):
+    def make(randn):
+        ids = torch.arange(math.prod(shape)).square() % V  # squares, so that some words repeat
+        return (ids.reshape(shape), randn(V, E)), {"p": p, "seed": 5, "sparse": sparse}
+
+    name = f"{'x'.join(map(str, shape))}-V{V}-E{E}-p{p:g}" + "-sparse" * sparse
+    return Case("embedding", name, make)
+
+
+def activation_regularization_case(T, B, H, alpha=2.0, beta=1.0):
+    return Case("activation_regularization", f"T{T}-B{B}-H{H}-alpha{alpha:g}-beta{beta:g}",
+                lambda randn: ((randn(T, B, H), randn(T, B, H), alpha, beta), {}))  # fmt: skip
+
+
+# T, B, X, H
+SIZES = [(1, 1, 1, 1), (3, 2, 3, 1), (1, 3, 17, 3), (5, 1, 5, 17), (4, 3, 3, 17), (3, 0, 5, 4), (2, 2, 650, 650)]
+
+CASES = [
+    *(lstm_case(*size) for size in SIZES),
+    lstm_case(4, 3, 5, 7, bias=False),
+    lstm_case(5, 4, 6, 5, lengths=[3, 0, 5, 1]),
+    lstm_case(3, 2, 5, 7, scale=30.0),  # saturated gates
+    lstm_case(33, 9, 20, 24, lengths=[33, 1, 2, 7, 0, 32, 16, 17, 5]),
+    lstm_case(3, 70, 33, 40),
+    *(mogrifier_lstm_case(*size) for size in SIZES),
+    *(mogrifier_lstm_case(3, 2, 5, 4, rounds) for rounds in range(5)),
+    *(mogrifier_lstm_case(3, 2, 5, 4, rounds, rank=2) for rounds in (1, 2, 5)),
+    mogrifier_lstm_case(3, 2, 5, 4, bias=False),
+    mogrifier_lstm_case(3, 2, 5, 4, mogrifier_bias=False),
+    mogrifier_lstm_case(3, 2, 5, 4, mogrifier_bias=False, bias=False, rank=1),
+    mogrifier_lstm_case(3, 2, 5, 4, shared=True),
+    mogrifier_lstm_case(3, 2, 5, 4, shared=True, rank=3),
+    mogrifier_lstm_case(5, 4, 6, 5, lengths=[3, 0, 5, 1]),
+    mogrifier_lstm_case(3, 2, 5, 4, scale=10.0),
+    mogrifier_lstm_case(3, 2, 5, 4, cap_input_gate=True),
+    mogrifier_lstm_case(3, 2, 5, 4, cap_input_gate=True, scale=0.0),  # i = 1 - f = 1/2: the gradient is shared
+    *(mogrifier_lstm_case(3, 2, 5, 4, seed=-3, input_dropout=p, locked_input=l) for p in (0.5, 1.0) for l in (False, True)),
+    *(mogrifier_lstm_case(3, 2, 5, 4, seed=5, **{name: p}) for p in (0.5, 1.0)
+      for name in ("state_dropout", "zoneout_h", "zoneout_c")),
+    mogrifier_lstm_case(3, 2, 5, 4, zoneout_h=0.25, zoneout_c=0.75, training=False),
+    mogrifier_lstm_case(3, 2, 5, 4, input_dropout=0.5, state_dropout=0.5, zoneout_h=0.5, training=False),
+    mogrifier_lstm_case(3, 2, 5, 4, 0, state_dropout=0.5, input_dropout=0.5),
+    mogrifier_lstm_case(4, 3, 7, 5, lengths=[4, 2, 0], state_dropout=0.3, zoneout_h=0.2, zoneout_c=0.1),
+    mogrifier_lstm_case(
+        5, 3, 17, 3, rank=2, lengths=[5, 0, 2], cap_input_gate=True, input_dropout=0.3, locked_input=True,
+        state_dropout=0.2, zoneout_h=0.1, zoneout_c=0.4, seed=2**40 + 7,
+    ),
+    mogrifier_lstm_case(11, 33, 20, 24, 4, input_dropout=0.5, state_dropout=0.5, zoneout_c=0.3, seed=11),
+    *(dropout_case("dropout", shape, p) for shape in ((1,), (3,), (2, 3, 5), (0, 5), (4, 0)) for p in (0.0, 0.5, 1.0)),
+    dropout_case("dropout", (7, 17), 0.3, torch.tensor(-9)),
+    dropout_case("dropout", (7, 17), 0.3, torch.tensor([2**60])),
+    dropout_case("dropout", (130, 650), 0.25, -1),
+    *(dropout_case("locked_dropout", shape, p) for shape in ((1, 1, 1), (4, 3, 5), (3, 0, 5)) for p in (0.0, 0.5, 1.0)),
+    dropout_case("locked_dropout", (3, 5, 7), 0.4, torch.tensor(2**40)),
+    dropout_case("locked_dropout", (20, 11, 650), 0.1, 2**63 - 1),
+    *(dropout_case("weight_drop", (5, 3), p, variational=v) for p in (0.0, 0.5, 1.0) for v in (False, True)),
+    dropout_case("weight_drop", (1, 1), 0.5),
+    dropout_case("weight_drop", (12, 3), 0.5, torch.tensor(-5), variational=True),
+    dropout_case("weight_drop", (520, 650), 0.3),
+    dropout_case("weight_drop", (2600, 17), 0.3, variational=True),
+    *(embedding_case((4, 3), 7, 5, p, sparse=s) for p in (0.0, 0.5, 1.0) for s in (False, True)),
+    embedding_case((), 3, 4, 0.2),
+    embedding_case((2, 3, 2), 1, 1, 0.3),
+    embedding_case((0,), 7, 5, 0.5),
+    embedding_case((3, 0), 7, 5, 0.5, sparse=True),
+    embedding_case((35, 20), 1000, 65, 0.1),
+    embedding_case((35, 20), 100, 650, 0.1, sparse=True),
+    *(activation_regularization_case(*size) for size in ((1, 1, 1), (1, 3, 5), (2, 1, 1), (5, 3, 17), (20, 7, 650))),
+    activation_regularization_case(5, 3, 17, 0.0, 1.0),
+    activation_regularization_case(5, 3, 17, 1.0, 0.0),
+    *(dropout_mask_case((3, last), 0.5, 2**32 + last) for last in (*range(10), 650)),
+    *(dropout_mask_case((2, 3, 5), p, -4) for p in (0.0, 1e-9, 0.3, 1.0)),
+    dropout_mask_case((7,), 0.5, torch.tensor(-(2**63))),
+    dropout_mask_case((0, 5), 0.5, 1),
+]  # fmt: skip
