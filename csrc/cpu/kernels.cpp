@@ -1,0 +1,59 @@
+// Compiled once per instruction set, with FUSEDSEQ_ISA naming it; dispatch.cpp chooses among them at run time.
+#include "kernels.h"
+
+#include "pointwise.h"
+#include "recurrence_backward.h"
+
+#define STRING_(x) #x
+#define STRING(x) STRING_(x)
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+template <class T> static void recurrence(const cpu::Recurrence<T>& r, cpu::Parallel run, int threads) {
+  const auto go = [&](auto&& forward) {
+    parallel(run, threads, [&](int64_t begin, int64_t end) { forward.run(begin, end); });
+  };
+  r.cap_input_gate ? go(Forward<T, true>(r, threads)) : go(Forward<T, false>(r, threads));
+}
+
+template <class T> static void recurrence_backward(const cpu::RecurrenceBackward<T>& r, cpu::Parallel run, int threads) {
+  const auto go = [&](auto&& backward) {
+    parallel(run, threads, [&](int64_t begin, int64_t end) { backward.run(begin, end); });
+  };
+  r.forward.cap_input_gate ? go(Backward<T, true>(r, threads)) : go(Backward<T, false>(r, threads));
+}
+
+// C (M, N) = A (M, K) W^T, W (N, K) packed once and multiplied `repeats` times: the rate of the product inside the
+// recurrence, for the benchmark's roofline. Returns the floating-point operations of the products.
+static double gemm_f32(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C, int64_t repeats,
+                       cpu::Parallel run, int threads) {
+  Buffer<float> packed(packed_size<float>(K, N));
+  parallel(run, threads, [&](int64_t begin, int64_t end) {
+    const Range own = own_columns<float>(N, begin, end, threads);
+    pack(W + own.begin * K, 1, K, K, own.size(), packed + K * own.begin);
+    for (int64_t i = 0; i < repeats; ++i)
+      gemm(M, K, A, K, (const float*)packed + K * own.begin, own.size(), C + own.begin, N, false, false);
+  });
+  return 2. * double(M) * double(N) * double(K) * double(repeats);
+}
+
+extern const cpu::Kernels kernels;
+const cpu::Kernels kernels = {
+    STRING(FUSEDSEQ_ISA),
+    VECTOR_BYTES,
+    keep_mask,
+    dropout,
+    embedding,
+    embedding_backward,
+    activation_regularization,
+    activation_regularization_backward,
+    recurrence<float>,
+    recurrence<double>,
+    recurrence_backward<float>,
+    recurrence_backward<double>,
+    gemm_f32,
+};
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

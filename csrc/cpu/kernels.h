@@ -1,0 +1,100 @@
+// The CPU kernels: what csrc/<op>.cpp calls and csrc/cpu/kernels.cpp defines once per instruction set. Torch-free.
+// T is float or double; S is the type in memory, float, double or bfloat16 (2 bytes).
+#pragma once
+#include <cstdint>
+
+namespace fusedseq::cpu {
+
+// Runs body(context, begin, end) on the parts [0, n) cut into ranges, each range once and, where there is more than
+// one, all at the same time.
+using Body = void (*)(void* context, int64_t begin, int64_t end);
+using Parallel = void (*)(int64_t n, Body body, void* context);
+
+enum class Type { f32, f64, bf16 };
+
+// Masks of (rows, S): element j of a row is kept by `philox.h`'s rule.
+struct Mask {
+  uint64_t seed, threshold;  // threshold = round(p * 2^32)
+  double scale;              // of what is kept: 1 / (1 - p)
+};
+
+// Every pointer wears its shape. mask rows are b, columns d.
+struct Dropout {
+  Type type;
+  int64_t T, B, D;
+  const void* x;  // (T, B, D)
+  void* y;        // (T, B, D)
+  Mask mask;      // (B, D), the same for every t
+};
+
+struct Embedding {
+  Type type;
+  int64_t N, V, E;
+  const int64_t* ids;   // (N,)  rows of W; the row's number itself where null
+  const int64_t* keys;  // (V,)  the mask's element for row v of W; v itself where null
+  const void* W;        // (V, E)
+  void* y;              // (N, E)
+  bool masked;
+  Mask mask;  // (keys,), one row
+};
+
+struct ActivationRegularization {
+  Type type;
+  int64_t T, N;         // N = B * H
+  const void *dropped;  // (T, N)
+  const void *raw;      // (T, N)
+  double alpha, beta;   // alpha / (T N) and beta / ((T - 1) N) once divided
+  void *ddropped, *draw;  // (T, N), backward only
+};
+
+// A recurrence over T steps: the LSTM with rounds = 0, else the Mogrifier LSTM. Hp, Xp, rp: H, X, rank rounded up to
+// PAD. Saved tensors are padded so that every row is whole vectors on any machine.
+constexpr int64_t PAD = 16;
+inline int64_t padded(int64_t n) { return (n + PAD - 1) / PAD * PAD; }
+
+template <class T> struct Recurrence {
+  int64_t steps, B, X, H, rounds, rank;  // rank 0: full
+  bool cap_input_gate, training;
+  Mask state, zoneout_h, zoneout_c;       // a threshold of 0: none
+  double zoneout_h_p, zoneout_c_p;
+  const int64_t* lengths;                 // (B,) or null
+  const T *x;                             // (T, B, X)
+  const T *W_ih, *W_hh, *b;               // (4H, X), (4H, H), (4H,) or null
+  const T *h0, *c0;                       // (B, H)
+  const T* const* A;                      // rounds: (out, in), low rank (out, rank)
+  const T* const* F;                      // rounds: (rank, in), the second factor of a low rank
+  const T* const* bias;                   // rounds: (out,) or null
+  T *y, *h, *c;                           // (T, B, H), (B, H), (B, H)
+  T *gates;                               // (T, B, 4, Hp)  activated
+  T *cells;                               // (T, B, Hp)     c after each step
+  T *round_gates;                         // (T, B, sum of padded widths)  sigmoids
+  T *factors;                             // (rounds, T, B, rp)  operand times the second factor
+};
+
+template <class T> struct RecurrenceBackward {
+  Recurrence<T> forward;                  // its y, gates, cells, round_gates and factors are read
+  const T *dy, *dh, *dc;                  // (T, B, H), (B, H), (B, H)
+  T *dx, *dh0, *dc0;                      // (T, B, X), (B, H), (B, H)
+  T *dW_ih, *dW_hh, *db;                  // as the weights; null where not needed, as is dx
+  T* const* dA;                           // rounds, null where not needed; a repeated pointer adds up
+  T* const* dF;
+  T* const* dbias;
+};
+
+struct Kernels {
+  const char* isa;
+  int vector_bytes;
+  void (*keep_mask)(const Mask&, int64_t row, int64_t S, int64_t begin, int64_t end, uint8_t* keep);
+  void (*dropout)(const Dropout&, Parallel, int threads);
+  void (*embedding)(const Embedding&, Parallel, int threads);
+  void (*embedding_backward)(const Embedding&, const void* dy, void* dW, Parallel, int threads);
+  double (*activation_regularization)(const ActivationRegularization&, Parallel, int threads);
+  void (*activation_regularization_backward)(const ActivationRegularization&, double dloss, Parallel, int threads);
+  void (*recurrence_f32)(const Recurrence<float>&, Parallel, int threads);
+  void (*recurrence_f64)(const Recurrence<double>&, Parallel, int threads);
+  void (*recurrence_backward_f32)(const RecurrenceBackward<float>&, Parallel, int threads);
+  void (*recurrence_backward_f64)(const RecurrenceBackward<double>&, Parallel, int threads);
+  double (*gemm_f32)(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C, int64_t repeats, Parallel, int threads);
+};
+
+}  // namespace fusedseq::cpu

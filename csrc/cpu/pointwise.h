@@ -1,0 +1,270 @@
+// The operators without a recurrence: dropouts, embedding, activation regularization. Each goes over its memory once;
+// masks are made on the way and never stored.
+//
+// What limits them: memory, and Philox, at about a third of a nanosecond an element and core with AVX-512.
+#pragma once
+#include "team.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+template <class F> void parallel(cpu::Parallel run, int64_t n, F body) {
+  run(n, [](void* f, int64_t begin, int64_t end) { (*static_cast<F*>(f))(begin, end); }, &body);
+}
+
+inline void keep_mask(const cpu::Mask& mask, int64_t row, int64_t S, int64_t begin, int64_t end, uint8_t* keep) {
+  mask_values<uint8_t>(mask, row, S, begin, end, 1, 0, keep);
+}
+
+template <class S> HD void store_scalar(S* p, typename Compute<S>::type x) { *p = x; }
+HD void store_scalar(bfloat16* p, float x) {
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  p->bits = uint16_t(x == x ? (u + 0x7fff + ((u >> 16) & 1)) >> 16 : (u >> 16) | 0x40);
+}
+template <class S> HD typename Compute<S>::type load_scalar(const S* p) { return *p; }
+HD float load_scalar(const bfloat16* p) {
+  const uint32_t u = uint32_t(p->bits) << 16;
+  float x;
+  memcpy(&x, &u, 4);
+  return x;
+}
+
+// y = kept ? x * scale : 0 for 4 * WORDS elements whose masks are known; a select, so that an infinity is dropped too.
+template <class S> HD void drop_block(const S* x, S* y, const Word (&keep)[4], typename Compute<S>::type scale) {
+  using C = typename Compute<S>::type;
+  if constexpr (sizeof(C) == 4) {
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      const Vec<float> v = load_as(x + q * WORDS) * Vec<float>(scale);
+      store_as(y + q * WORDS, Vec<float>(Vec<float>::Raw(Word(v.v) & keep[q])));
+    }
+  } else {
+    const uint32_t* k = reinterpret_cast<const uint32_t*>(keep);
+    for (int i = 0; i < 4 * WORDS; ++i) y[i] = k[i] ? x[i] * scale : C(0);
+  }
+}
+
+template <class S> void dropout_rows(const cpu::Dropout& d, int64_t b, int64_t begin, int64_t end) {
+  using C = typename Compute<S>::type;
+  const S* x = static_cast<const S*>(d.x) + b * d.D;
+  S* y = static_cast<S*>(d.y) + b * d.D;
+  const C scale = C(d.mask.scale);
+  for (int64_t j = begin; j < end; j += 4 * WORDS) {
+    Word keep[4];
+    keep_words(d.mask.seed, b * ((d.D + 3) / 4) + j / 4, d.mask.threshold, keep);
+    if (j + 4 * WORDS <= end) {
+      for (int64_t t = 0; t < d.T; ++t) drop_block<S>(x + t * d.B * d.D + j, y + t * d.B * d.D + j, keep, scale);
+    } else {
+      const uint32_t* k = reinterpret_cast<const uint32_t*>(keep);
+      for (int64_t t = 0; t < d.T; ++t)
+        for (int64_t i = 0; j + i < end; ++i) {
+          const int64_t at = t * d.B * d.D + j + i;
+          store_scalar(y + at, k[i] ? load_scalar(x + at) * scale : C(0));
+        }
+    }
+  }
+}
+
+// One mask serves all T steps where T > 1: then the row's mask is made once and the steps stream by in order.
+template <class S> void dropout_steps(const cpu::Dropout& d, int64_t t0, int64_t t1, const uint32_t* keep) {
+  using C = typename Compute<S>::type;
+  const int64_t n = d.B * d.D;
+  const C scale = C(d.mask.scale);
+  for (int64_t t = t0; t < t1; ++t) {
+    const S* x = static_cast<const S*>(d.x) + t * n;
+    S* y = static_cast<S*>(d.y) + t * n;
+    int64_t i = 0;
+    for (; i + 4 * WORDS <= n; i += 4 * WORDS) {
+      Word k[4];
+      memcpy(k, keep + i, sizeof k);
+      drop_block<S>(x + i, y + i, k, scale);
+    }
+    for (; i < n; ++i) store_scalar(y + i, keep[i] ? load_scalar(x + i) * scale : C(0));
+  }
+}
+
+template <class S> void dropout_type(const cpu::Dropout& d, cpu::Parallel run) {
+  if (d.T > 1) {
+    Buffer<uint32_t> keep(d.B * d.D);
+    parallel(run, d.B, [&](int64_t b0, int64_t b1) {
+      for (int64_t b = b0; b < b1; ++b) mask_values<uint32_t>(d.mask, b, d.D, 0, d.D, ~0u, 0u, keep + b * d.D);
+    });
+    parallel(run, d.T, [&](int64_t t0, int64_t t1) { dropout_steps<S>(d, t0, t1, keep); });
+    return;
+  }
+  constexpr int64_t SEGMENT = 4096;  // of a row: a unit of work
+  const int64_t segments = (d.D + SEGMENT - 1) / SEGMENT;
+  parallel(run, d.B * segments, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t j = i % segments * SEGMENT;
+      dropout_rows<S>(d, i / segments, j, j + SEGMENT < d.D ? j + SEGMENT : d.D);
+    }
+  });
+}
+
+inline void dropout(const cpu::Dropout& d, cpu::Parallel run, int) {
+  switch (d.type) {
+    case cpu::Type::f32: return dropout_type<float>(d, run);
+    case cpu::Type::f64: return dropout_type<double>(d, run);
+    case cpu::Type::bf16: return dropout_type<bfloat16>(d, run);
+  }
+}
+
+HD bool word_kept(const cpu::Embedding& e, int64_t row) {
+  if (!e.masked) return true;
+  const int64_t key = e.keys ? e.keys[row] : row;
+  return philox_word(e.mask.seed, uint64_t(key / 4), int(key % 4)) >= e.mask.threshold;
+}
+
+template <class S> void scale_row(const S* x, S* y, int64_t n, double scale) {
+  using C = typename Compute<S>::type;
+  constexpr int64_t step = VECTOR_BYTES / sizeof(C);
+  int64_t i = 0;
+  for (; i + step <= n; i += step) store_as(y + i, load_as(x + i) * Vec<C>(C(scale)));
+  for (; i < n; ++i) store_scalar(y + i, load_scalar(x + i) * C(scale));
+}
+
+template <class S> void embedding_type(const cpu::Embedding& e, cpu::Parallel run) {
+  const S* W = static_cast<const S*>(e.W);
+  S* y = static_cast<S*>(e.y);
+  parallel(run, e.N, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const int64_t row = e.ids ? e.ids[n] : n;
+      if (!word_kept(e, row)) memset(static_cast<void*>(y + n * e.E), 0, e.E * sizeof(S));
+      else if (!e.masked) memcpy(static_cast<void*>(y + n * e.E), W + row * e.E, e.E * sizeof(S));
+      else scale_row(W + row * e.E, y + n * e.E, e.E, e.mask.scale);
+    }
+  });
+}
+
+inline void embedding(const cpu::Embedding& e, cpu::Parallel run, int) {
+  switch (e.type) {
+    case cpu::Type::f32: return embedding_type<float>(e, run);
+    case cpu::Type::f64: return embedding_type<double>(e, run);
+    case cpu::Type::bf16: return embedding_type<bfloat16>(e, run);
+  }
+}
+
+// dW += scale * dy, into zeroed memory of the computing type (float for bfloat16). Each thread has its own columns and
+// takes the tokens in order: the sum does not depend on the number of threads.
+template <class S> void embedding_backward_type(const cpu::Embedding& e, const S* dy, void* out, cpu::Parallel run, int threads) {
+  using C = typename Compute<S>::type;
+  C* dW = static_cast<C*>(out);
+  Buffer<uint8_t> kept(e.N);
+  parallel(run, e.N, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) kept[n] = word_kept(e, e.ids ? e.ids[n] : n);
+  });
+  const C scale = e.masked ? C(e.mask.scale) : C(1);
+  parallel(run, threads, [&](int64_t begin, int64_t end) {
+    const Range own = own_columns<C>(e.E, begin, end, threads);
+    for (int64_t n = 0; n < e.N; ++n) {
+      if (!kept[n]) continue;
+      C* row = dW + (e.ids ? e.ids[n] : n) * e.E;
+      const S* d = dy + n * e.E;
+      int64_t j = own.begin;
+      for (; j + LANES<C> <= own.end; j += LANES<C>) (Vec<C>::load(row + j) + load_as(d + j) * Vec<C>(scale)).store(row + j);
+      for (; j < own.end; ++j) row[j] += load_scalar(d + j) * scale;
+    }
+  });
+}
+
+inline void embedding_backward(const cpu::Embedding& e, const void* dy, void* dW, cpu::Parallel run, int threads) {
+  switch (e.type) {
+    case cpu::Type::f32: return embedding_backward_type(e, static_cast<const float*>(dy), dW, run, threads);
+    case cpu::Type::f64: return embedding_backward_type(e, static_cast<const double*>(dy), dW, run, threads);
+    case cpu::Type::bf16: return embedding_backward_type(e, static_cast<const bfloat16*>(dy), dW, run, threads);
+  }
+}
+
+// Blocks of fixed size, summed in double precision in order: the same result for any number of threads.
+constexpr int64_t AR_BLOCK = 8192;
+
+template <class S> HD Vec<typename Compute<S>::type> load_up_to(const S* p, int64_t n) {
+  using C = typename Compute<S>::type;
+  if (n >= LANES<C>) return load_as(p);
+  C buffer[LANES<C>] = {};
+  for (int64_t i = 0; i < n; ++i) buffer[i] = load_scalar(p + i);
+  return Vec<C>::load(buffer);
+}
+template <class S> HD void store_up_to(S* p, Vec<typename Compute<S>::type> x, int64_t n) {
+  using C = typename Compute<S>::type;
+  if (n >= LANES<C>) return store_as(p, x);
+  C buffer[LANES<C>];
+  x.store(buffer);
+  for (int64_t i = 0; i < n; ++i) store_scalar(p + i, buffer[i]);
+}
+
+template <class S> double activation_regularization_type(const cpu::ActivationRegularization& a, cpu::Parallel run) {
+  using C = typename Compute<S>::type;
+  const int64_t total = a.T * a.N, blocks = (total + AR_BLOCK - 1) / AR_BLOCK;
+  const S *dropped = static_cast<const S*>(a.dropped), *raw = static_cast<const S*>(a.raw);
+  Buffer<double> sums(2 * blocks);
+  parallel(run, blocks, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t i0 = block * AR_BLOCK, i1 = i0 + AR_BLOCK < total ? i0 + AR_BLOCK : total;
+      Vec<C> ar(C(0)), tar(C(0));
+      for (int64_t i = i0; i < i1; i += LANES<C>) {
+        const Vec<C> d = load_up_to(dropped + i, i1 - i);
+        ar = ar + d * d;
+        const int64_t n = (i1 < total - a.N ? i1 : total - a.N) - i;  // elements that have a next step
+        if (n > 0) {
+          const Vec<C> step = load_up_to(raw + i + a.N, n) - load_up_to(raw + i, n);
+          tar = tar + step * step;
+        }
+      }
+      double s_ar = 0, s_tar = 0;
+      for (int i = 0; i < LANES<C>; ++i) s_ar += ar.v[i], s_tar += tar.v[i];
+      sums[2 * block] = s_ar, sums[2 * block + 1] = s_tar;
+    }
+  });
+  double ar = 0, tar = 0;
+  for (int64_t block = 0; block < blocks; ++block) ar += sums[2 * block], tar += sums[2 * block + 1];
+  return a.alpha * ar + (a.T > 1 ? a.beta * tar : 0.);
+}
+
+inline double activation_regularization(const cpu::ActivationRegularization& a, cpu::Parallel run, int) {
+  switch (a.type) {
+    case cpu::Type::f32: return activation_regularization_type<float>(a, run);
+    case cpu::Type::f64: return activation_regularization_type<double>(a, run);
+    default: return activation_regularization_type<bfloat16>(a, run);
+  }
+}
+
+template <class S>
+void activation_regularization_backward_type(const cpu::ActivationRegularization& a, double dloss, cpu::Parallel run) {
+  using C = typename Compute<S>::type;
+  const int64_t total = a.T * a.N, blocks = (total + AR_BLOCK - 1) / AR_BLOCK;
+  const S *dropped = static_cast<const S*>(a.dropped), *raw = static_cast<const S*>(a.raw);
+  S *ddropped = static_cast<S*>(a.ddropped), *draw = static_cast<S*>(a.draw);
+  const Vec<C> ar(C(2 * a.alpha * dloss)), tar(C(2 * a.beta * dloss));
+  parallel(run, blocks, [&](int64_t begin, int64_t end) {
+    const int64_t i1 = end * AR_BLOCK < total ? end * AR_BLOCK : total;
+    for (int64_t i = begin * AR_BLOCK; i < i1;) {
+      // A stretch that lies in one step, so that its neighbours in time are there for all of it or for none.
+      const int64_t step_end = (i / a.N + 1) * a.N, stop = step_end < i1 ? step_end : i1;
+      const bool before = i >= a.N, after = i < total - a.N;
+      for (; i < stop; i += LANES<C>) {
+        const int64_t n = stop - i;
+        store_up_to<S>(ddropped + i, ar * load_up_to(dropped + i, n), n);
+        const Vec<C> x = load_up_to(raw + i, n);
+        Vec<C> d(C(0));
+        if (before) d = d + (x - load_up_to(raw + i - a.N, n));
+        if (after) d = d - (load_up_to(raw + i + a.N, n) - x);
+        store_up_to<S>(draw + i, tar * d, n);
+      }
+      i = stop;
+    }
+  });
+}
+
+inline void activation_regularization_backward(const cpu::ActivationRegularization& a, double dloss, cpu::Parallel run, int) {
+  switch (a.type) {
+    case cpu::Type::f32: return activation_regularization_backward_type<float>(a, dloss, run);
+    case cpu::Type::f64: return activation_regularization_backward_type<double>(a, dloss, run);
+    case cpu::Type::bf16: return activation_regularization_backward_type<bfloat16>(a, dloss, run);
+  }
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq
