@@ -14,7 +14,7 @@ namespace {
 
 std::tuple<uint32_t, uint32_t, uint32_t, uint32_t> philox(uint64_t seed, uint64_t counter_low, uint64_t counter_high) {
   uint32_t c[4] = {uint32_t(counter_low), uint32_t(counter_low >> 32), uint32_t(counter_high), uint32_t(counter_high >> 32)};
-  fusedseq::philox(seed, c);
+  fusedseq::philox(seed, c, fusedseq::Multiply{});
   return {c[0], c[1], c[2], c[3]};
 }
 
