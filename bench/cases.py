@@ -1,0 +1,199 @@
+"""What is timed: the shapes of the documented models, each with the bars it has to pass."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from bench import baselines, compiled
+from fusedseq import fused, reference, testing
+
+
+@dataclass(frozen=True)
+class Bar:
+    """`fused` must be at least `least` times as fast as provider `against`, or reach that part of its row's roof."""
+
+    against: str  # a provider (eager, torch, ...), or "roof"
+    least: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a call, timed with or without its backward."""
+
+    op: str
+    id: str
+    make: Callable  # randn -> (args, kwargs), as in testing.Case
+    call: Callable | None = None  # (ops, *args, **kwargs); by default ops.<op>
+    parts: Callable | None = None  # (args, kwargs) -> [(op, args, kwargs)] to check; by default the call itself
+    backward: bool = True
+    dtype: torch.dtype = torch.float32
+    flops: float = 0.0  # of the forward; the backward has twice as many
+    traffic: float = 0.0  # least number of elements read and written, over all that is timed
+    copied: tuple = ()  # the shape whose copy (or product with a vector) is the roof for `traffic`
+    roof: str = "gemm"  # gemm: flops against the machine's GEMM rate; copy, mv: traffic against torch's copy_, mv
+    bars: tuple = ()
+    eager: Callable | None = None  # instead of the function in baselines
+    others: dict = field(default_factory=dict)  # more providers; "torch" is torch's own way, where `eager` is not it
+    whole: bool = False  # in the full set, also compile the loop as a whole
+    full: bool = False  # only in the full set
+
+    @property
+    def mode(self):
+        return "forward+backward" if self.backward else "forward"
+
+    @property
+    def name(self):
+        words = [self.op, self.id, "" if self.backward else "forward"]
+        return "-".join(w for w in [*words, "" if self.dtype == torch.float32 else str(self.dtype)[6:]] if w)
+
+    def in_dtype(self, dtype):
+        """The same row in another dtype; bars are set for float32 alone."""
+        return (
+            self
+            if dtype == self.dtype
+            else replace(self, dtype=dtype, bars=self.bars if dtype == torch.float32 else ())
+        )
+
+    def inputs(self, device):
+        return testing.Case(self.op, self.id, self.make).inputs(device, self.dtype)
+
+    def run(self, ops):
+        """The row's call with the functions of `ops`."""
+        if self.call is None:
+            return getattr(ops, self.op)
+        return lambda *args, **kwargs: self.call(ops, *args, **kwargs)
+
+    def providers(self, full):
+        """{name: function}, `fused` and all it is compared with; for "compiled" see bench/compiled.py."""
+        eager = self.eager or self.run(baselines)
+        found = {"fused": self.run(fused), "eager": eager, **self.others, "compiled": self.run(compiled)}
+        if self.whole and full:
+            found["compiled whole"] = compiled.whole(eager)
+        return found
+
+
+def mogrifier(T, B, H, *bars, rank=None, backward=True, lengths_of_T=None, suffix="", **options):
+    """lengths_of_T: run the sequence's first t steps for each of these t, one after the other."""
+    row = {k: options.pop(k) for k in ("dtype", "full", "roof", "whole") if k in options}
+    case = testing.mogrifier_lstm_case(T, B, H, H, rank=rank, **options)
+    rounds = 5 * (H * H if rank is None else 2 * H * rank)
+    steps = sum(lengths_of_T or [T])
+    weights = rounds + 8 * H * H
+    call = parts = None
+    if lengths_of_T:
+
+        def call(ops, x, *rest, **kwargs):
+            return [ops.mogrifier_lstm(x[:t], *rest, **kwargs)[0] for t in lengths_of_T]
+
+        def parts(args, kwargs):
+            return [("mogrifier_lstm", (args[0][:t], *args[1:]), kwargs) for t in lengths_of_T[:2]]
+
+    # One step reads every weight forward; backward reads them again, and writes their gradients once, at the end.
+    traffic = weights * (2 * T + 1 if backward else T)
+    return Row(
+        "mogrifier_lstm", f"T{T}-B{B}-{H}-r5{suffix}", case.make, call, parts, backward, flops=2.0 * steps * B * weights,
+        traffic=traffic, copied=(weights // H, H), bars=bars, **row,
+    )  # fmt: skip
+
+
+def lstm(T, B, X, H, *bars, dropped=0.0, **row):
+    make = testing.lstm_case(T, B, X, H).make
+    flops = 2.0 * T * B * 4 * H * (X + H)
+    if not dropped:
+        return Row("lstm", f"T{T}-B{B}-{X}-{H}", make, flops=flops, bars=bars, eager=baselines.lstm_loop,
+                   others={"torch": baselines.lstm}, **row)  # fmt: skip
+
+    def call(ops, x, W_ih, W_hh, *rest):
+        return ops.lstm(x, W_ih, ops.weight_drop(W_hh, dropped, 5), *rest)
+
+    def parts(args, kwargs):
+        W_hh = reference.weight_drop(args[2], dropped, 5)
+        return [("weight_drop", (args[2], dropped, 5), {}), ("lstm", (*args[:2], W_hh, *args[3:]), kwargs)]
+
+    def loop(x, W_ih, W_hh, *rest):
+        return baselines.lstm_loop(x, W_ih, baselines.weight_drop(W_hh, dropped), *rest)
+
+    return Row("lstm", f"T{T}-B{B}-{X}-{H}-weight_drop{dropped:g}", make, call, parts, flops=flops, bars=bars,
+               eager=loop, others={"torch": lambda *args: call(baselines, *args)}, **row)  # fmt: skip
+
+
+def elementwise(op, shape, p, *bars, passes=2, **row):
+    """A dropout: each pass reads and writes its tensor once."""
+    size = torch.Size(shape).numel()
+    make = testing.dropout_case(op, shape, p).make
+    return Row(
+        op, "x".join(map(str, shape)), make, traffic=2 * passes * size, copied=shape, roof="copy", bars=bars, **row
+    )
+
+
+def words(randn, tokens, V):
+    """Word ids as frequent as in text (Zipf: log-uniform ranks)."""
+    u = 0.5 + 0.5 * torch.erf(randn(tokens) / 2**0.5)
+    return (V**u).long().clamp(max=V) - 1
+
+
+def embedding(V, *bars, backward=True, sparse=False, tokens=4900, E=650, smaller=None, **row):
+    """smaller: also time `fused` on a vocabulary of that size, as provider "V<size>"."""
+
+    def make(randn):
+        return (words(randn, tokens, V), randn(V, E), 0.1, 5, sparse), {}
+
+    def rows_masked(ids, W, p, seed, sparse):
+        mask = baselines.dropout(W.new_ones(len(W)), p)
+        return torch.nn.functional.embedding(ids, W, sparse=sparse) * mask[ids][:, None]
+
+    others = {"torch": rows_masked}  # the same distribution without the copy of the table
+    if smaller:
+        others[f"V{smaller}"] = lambda ids, W, *rest: fused.embedding(ids % smaller, W[:smaller], *rest)
+
+    # Forward: gather. Backward: read dy, write the gradient of the table (dense: all of it, and zeros are written too).
+    traffic = 2 * tokens * E + (backward and tokens * E + (tokens if sparse else V) * E)
+    return Row("embedding", f"{tokens}-V{V}-{E}" + "-sparse" * sparse, make, backward=backward, traffic=traffic,
+               copied=(tokens, E), roof="copy", bars=bars, others=others, **row)  # fmt: skip
+
+
+def regularization(T, B, H, *bars):
+    make = testing.activation_regularization_case(T, B, H).make
+    return Row(
+        "activation_regularization",
+        f"{T}x{B}x{H}",
+        make,
+        traffic=6 * T * B * H,
+        copied=(T * B, H),
+        roof="copy",
+        bars=bars,
+    )
+
+
+ROWS = [
+    mogrifier(70, 70, 650, Bar("eager", 2.0), Bar("roof", 0.8)),
+    mogrifier(35, 20, 650, Bar("eager", 3.3), whole=True),
+    mogrifier(70, 20, 1150, Bar("eager", 2.8)),
+    mogrifier(70, 1, 650, Bar("eager", 3.3), roof="mv", whole=True),
+    mogrifier(70, 1, 650, Bar("eager", 1.4), backward=False, roof="mv"),
+    lstm(70, 20, 650, 650, Bar("torch", 1.0)),
+    lstm(70, 20, 650, 650, Bar("torch", 1.15), dropped=0.5),
+    lstm(70, 20, 400, 1150, Bar("torch", 1.0)),
+    lstm(70, 20, 400, 1150, Bar("torch", 1.15), dropped=0.5),
+    elementwise("dropout", (4900, 650), 0.5, Bar("eager", 5.0), Bar("roof", 0.7)),
+    elementwise("locked_dropout", (70, 70, 650), 0.5, Bar("roof", 0.7)),
+    elementwise("weight_drop", (2600, 650), 0.5, Bar("eager", 8.0)),
+    embedding(10_000, Bar("eager", 4.0)),
+    embedding(100_000, Bar("eager", 4.0)),
+    embedding(10_000, backward=False),
+    embedding(100_000, Bar("V10000", 0.8), backward=False, smaller=10_000),  # forward time independent of V
+    regularization(70, 70, 650, Bar("eager", 3.0)),
+    # Only in the full set: the paper's model, its dropouts, lengths that vary, bf16, sparse gradients.
+    mogrifier(70, 64, 912, rank=84, suffix="-rank84", full=True),
+    mogrifier(70, 64, 912, rank=84, suffix="-rank84-paper", full=True, input_dropout=0.729, state_dropout=0.387,
+              cap_input_gate=True, seed=5),
+    mogrifier(70, 20, 650, suffix="-zoneout.1-state_dropout.3", full=True, zoneout_h=0.1, zoneout_c=0.1,
+              state_dropout=0.3, seed=5),
+    mogrifier(75, 20, 650, suffix="-varied", full=True, lengths_of_T=(70, 35, 68, 73, 64, 75)),
+    embedding(100_000, sparse=True, full=True),
+    mogrifier(70, 70, 650, dtype=torch.bfloat16, full=True),
+    lstm(70, 20, 650, 650, dtype=torch.bfloat16, full=True),
+    lstm(70, 20, 400, 1150, dropped=0.5, dtype=torch.bfloat16, full=True),
+    elementwise("dropout", (4900, 650), 0.5, dtype=torch.bfloat16, full=True),
+]  # fmt: skip
