@@ -61,6 +61,7 @@ def build(out, machine, torch, pybind11):
     codes = gencodes(os.getenv("TORCH_CUDA_ARCH_LIST") or "8.0;9.0a;10.0+PTX") if cuda else []
     cxx = os.getenv("CXX", "g++")
     lines = [
+        f"builddir = {out}",
         f"cxx = {cxx}",
         f"cxxflags = {os.getenv('CXXFLAGS', '')}",
         f"ldflags = {os.getenv('LDFLAGS', '')}",
