@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from fusedseq import fused, reference
 
 DTYPES = {"cpu": ["float32", "float64", "bfloat16"], "cuda": ["float32", "float64", "bfloat16", "float16"]}

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+from fusedseq import fused, reference
+from fusedseq.testing import CASES, check, convert, differentiable, names, run
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-
-from fusedseq import fused, reference
-from fusedseq.testing import CASES, check, convert, differentiable, names, run
 
 
 def cases(predicate=lambda case: True):
