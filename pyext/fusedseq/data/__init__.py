@@ -1,0 +1,1 @@
+"""Corpora, vocabularies, batching and the generated miniatures."""

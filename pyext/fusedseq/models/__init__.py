@@ -1,0 +1,1 @@
+"""Whole networks, one readable file each; operators are an argument."""

@@ -1,0 +1,104 @@
+"""The recurrent language models: plain LSTM, AWD-LSTM (Merity et al., 2018), Mogrifier LSTM (Melis et al., 2020)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fusedseq import fused
+from fusedseq.nn import LSTM, Dropout, Embedding, LockedDropout, MogrifierLSTM
+
+
+@dataclass(frozen=True)
+class LanguageModelSettings:
+    """What a language model is made of; the defaults are the plain LSTM of ptb/lstm."""
+
+    embedding: int = 650  # E
+    hidden: int | tuple[int, ...] = 650  # H, one for all layers or one for each
+    layers: int = 3
+    rounds: int = 0  # of the Mogrifier; 0 is an LSTM
+    rank: int | None = None  # of a round's weight; None is full rank
+    cap_input_gate: bool = False
+    forget_bias: float | None = None
+    residual: bool = False  # a layer reads the sum of the two outputs below it
+    output: str = "last"  # layer's output goes on, or the "sum" of all layers'
+    tied: bool = False  # the decoder's weight is the embedding
+    locked: bool = True  # the three dropouts below: one mask for all steps, or one for each step
+    input_dropout: float = 0.0
+    dropout: float = 0.0  # between layers
+    output_dropout: float = 0.0
+    embedding_dropout: float = 0.0  # of word types
+    weight_dropout: float = 0.0  # of W_hh
+    state_dropout: float = 0.0  # of the recurrent h, one mask a sequence
+    alpha: float = 0.0  # activation regularization
+    beta: float = 0.0  # temporal activation regularization
+    init_range: float = 0.1  # embedding and decoder are drawn from U(-init_range, init_range)
+
+    @property
+    def output_size(self):
+        return self.hidden if isinstance(self.hidden, int) else self.hidden[-1]
+
+
+class LanguageModel(nn.Module):
+    """Embedding -> dropout -> recurrent layers -> dropout -> linear decoder.
+
+    vocabulary: V    settings: a LanguageModelSettings    ops: `fusedseq.fused` or `fusedseq.reference`
+    """
+
+    def __init__(self, vocabulary, settings, *, ops=fused):
+        super().__init__()
+        s = self.settings = settings
+        if s.tied and s.output_size != s.embedding:
+            raise ValueError(f"LanguageModel: tied needs the last hidden size to be embedding = {s.embedding}, "
+                             f"got {s.output_size}")  # fmt: skip
+        drop = LockedDropout if s.locked else Dropout
+        self.embedding = Embedding(vocabulary, s.embedding, s.embedding_dropout, ops=ops)
+        self.input_dropout = drop(s.input_dropout, ops=ops)
+        self.recurrent = self._recurrent(ops)
+        self.output_dropout = drop(s.output_dropout, ops=ops)
+        self.decoder_weight = None if s.tied else nn.Parameter(torch.empty(vocabulary, s.output_size))
+        self.decoder_bias = nn.Parameter(torch.zeros(vocabulary))
+        self._activation_regularization = ops.activation_regularization
+        for weight in (self.embedding.weight, self.decoder_weight):
+            if weight is not None:
+                nn.init.uniform_(weight, -s.init_range, s.init_range)
+
+    def _recurrent(self, ops):
+        s = self.settings
+        shared = {
+            "dropout": s.dropout, "weight_dropout": s.weight_dropout, "residual": s.residual, "output": s.output,
+            "forget_bias": s.forget_bias, "ops": ops,
+        }  # fmt: skip
+        # LSTM has locked dropout alone between its layers; a Mogrifier LSTM of zero rounds is an LSTM and has both.
+        if s.rounds == 0 and s.locked and not s.state_dropout and not s.cap_input_gate:
+            return LSTM(s.embedding, s.hidden, s.layers, **shared)
+        return MogrifierLSTM(
+            s.embedding, s.hidden, s.layers, rounds=s.rounds, rank=s.rank, cap_input_gate=s.cap_input_gate,
+            locked=s.locked, state_dropout=s.state_dropout, **shared,
+        )  # fmt: skip
+
+    def forward(self, ids, state=None):
+        """ids: (T, B)    state: as the recurrent module's, zeros by default
+
+        returns dropped, raw: (T, B, D), the recurrent output after and before its dropout; and the final state
+        """
+        x = self.input_dropout(self.embedding(ids))  # (T, B, E)
+        raw, state = self.recurrent(x, state)
+        return self.output_dropout(raw), raw, state
+
+    def logits(self, y):
+        """(T, B, D) -> (T, B, V); a tied decoder uses the clean embedding, without its dropout."""
+        weight = self.embedding.weight if self.decoder_weight is None else self.decoder_weight
+        return F.linear(y, weight, self.decoder_bias)
+
+    def cross_entropy(self, y, targets, reduction="mean"):
+        """y: (T, B, D)    targets: (T, B), -100 where there is none    returns nats, a scalar"""
+        return F.cross_entropy(self.logits(y).flatten(0, 1), targets.flatten(), reduction=reduction)
+
+    def regularization(self, dropped, raw):
+        """AR on the dropped output, TAR on the raw one, with the weights of the settings; a scalar."""
+        s = self.settings
+        if not s.alpha and not s.beta:
+            return raw.new_zeros(())
+        return self._activation_regularization(dropped, raw, s.alpha, s.beta)

@@ -1,0 +1,1 @@
+"""The documented tasks, what they share (`training`), and the commands over them."""

@@ -1,0 +1,170 @@
+"""The optimiser, its averaging, and the decisions taken after each validation; no task knowledge."""
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How long, with which optimiser, and what happens when validation stops improving."""
+
+    epochs: int | None = 50
+    steps: int | None = None  # a limit in steps; whichever comes first
+    optimizer: str = "sgd"  # or "adam"
+    lr: float = 30.0
+    weight_decay: float = 0.0
+    beta1: float = 0.9  # of Adam
+    beta2: float = 0.999
+    eps: float = 1e-8
+    clip: float | None = None  # largest gradient norm
+    anneal_after: int | None = None  # validations without improvement (and every so many), then lr *= anneal_factor
+    anneal_factor: float = 0.25
+    stop_after: int | None = None  # validations without improvement
+    averaging: str = "none"  # "nt-asgd": switch to ASGD (Merity et al., 2018); "tail": average the weights beside it
+    nonmono: int = 5  # n of NT-ASGD
+    tail_after: int = 50  # "tail" begins after so many validations without improvement,
+    tail_from: int = 800  # or at this validation
+    eval_steps: int | None = None  # validate every so many steps instead of after each epoch
+    save_steps: int | None = 500  # checkpoint every so many steps, and after each epoch
+    log_steps: int = 1  # losses are fetched from the device every so many steps
+
+    def __post_init__(self):
+        for name, known in (("optimizer", ("sgd", "adam")), ("averaging", ("none", "nt-asgd", "tail"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"training.{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if self.averaging == "nt-asgd" and self.optimizer != "sgd":
+            raise ValueError(f"training.averaging nt-asgd needs optimizer sgd, got {self.optimizer}")
+        if self.epochs is None and self.steps is None:
+            raise ValueError("training.epochs or training.steps must be given, got neither")
+        for name in ("epochs", "steps"):
+            if getattr(self, name) is not None and getattr(self, name) < 0:
+                raise ValueError(f"training.{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("anneal_after", "stop_after", "eval_steps", "save_steps", "log_steps", "nonmono"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"training.{name} must be at least 1, got {getattr(self, name)}")
+
+
+class Optimization:
+    """The optimiser of `parameters`, its learning rate and its averaged weights."""
+
+    def __init__(self, parameters, settings):
+        self.parameters, self.settings = [p for p in parameters if p.requires_grad], settings
+        self.lr, self.kind = settings.lr, settings.optimizer
+        self.optimizer = self._build()
+        self.tail, self.tail_steps = None, 0
+
+    def _build(self):
+        s, common = self.settings, {"lr": self.lr, "weight_decay": self.settings.weight_decay}
+        if self.kind == "asgd":  # averaging from the first step on, without the decay of Polyak & Juditsky's ASGD
+            return torch.optim.ASGD(self.parameters, t0=0, lambd=0.0, **common)
+        fused = all(p.device.type in ("cpu", "cuda") for p in self.parameters)
+        if self.kind == "adam":
+            return torch.optim.Adam(self.parameters, betas=(s.beta1, s.beta2), eps=s.eps, fused=fused, **common)
+        return torch.optim.SGD(self.parameters, fused=fused, **common)
+
+    @property
+    def averaging(self):
+        return self.kind == "asgd" or self.tail is not None
+
+    def step(self, lr_scale):
+        """One step with lr * lr_scale, gradients clipped; returns their norm before it, a scalar tensor.
+
+        torch's ASGD reads the learning rate after its step, for the next one: there the scale lags by a step, as in
+        the AWD-LSTM code.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * lr_scale
+        norm = clip_grad_norm_(self.parameters, self.settings.clip or math.inf)
+        self.optimizer.step()
+        if self.tail is not None:
+            self.tail_steps += 1
+            for average, p in zip(self.tail, self.parameters, strict=True):
+                average.lerp_(p.detach(), 1 / self.tail_steps)
+        return norm
+
+    def zero_grad(self):
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def anneal(self):
+        self.lr *= self.settings.anneal_factor
+
+    def start_averaging(self):
+        if self.settings.averaging == "nt-asgd":
+            self.kind = "asgd"
+            self.optimizer = self._build()
+        else:
+            self.tail = [torch.zeros_like(p) for p in self.parameters]
+
+    def _averages(self):
+        """(parameter, its average) for those that have one."""
+        if self.kind == "asgd":
+            return [(p, self.optimizer.state[p]["ax"]) for p in self.parameters if p in self.optimizer.state]
+        return list(zip(self.parameters, self.tail, strict=True)) if self.tail_steps else []
+
+    @contextmanager
+    def averaged(self):
+        """Within it the parameters are their averages, where there are any; after it they are what they were."""
+        pairs = [(p, average, p.detach().clone()) for p, average in self._averages()]
+        with torch.no_grad():
+            for p, average, _ in pairs:
+                p.copy_(average)
+            try:
+                yield
+            finally:
+                for p, _, raw in pairs:
+                    p.copy_(raw)
+
+    def state_dict(self):
+        return {
+            "kind": self.kind, "lr": self.lr, "optimizer": self.optimizer.state_dict(), "tail": self.tail,
+            "tail_steps": self.tail_steps,
+        }  # fmt: skip
+
+    def load_state_dict(self, state):
+        self.kind, self.lr, self.tail_steps = state["kind"], state["lr"], state["tail_steps"]
+        self.optimizer = self._build()
+        self.optimizer.load_state_dict(state["optimizer"])
+        if state["tail"] is not None:
+            self.tail = [t.to(p.device) for t, p in zip(state["tail"], self.parameters, strict=True)]
+
+
+class Schedule:
+    """What follows from the validation losses: annealing, averaging, the end."""
+
+    def __init__(self, settings):
+        self.settings, self.losses, self.best = settings, [], None
+
+    @property
+    def since_best(self):
+        """Validations since the best one."""
+        return len(self.losses) - 1 - self.losses.index(self.best) if self.losses else 0
+
+    @property
+    def stopped(self):
+        return self.settings.stop_after is not None and self.since_best >= self.settings.stop_after
+
+    def observe(self, loss):
+        """Takes one more validation loss; returns the set of what follows from it: improved, anneal, average."""
+        s, earlier, follows = self.settings, self.losses[: -self.settings.nonmono], set()
+        # NT-ASGD's trigger, on the log before this loss is in it.
+        if s.averaging == "nt-asgd" and earlier and loss > min(earlier):
+            follows.add("average")
+        self.losses.append(loss)
+        if self.best is None or loss < self.best:
+            self.best = loss
+            follows.add("improved")
+        if s.averaging == "tail" and (self.since_best >= s.tail_after or len(self.losses) >= s.tail_from):
+            follows.add("average")
+        if s.anneal_after and self.since_best and self.since_best % s.anneal_after == 0:
+            follows.add("anneal")
+        return follows
+
+    def state_dict(self):
+        return {"losses": self.losses, "best": self.best}
+
+    def load_state_dict(self, state):
+        self.losses, self.best = list(state["losses"]), state["best"]

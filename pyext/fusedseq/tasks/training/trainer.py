@@ -1,0 +1,242 @@
+"""Trains any task: steps, validations, logs, checkpoints, exact resume."""
+
+import json
+import math
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fusedseq.tasks.training.checkpoint import load_checkpoint, save_checkpoint
+from fusedseq.tasks.training.errors import CheckpointError, TrainingError
+from fusedseq.tasks.training.log import Log
+from fusedseq.tasks.training.optimization import Optimization, Schedule
+
+LAST, BEST = "last.safetensors", "best.safetensors"
+
+
+class Step(NamedTuple):
+    """What a task makes of one batch."""
+
+    objective: torch.Tensor  # to be minimised, regularisers included; a scalar
+    loss: torch.Tensor  # to be reported, without them; a scalar
+    items: int  # how many it is a mean over
+    lr_scale: float = 1.0
+
+
+class Trainer:
+    """Trains `task.model` and keeps everything in the directory `out`.
+
+    A task has
+        model                    the torch.nn.Module
+        unit                     what is counted, e.g. "tokens"
+        description()            JSON: what the model was built from, kept in every checkpoint
+        start_epoch(epoch)       a sequence of batches, a pure function of `epoch`; resets what is carried
+        loss(batch)              a Step
+        validate()               a dict of figures; "loss" is the one to minimise
+        state_dict(), load_state_dict(state)    what is carried from batch to batch, beside the model
+
+    `out` holds last.safetensors (everything, to resume), best.safetensors (the weights of the best validation,
+    averaged where averaging is on), steps.csv, epochs.csv, tensorboard/. label: JSON, kept in the checkpoints.
+    """
+
+    def __init__(self, task, settings, out, label=None):
+        self.task, self.settings, self.out, self.label = task, settings, Path(out), label
+        self.device = next(task.model.parameters()).device
+        self.optimization = Optimization(task.model.parameters(), settings)
+        self.schedule = Schedule(settings)
+        self.epoch, self.index, self.step = 0, 0, 0  # index: of the next batch in this epoch
+        self.loss_sum, self.items = 0.0, 0  # of the training loss, since the last validation
+        self.carried = None  # the task's state in a checkpoint, until its epoch is started again
+        self.pending = []  # steps whose losses are still on the device
+        self.interrupted = False
+
+    # What a run is at a step boundary.
+
+    def state_dict(self):
+        return {
+            "description": self.task.description(),
+            "label": self.label,
+            "model": self.task.model.state_dict(),
+            "optimization": self.optimization.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "task": self.task.state_dict(),
+            "position": {"epoch": self.epoch, "index": self.index, "step": self.step},
+            "train": {"loss_sum": self.loss_sum, "items": self.items},
+            "rng": {"cpu": torch.get_rng_state(), "cuda": self._cuda_rng()},
+        }
+
+    def load_state_dict(self, state):
+        try:
+            self.task.model.load_state_dict(state["model"])
+            self.optimization.load_state_dict(state["optimization"])
+            self.schedule.load_state_dict(state["schedule"])
+            self.carried = state["task"]
+            self.epoch, self.index, self.step = (state["position"][k] for k in ("epoch", "index", "step"))
+            self.loss_sum, self.items = state["train"]["loss_sum"], state["train"]["items"]
+            torch.set_rng_state(state["rng"]["cpu"])
+            if state["rng"]["cuda"] is not None and self.device.type == "cuda":
+                torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise CheckpointError(f"checkpoint does not fit this run: {error}") from error
+
+    def _cuda_rng(self):
+        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+
+    def resume(self):
+        self.load_state_dict(load_checkpoint(self.out / LAST))
+
+    def save(self):
+        self.flush()  # a loss that is not finite is found before it is saved
+        save_checkpoint(self.out / LAST, self.state_dict())
+
+    # The loop.
+
+    def fit(self):
+        """Trains to the end; returns why it ended: epochs, steps, early stop or interrupted."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        for stale in self.out.glob(".*.tmp"):  # of a process killed while it wrote
+            stale.unlink()
+        with Log(self.out, self.task.unit, self.step) as self.log, self._stop_at_signal():
+            if not (self.out / LAST).exists():
+                self.save()  # so that a run killed at any moment can be resumed
+            self.task.model.train()
+            while self._end() is None:
+                self._epoch()
+            self.save()
+        return self._end()
+
+    def _epoch(self):
+        batches = self.task.start_epoch(self.epoch)
+        if self.carried is not None and self.index:
+            self.task.load_state_dict(self.carried)
+        self.carried = None
+        self.log.start_epoch(self.epoch, self.index, len(batches))
+        s = self.settings
+        while self.index < len(batches):
+            if self._end() is not None:
+                return
+            self._train(batches[self.index])
+            if s.eval_steps and self.step % s.eval_steps == 0:
+                self._validate()
+            if s.save_steps and self.step % s.save_steps == 0:
+                self.save()
+        self.epoch, self.index = self.epoch + 1, 0
+        if not s.eval_steps:
+            self._validate()
+        self.save()
+
+    def _end(self):
+        s = self.settings
+        if self.interrupted:
+            return "interrupted"
+        if self.schedule.stopped:
+            return "early stop"
+        if s.steps is not None and self.step >= s.steps:
+            return "steps"
+        return "epochs" if s.epochs is not None and self.epoch >= s.epochs else None
+
+    def _train(self, batch):
+        result = self.task.loss(batch)
+        self.optimization.zero_grad()
+        result.objective.backward()
+        norm = self.optimization.step(result.lr_scale)
+        self.index += 1
+        self.step += 1
+        row = (self.step, self.epoch, result.loss.detach(), self.optimization.lr * result.lr_scale, norm, result.items)
+        self.pending.append(row)
+        if len(self.pending) >= self.settings.log_steps:
+            self.flush()
+
+    def flush(self):
+        """Fetches the pending losses, checks them, logs them."""
+        if not self.pending:
+            return
+        figures = torch.stack([torch.stack((loss, norm)).double() for _, _, loss, _, norm, _ in self.pending]).tolist()
+        rows = [(step, epoch, loss, lr, norm, items) for (step, epoch, _, lr, _, items), (loss, norm)
+                in zip(self.pending, figures, strict=True)]  # fmt: skip
+        self.pending = []
+        for step, epoch, loss, lr, norm, items in rows:
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
+                raise TrainingError(f"{what} at step {step} (epoch {epoch + 1}, lr {lr:g}): training stopped, "
+                                    f"the last good checkpoint is {self.out / LAST}; try a lower lr or clip")  # fmt: skip
+            self.loss_sum += loss * items
+            self.items += items
+        self.log.train(rows)
+
+    def _validate(self):
+        self.flush()
+        begun = time.perf_counter()
+        averaged = self.optimization.averaging
+        with self.optimization.averaged():
+            metrics = self.validate()
+            if not math.isfinite(metrics["loss"]):
+                raise TrainingError(f"validation loss {metrics['loss']} at step {self.step}: training stopped, "
+                                    f"the last good checkpoint is {self.out / LAST}")  # fmt: skip
+            follows = self.schedule.observe(metrics["loss"])
+            if "improved" in follows:
+                self._save_best(metrics)
+        self.log.validation({
+            "step": self.step, "epoch": self.epoch, "train_loss": self.loss_sum / max(self.items, 1),
+            **{f"valid_{name}": value for name, value in metrics.items()}, "train_lr": self.optimization.lr,
+            "train_averaged": int(averaged), "valid_seconds": round(time.perf_counter() - begun, 3),
+        })  # fmt: skip
+        self.loss_sum, self.items = 0.0, 0
+        if "anneal" in follows:
+            self.optimization.anneal()
+            self.log.say(f"step {self.step}: learning rate lowered to {self.optimization.lr:g}")
+        if "average" in follows and not averaged:
+            self.optimization.start_averaging()
+            self.log.say(f"step {self.step}: averaging begins ({self.settings.averaging})")
+        self.log.restart_clock()
+
+    def validate(self):
+        """The task's figures for the weights as they are, in eval mode."""
+        self.task.model.eval()
+        try:
+            with torch.no_grad():
+                return self.task.validate()
+        finally:
+            self.task.model.train()
+
+    def _save_best(self, metrics):
+        state = {"description": self.task.description(), "label": self.label, "model": self.task.model.state_dict(),
+                 "metrics": metrics, "position": {"epoch": self.epoch, "index": self.index, "step": self.step}}  # fmt: skip
+        save_checkpoint(self.out / BEST, state)
+
+    def finish(self):
+        """Puts the weights to be judged into the model: the best validation's, else (none was reached) the current
+        ones, averaged where averaging is on, which are then written as best.safetensors. The schedule is untouched:
+        a run resumed later goes on as if it had not ended."""
+        if self.schedule.best is None:
+            with self.optimization.averaged():
+                self._save_best(self.validate())
+        self.task.model.load_state_dict(load_checkpoint(self.out / BEST)["model"])
+
+    def report(self, results):
+        """Writes what came out as result.json."""
+        (self.out / "result.json").write_text(json.dumps(results, indent=1) + "\n")
+
+    @contextmanager
+    def _stop_at_signal(self):
+        """The first SIGINT or SIGTERM ends the run at the next step boundary, with a checkpoint; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number, frame):
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+
+        earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
