@@ -1,1 +1,27 @@
-from fusedseq.reference import *  # noqa: F403  # placeholder until the C++ operators are built (not to be landed)
+"""The operators: one public function each, over `torch.ops.fusedseq`. `fusedseq.reference` says what they mean."""
+
+from fusedseq import _load
+
+_load.operators()
+
+from fusedseq.fused.activation_regularization import activation_regularization  # noqa: E402
+from fusedseq.fused.dropout import dropout  # noqa: E402
+from fusedseq.fused.dropout_mask import dropout_mask  # noqa: E402
+from fusedseq.fused.embedding import embedding  # noqa: E402
+from fusedseq.fused.explain import explain  # noqa: E402
+from fusedseq.fused.locked_dropout import locked_dropout  # noqa: E402
+from fusedseq.fused.lstm import lstm  # noqa: E402
+from fusedseq.fused.mogrifier_lstm import mogrifier_lstm  # noqa: E402
+from fusedseq.fused.weight_drop import weight_drop  # noqa: E402
+
+__all__ = [
+    "activation_regularization",
+    "dropout",
+    "dropout_mask",
+    "embedding",
+    "explain",
+    "locked_dropout",
+    "lstm",
+    "mogrifier_lstm",
+    "weight_drop",
+]

@@ -1,0 +1,41 @@
+"""Registration of what is the same for every operator: fakes, gradients, second gradients, autocast."""
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+
+def register(op, fake, backward=None, setup=None, fakes=()):
+    """`fake` is the shape function; `setup(ctx, inputs, output)` and `backward(ctx, *grads)` as in
+    torch.library.register_autograd; `fakes`: (name, fake) of further operators that need no gradient."""
+    for name, function in ((op, fake), *fakes):
+        torch.library.register_fake(f"fusedseq::{name}", function)
+    if backward:
+        torch.library.register_autograd(f"fusedseq::{op}", backward, setup_context=setup)
+
+
+def through_oracle(oracle, inputs, needs, grads):
+    """Gradients of `oracle(*inputs)` that can be differentiated again, to any order, for the inputs that need one.
+
+    A backward that is itself recorded (create_graph=True) takes this way: the fused backward has no derivative.
+    oracle: returns a tensor or a nest of them    inputs: the values it was called with, tensors anywhere in them
+    needs: a bool for each of the flat tensors in `inputs`    grads: of its flat results, None where there is none
+    returns a gradient or None for each flat entry of `inputs`
+    """
+    flat, tree = tree_flatten(inputs)
+    with torch.enable_grad():
+        # Aliases: an input that stands twice, or is made from another, gets the gradient of its own place alone.
+        flat = [t.view_as(t) if need else t for t, need in zip(flat, needs, strict=True)]
+        outputs = tree_flatten(oracle(*tree_unflatten(flat, tree)))[0]
+        pairs = [(y, dy) for y, dy in zip(outputs, grads, strict=False) if dy is not None]
+        wanted = [t for t, need in zip(flat, needs, strict=True) if need]
+        found = iter(torch.autograd.grad(*map(list, (next(zip(*pairs, strict=True)), wanted)),
+                                         [dy for _, dy in pairs], create_graph=True, allow_unused=True))  # fmt: skip
+    return [next(found) if need else None for need in needs]
+
+
+def autocast(device_type, *tensors):
+    """The tensors as torch's autocast wants them for matrix products: fp32 ones in its dtype, where it is on."""
+    if not torch.is_autocast_enabled(device_type):
+        return tensors
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype == torch.float32 else t for t in tensors)

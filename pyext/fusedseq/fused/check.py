@@ -1,0 +1,68 @@
+"""The checks at the door: in one sentence who, what, wanted, got. Past the door nobody checks again."""
+
+import torch
+
+DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
+
+
+def tensor(op, name, value):
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
+
+
+def like(op, first, first_name, **others):
+    """Every tensor on the device and of the dtype of the first, whose dtype the device's kernels take."""
+    tensor(op, first_name, first)
+    known = DTYPES.get(first.device.type)
+    if not first.is_floating_point() or (known and first.dtype not in known):
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in known or (torch.float32,))
+        raise TypeError(f"{op}: {first_name} must be {wanted} on {first.device.type}, got {first.dtype}")
+    for name, value in others.items():
+        if value is None:
+            continue
+        tensor(op, name, value)
+        if value.dtype != first.dtype:
+            raise TypeError(f"{op}: {name} must be of the dtype of {first_name}, {first.dtype}, got {value.dtype}")
+        if value.device != first.device:
+            raise ValueError(f"{op}: {name} must be on the device of {first_name}, {first.device}, got {value.device}")
+
+
+def shape(op, name, value, symbols, wanted):
+    """`shape("lstm", "W_hh", W_hh, "(4H, H)", (16, 4))`"""
+    if tuple(value.shape) != tuple(wanted):
+        raise ValueError(f"{op}: {name} must be {symbols} = {tuple(wanted)}, got {tuple(value.shape)}")
+
+
+def dimensions(op, name, value, symbols):
+    """As many dimensions as `symbols`, e.g. "(T, B, X)", names."""
+    if value.dim() != symbols.count(",") + 1 - symbols.count(",)"):
+        raise ValueError(f"{op}: {name} must be {symbols}, got {tuple(value.shape)}")
+
+
+def probability(op, name, p):
+    if not 0 <= p <= 1:
+        raise ValueError(f"{op}: {name} must be in [0, 1], got {p}")
+
+
+def whole_numbers(op, name, value, low, high, symbols, error=ValueError):
+    """int64 values in [low, high]. Compiled code and other devices leave the values to the kernel, which must not wait."""
+    tensor(op, name, value)
+    if value.dtype != torch.int64:
+        raise TypeError(f"{op}: {name} must be int64, got {value.dtype}")
+    if torch.compiler.is_compiling() or value.device.type != "cpu" or value.numel() == 0:
+        return
+    least, most = (int(v) for v in value.aminmax())
+    if least < low or most > high:
+        raise error(f"{op}: {name} must be in {symbols}, got {least if least < low else most}")
+
+
+def seed(op, value, device):
+    """The seed, any 64-bit integer or an int64 tensor of one element, as the tensor that the operators take."""
+    if isinstance(value, torch.Tensor):
+        if value.dtype != torch.int64 or value.numel() != 1:
+            raise TypeError(f"{op}: seed must be an int or an int64 tensor of one element, got {value.dtype} "
+                            f"{tuple(value.shape)}")  # fmt: skip
+        return value.to(device)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{op}: seed must be an int or an int64 tensor of one element, got {type(value).__name__}")
+    return torch.tensor((value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=device)

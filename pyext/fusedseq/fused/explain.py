@@ -1,0 +1,41 @@
+import torch
+from torch.utils._pytree import tree_leaves
+
+from fusedseq import _load
+
+# op: the file of its CPU kernel, and what there is to say of it.
+CPU_KERNELS = {
+    "activation_regularization": ("csrc/cpu/pointwise.h", "one pass over both outputs"),
+    "dropout": ("csrc/cpu/pointwise.h", "the mask made on the way"),
+    "dropout_mask": ("csrc/cpu/pointwise.h", "Philox4x32-10"),
+    "embedding": ("csrc/cpu/pointwise.h", "the dropout in the gather"),
+    "locked_dropout": ("csrc/cpu/pointwise.h", "one mask for all steps"),
+    "lstm": ("csrc/cpu/recurrence.h", "the input's product hoisted out of the time loop"),
+    "mogrifier_lstm": ("csrc/cpu/recurrence.h", "the input's product inside the time loop, which gates it"),
+    "weight_drop": ("csrc/cpu/pointwise.h", "the mask made on the way"),
+}
+
+
+def explain(op, *args, **kwargs):
+    """Which kernel a call of an operator runs, and why: one line of text.
+
+    op: a function of `fusedseq.fused`, or its name    args, kwargs: those of the call; without any, a CPU call in fp32
+    Errors: ValueError for an unknown operator.
+    """
+    name = op if isinstance(op, str) else getattr(op, "__name__", str(op))
+    if name not in CPU_KERNELS:
+        raise ValueError(f"explain: op must be one of {', '.join(CPU_KERNELS)}, got {name}")
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    device = tensors[0].device.type if tensors else "cpu"
+    floats = [t.dtype for t in tensors if t.is_floating_point()]
+    dtype = str(floats[0] if floats else torch.float32).removeprefix("torch.")
+    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device, device)
+    if key not in ("CPU", "CUDA") or not torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedseq::{name}", key):
+        return f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; fusedseq.reference.{name} runs there"
+    if key == "CUDA":
+        return f"{name} on {device}, {dtype}: csrc/{name}.cu"
+    file, why = CPU_KERNELS[name]
+    if name == "mogrifier_lstm" and kwargs.get("rounds") == 0:
+        why = CPU_KERNELS["lstm"][1] + ", there being no rounds"
+    carried = ", computed and carried in float32" if dtype == "bfloat16" and file.endswith("recurrence.h") else ""
+    return f"{name} on cpu, {dtype}: {file}, {_load.isa('used')}, {torch.get_num_threads()} threads; {why}{carried}"

@@ -1,0 +1,107 @@
+import torch
+
+from fusedseq import reference
+from fusedseq.fused import autograd, check
+
+PAD = 16  # saved rows are whole vectors on every machine: csrc/cpu/kernels.h
+
+
+def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None):
+    """As `fusedseq.reference.lstm`. The whole sequence is one call; the inputs' product is taken for all steps at once,
+    weights are packed once, and each weight's gradient is one product after the loop.
+
+    Under autocast the operands are cast to its dtype; bf16 inputs are accumulated and carried in fp32.
+    Errors: ValueError or TypeError naming the argument, for shapes, devices, dtypes other than fp32, fp64, bf16,
+    lengths outside [0, T].
+    """
+    check_gates("lstm", x, W_ih, W_hh, b, h0, c0, lengths)
+    x, W_ih, W_hh, b, h0, c0 = autograd.autocast(x.device.type, x, W_ih, W_hh, b, h0, c0)
+    y, h, c, _, _ = torch.ops.fusedseq.lstm(x, W_ih, W_hh, b, h0, c0, lengths)
+    return y, (h, c)
+
+
+def check_gates(op, x, W_ih, W_hh, b, h0, c0, lengths):
+    """What lstm and mogrifier_lstm have in common."""
+    check.tensor(op, "x", x)
+    x, W_ih, W_hh, b, h0, c0 = autograd.autocast(x.device.type, x, W_ih, W_hh, b, h0, c0)
+    check.like(op, x, "x", W_ih=W_ih, W_hh=W_hh, b=b, h0=h0, c0=c0)
+    check.dimensions(op, "x", x, "(T, B, X)")
+    check.dimensions(op, "h0", h0, "(B, H)")
+    (T, B, X), H = x.shape, h0.size(1)
+    if T == 0 or X == 0 or H == 0:
+        raise ValueError(f"{op}: x must be (T, B, X) and h0 (B, H) with T, X and H at least 1, got {tuple(x.shape)} "
+                         f"and {tuple(h0.shape)}")  # fmt: skip
+    check.shape(op, "h0", h0, "(B, H)", (B, H))
+    check.shape(op, "c0", c0, "(B, H)", (B, H))
+    check.shape(op, "W_ih", W_ih, "(4H, X)", (4 * H, X))
+    check.shape(op, "W_hh", W_hh, "(4H, H)", (4 * H, H))
+    if b is not None:
+        check.shape(op, "b", b, "(4H,)", (4 * H,))
+    if lengths is not None:
+        check.whole_numbers(op, "lengths", lengths, 0, T, f"[0, T] = [0, {T}]")
+        check.shape(op, "lengths", lengths, "(B,)", (B,))
+        if lengths.device != x.device:
+            raise ValueError(f"{op}: lengths must be on the device of x, {x.device}, got {lengths.device}")
+
+
+def pad(n):
+    return (n + PAD - 1) // PAD * PAD
+
+
+def saved_dtype(x):
+    """What the kernels compute and save in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def fake(x, W_ih, W_hh, b, h0, c0, lengths):
+    (T, B, _), H, dtype = x.shape, h0.size(1), saved_dtype(x)
+    return (
+        x.new_empty(T, B, H),
+        h0.new_empty(B, H),
+        c0.new_empty(B, H),
+        x.new_empty(T, B, 4, pad(H), dtype=dtype),
+        x.new_empty(T, B, pad(H), dtype=dtype),
+    )
+
+
+def fake_gradients(like, tensors, needed):
+    """Contiguous gradients, or empty tensors where there is none to give: see csrc/recurrence.h."""
+    return tuple(
+        like.new_empty(t.shape if t is not None and need else (0,)) for t, need in zip(tensors, needed, strict=True)
+    )
+
+
+def fake_backward(dy, dh, dc, x, W_ih, W_hh, b, h0, c0, lengths, y, gates, cells, needs):
+    return fake_gradients(x, (x, W_ih, W_hh, b, h0, c0), [needs & 1, needs & 2, needs & 4, needs & 8, True, True])
+
+
+def setup(ctx, inputs, output):
+    y, _, _, *saved = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*saved)
+    ctx.save_for_backward(*inputs, y, *saved)
+
+
+def backward(ctx, dy, dh, dc, *_):
+    *inputs, y, gates, cells = ctx.saved_tensors
+    if dy is None and dh is None and dc is None:
+        return (None,) * len(inputs)
+    needs = ctx.needs_input_grad
+    if torch.is_grad_enabled():
+        return tuple(autograd.through_oracle(reference.lstm, inputs, needs, (dy, dh, dc)))
+    dy, dh, dc = upstream(dy, dh, dc, y, inputs[4])
+    bits = sum(bit for bit, need in zip((1, 2, 4, 8), needs, strict=False) if need)
+    found = torch.ops.fusedseq.lstm_backward(dy, dh, dc, *inputs, y, gates, cells, bits)
+    return *(g if need else None for g, need in zip(found, needs, strict=False)), None
+
+
+def upstream(dy, dh, dc, y, h0):
+    """The gradients of y, h and c, zeros where there is none."""
+    return (
+        torch.zeros_like(y) if dy is None else dy,
+        torch.zeros_like(h0) if dh is None else dh,
+        torch.zeros_like(h0) if dc is None else dc,
+    )
+
+
+autograd.register("lstm", fake, backward, setup, fakes=[("lstm_backward", fake_backward)])
