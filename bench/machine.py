@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+import fusedseq
 from fusedseq import _load
 
 REPOSITORY = Path(__file__).parents[1]
@@ -29,12 +30,18 @@ def facts(device):
             "gpu": torch.cuda.get_device_name() if torch.device(device).type == "cuda" else None,
             "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         },
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "compiler": _load.build_info().get("compiler"),
-                     **{name: version(name) for name in ("fusedseq", "triton", "pytest-benchmark")}},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "fusedseq": fusedseq.__version__,
+            "compiler": _load.build_info().get("compiler"),
+            "triton": version("triton"),
+            "pytest-benchmark": version("pytest-benchmark"),
+        },
         "commit": git("rev-parse", "HEAD"),
         "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+    }
 
 
 def cpu_model():
