@@ -35,6 +35,11 @@ def embedding(ids, W, p=0.0, seed=None, sparse=False):
     return F.embedding(ids, W, sparse=sparse and not p)
 
 
+def embedding_rows(ids, W, p=0.0, seed=None, sparse=False):
+    """The same distribution without a copy of the table: gather, then mask the rows."""
+    return F.embedding(ids, W, sparse=sparse) * F.dropout(W.new_ones(len(W)), p)[ids][..., None]
+
+
 def activation_regularization(dropped, raw, alpha, beta):
     """As the AWD-LSTM code's training loop has it."""
     loss = alpha * dropped.pow(2).mean()

@@ -139,11 +139,7 @@ def embedding(V, *bars, backward=True, sparse=False, tokens=4900, E=650, smaller
     def make(randn):
         return (words(randn, tokens, V), randn(V, E), 0.1, 5, sparse), {}
 
-    def rows_masked(ids, W, p, seed, sparse):
-        mask = baselines.dropout(W.new_ones(len(W)), p)
-        return torch.nn.functional.embedding(ids, W, sparse=sparse) * mask[ids][:, None]
-
-    others = {"torch": rows_masked}  # the same distribution without the copy of the table
+    others = {"torch": baselines.embedding_rows}
     if smaller:
         others[f"V{smaller}"] = lambda ids, W, *rest: fused.embedding(ids % smaller, W[:smaller], *rest)
 
