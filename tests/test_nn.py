@@ -1,0 +1,325 @@
+"""The modules: the same with either `ops`, torch.nn.LSTM where it does the same, and the published formulas."""
+
+import copy
+
+import pytest
+import torch
+from fusedseq import fused, nn, reference
+from fusedseq.testing import assert_within_budget, cotangents, longest_sum
+from torch import nn as torch_nn
+from torch.nn.utils import rnn
+from torch.utils._pytree import tree_leaves
+
+AWD = {"dropout": 0.3, "weight_dropout": 0.4}
+MOGRIFIER = {**AWD, "rounds": 4, "input_dropout": 0.2, "state_dropout": 0.3, "zoneout_h": 0.1, "zoneout_c": 0.2}
+RECURRENT = {
+    "lstm": lambda **k: nn.LSTM(6, 5, 2, **k),
+    "lstm-awd": lambda **k: nn.LSTM(6, 5, 3, **AWD, **k),
+    "lstm-variational-residual-sum": lambda **k: nn.LSTM(6, 6, 3, **AWD, variational=True, residual=True, output="sum", **k),
+    "lstm-sizes": lambda **k: nn.LSTM(6, [7, 3], 2, **AWD, forget_bias=1.0, **k),
+    "lstm-nobias-batchfirst": lambda **k: nn.LSTM(6, 5, 2, bias=False, batch_first=True, **AWD, **k),
+    "mogrifier": lambda **k: nn.MogrifierLSTM(6, 5, 2, **MOGRIFIER, **k),
+    "mogrifier-rank": lambda **k: nn.MogrifierLSTM(6, 5, 2, rank=2, cap_input_gate=True, locked=False, **MOGRIFIER, **k),
+    "mogrifier-shared-sum": lambda **k: nn.MogrifierLSTM(6, 6, 3, share_rounds=True, output="sum", residual=True, **MOGRIFIER, **k),
+    "mogrifier-sizes": lambda **k: nn.MogrifierLSTM(6, [7, 3], 2, mogrifier_bias=False, **MOGRIFIER, **k),
+}  # fmt: skip
+T, B, X = 5, 4, 6
+recurrent = pytest.mark.parametrize("name", RECURRENT)
+
+
+def equal_modules(got, plain, exact, inputs, *, seed=3, call=lambda module, *a: module(*a)):
+    """The modules' results, and the gradients of their inputs and parameters, agree within the error budget.
+
+    The three share parameters' names; each runs after the same torch.manual_seed, `exact` in fp64.
+    """
+    exact = exact.double()
+    found, upstream = [], None
+    for module in (got, plain, exact):
+        torch.manual_seed(seed)
+        wide = torch.float64 if module is exact else torch.float32
+        given = [t.to(wide).requires_grad_() if t.is_floating_point() else t for t in inputs]
+        results = [y for y in tree_leaves(call(module, *given)) if isinstance(y, torch.Tensor)]
+        used = [y for y in results if y.requires_grad]
+        upstream = upstream or cotangents(used)
+        wrt = {f"input {i}": t for i, t in enumerate(given) if t.requires_grad} | dict(module.named_parameters())
+        grads = torch.autograd.grad(used, list(wrt.values()), [g.to(wide) for g in upstream], materialize_grads=True)
+        found.append({**{f"result {i}": y for i, y in enumerate(results)}, **dict(zip(wrt, grads, strict=True))})
+    terms = longest_sum([*inputs, *got.parameters()])
+    for name in found[0]:
+        assert_within_budget(name, *(f[name] for f in found), torch.float32, terms)
+
+
+def pair(build, device):
+    """The module with fused operators, and twice with the oracles: of the same parameters."""
+    modules = [build(ops=ops).to(device) for ops in (fused, reference, reference)]
+    for module in modules[1:]:
+        module.load_state_dict(modules[0].state_dict())
+    return modules
+
+
+def sequence(device, module=None):
+    shape = (B, T, X) if module is not None and module.batch_first else (T, B, X)
+    return torch.randn(shape, device=device)
+
+
+@recurrent
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_fused_equals_reference(name, training, device):
+    modules = [m.train(training) for m in pair(RECURRENT[name], device)]
+    equal_modules(*modules, [sequence(device, modules[0])])
+
+
+@recurrent
+def test_fused_equals_reference_with_lengths(name, device):
+    modules, lengths = pair(RECURRENT[name], device), torch.tensor([5, 0, 2, 1], device=device)
+    equal_modules(*modules, [sequence(device, modules[0]), lengths], call=lambda m, x, n: m(x, lengths=n))
+
+
+@recurrent
+def test_the_same_state_dict_and_initialisation(name):
+    dicts = []
+    for ops in (fused, reference):
+        torch.manual_seed(8)
+        dicts.append(RECURRENT[name](ops=ops).state_dict())
+    assert list(dicts[0]) == list(dicts[1])
+    assert all(torch.equal(dicts[0][k], dicts[1][k]) for k in dicts[0])
+
+
+class Model(torch_nn.Module):
+    """A small AWD language model, with every regulariser and a tied decoder."""
+
+    def __init__(self, build, ops):
+        super().__init__()
+        self.embedding = nn.Embedding(11, X, 0.2, ops=ops)
+        self.locked = nn.LockedDropout(0.2, ops=ops)
+        self.lstm = build(ops=ops)
+        self.plain = nn.Dropout(0.3, ops=ops)
+        self.decoder = torch_nn.Linear(self.lstm.sizes[-1][1], 11)
+        self.regularization = ops.activation_regularization
+
+    def forward(self, ids):
+        raw, state = self.lstm(self.locked(self.embedding(ids)))
+        dropped = self.plain(raw)
+        loss = torch_nn.functional.cross_entropy(self.decoder(dropped).flatten(0, 1), ids.flatten())
+        return loss + self.regularization(dropped, raw, 2.0, 1.0), state
+
+
+@recurrent
+def test_a_model_with_all_regularisers(name, device):
+    modules = [Model(RECURRENT[name], ops).to(device) for ops in (fused, reference, reference)]
+    for module in modules[1:]:
+        module.load_state_dict(modules[0].state_dict())
+    equal_modules(*modules, [torch.arange(T * B, device=device).reshape(T, B).square() % 11])
+
+
+@recurrent
+def test_manual_seed_reproduces(name, ops, device):
+    module = RECURRENT[name](ops=ops).to(device)
+    x, outputs = sequence(device, module), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(module(x)[0])
+    assert torch.equal(outputs[0], outputs[1])
+    assert name == "lstm" or not torch.equal(outputs[0], outputs[2])
+
+
+@recurrent
+def test_eval_mode_masks_nothing(name, ops, device):
+    module = RECURRENT[name](ops=ops).to(device).eval()
+    x = sequence(device, module)
+    before = torch.get_rng_state()
+    first, second = module(x)[0], module(x)[0]
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), before)
+    for regulariser in ("input_dropout", "dropout", "state_dropout"):
+        setattr(module, regulariser, 0.0)
+    for child in (module.weight_drop, getattr(module, "locked_dropout", module.weight_drop)):
+        child.p = 0.0
+    assert torch.equal(module(x)[0], first)
+
+
+@recurrent
+def test_deepcopy_and_state_dict(name, ops, device, tmp_path):
+    module = RECURRENT[name](ops=ops).to(device).eval()
+    x = sequence(device, module)
+    expected = module(x)[0]
+    assert torch.equal(copy.deepcopy(module)(x)[0], expected)
+    torch.save(module.state_dict(), tmp_path / "state")
+    other = RECURRENT[name](ops=reference if ops is fused else fused).to(device).eval()
+    other.load_state_dict(torch.load(tmp_path / "state"))
+    torch.testing.assert_close(other(x)[0], expected)
+
+
+@recurrent
+def test_training_continues_under_the_other_ops(name, device):
+    """A checkpoint after two steps of ops=reference continues under ops=fused, optimizer state and masks included."""
+    losses = []
+    for second in (reference, fused):
+        torch.manual_seed(5)
+        module = RECURRENT[name](ops=reference).to(device)
+        optimizer = torch.optim.Adam(module.parameters())
+        for step in range(4):
+            if step == 2:
+                checkpoint = module.state_dict(), optimizer.state_dict(), torch.get_rng_state()
+                module = RECURRENT[name](ops=second).to(device)
+                optimizer = torch.optim.Adam(module.parameters())
+                module.load_state_dict(checkpoint[0])
+                optimizer.load_state_dict(checkpoint[1])
+                torch.set_rng_state(checkpoint[2])
+            x = torch.linspace(-1, 1, T * B * X, device=device).reshape(sequence(device, module).shape)
+            loss = module(x)[0].square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.detach())
+    torch.testing.assert_close(*losses)
+
+
+@recurrent
+def test_weights_are_never_masked_in_place(name, ops, device):
+    """And the raw W_hh receives its gradient, through the mask: of elements dropped none, of others 1/(1-p) of it."""
+    module = RECURRENT[name](ops=ops).to(device)
+    before = copy.deepcopy(module.state_dict())
+    y, (h, c) = module(sequence(device, module))
+    (y.sum() + sum(t.sum() for t in (*h, *c))).backward()
+    assert all(torch.equal(p, before[k]) for k, p in module.state_dict().items())
+    grads = [p.grad for k, p in module.named_parameters() if k.startswith("weight_hh")]
+    assert len(grads) == module.num_layers
+    assert all(g.any() for g in grads)
+    if module.weight_drop.p:
+        assert all((g == 0).any() for g in grads)
+
+
+def torch_lstm(module):
+    """The torch.nn.LSTM of the same parameters."""
+    hidden = module.sizes[0][1]
+    other = torch_nn.LSTM(module.input_size, hidden, module.num_layers, module.bias, batch_first=module.batch_first)
+    other.load_state_dict(module.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"batch_first": True}], ids=str)
+def test_lstm_equals_torch_nn_lstm(layers, options, device):
+    module = nn.LSTM(X, 5, layers, **options).to(device)
+    state = torch.randn(2, layers, B, 5, device=device)
+    plain, exact = (torch_lstm(module).to(device) for _ in range(2))
+    equal_modules(module, plain, exact, [sequence(device, module)])
+    given = [sequence(device, module), *state]
+    equal_modules(module, plain, exact, given, call=lambda m, x, h, c: m(x, (h, c)))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_lstm_loads_the_state_dict_of_torch_nn_lstm(layers, device):
+    theirs = torch_nn.LSTM(X, 5, layers).to(device)
+    ours = nn.LSTM(X, 5, layers).to(device)
+    assert not any(ours.load_state_dict(theirs.state_dict()))
+    x = sequence(device)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("enforce_sorted", [True, False])
+def test_packed_sequence_as_torch_nn_lstm(enforce_sorted, device):
+    lengths = [5, 3, 2, 1] if enforce_sorted else [2, 5, 1, 3]
+    module = nn.LSTM(X, 5, 2).to(device)
+    plain, exact = (torch_lstm(module).to(device) for _ in range(2))
+
+    def call(m, x):
+        y, state = m(rnn.pack_padded_sequence(x, lengths, enforce_sorted=enforce_sorted))
+        assert y.batch_sizes.tolist() == [sum(n > t for n in lengths) for t in range(5)]
+        return rnn.pad_packed_sequence(y)[0], state
+
+    equal_modules(module, plain, exact, [sequence(device)], call=call)
+
+
+@recurrent
+def test_packed_sequence_equals_lengths(name, ops, device):
+    module = RECURRENT[name](ops=ops).to(device)
+    x, lengths = torch.randn(T, B, X, device=device), torch.tensor([2, 5, 1, 3])
+    packed = rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+    y, state = module.eval()(packed)
+    expected, expected_state = module(x.transpose(0, 1) if module.batch_first else x, lengths=lengths)
+    expected = expected.transpose(0, 1) if module.batch_first else expected
+    torch.testing.assert_close(rnn.pad_packed_sequence(y)[0], expected)
+    torch.testing.assert_close(state, expected_state)
+
+
+@recurrent
+def test_given_state_and_two_segments(name, ops, device):
+    module = RECURRENT[name](ops=ops).to(device).eval()
+    x, time = sequence(device, module), 1 if module.batch_first else 0
+    y, state = module(x)
+    first, middle = module(x.narrow(time, 0, 2))
+    second, last = module(x.narrow(time, 2, T - 2), middle)
+    torch.testing.assert_close((torch.cat([first, second], time), last), (y, state))
+
+
+@pytest.mark.parametrize("build", [nn.LSTM, nn.MogrifierLSTM])
+def test_residual_and_sum_by_hand(build, ops, device):
+    module = build(X, X, 3, residual=True, output="sum", ops=ops).to(device)
+    layers = [build(X, X, ops=ops).to(device) for _ in range(3)]
+    for l, layer in enumerate(layers):
+        layer.load_state_dict(
+            {k.replace(f"_l{l}", "_l0"): v for k, v in module.state_dict().items() if k.endswith(f"_l{l}")}
+        )
+    x = sequence(device)
+    y1, _ = layers[0](x)
+    y2, _ = layers[1](y1 + x)
+    y3, _ = layers[2](y2 + y1)
+    torch.testing.assert_close(module(x)[0], y1 + y2 + y3)
+
+
+def test_locked_dropout_between_layers_only(ops, device):
+    """With p = 1 the second layer reads zeros, the first layer and the output are untouched."""
+    module = nn.LSTM(X, 5, 2, dropout=1.0, ops=ops).to(device)
+    changed = nn.LSTM(X, 5, 2, dropout=1.0, ops=ops).to(device)
+    changed.load_state_dict(module.state_dict())
+    x = sequence(device)
+    y, (h, _) = module(x)
+    other, (h_other, _) = changed(x + 1)
+    assert torch.equal(y, other)
+    assert not torch.equal(h[0], h_other[0])
+    assert y.any()
+
+
+def test_forget_bias(ops):
+    bias = nn.LSTM(3, 4, forget_bias=1.0, ops=ops)
+    assert torch.equal((bias.bias_ih_l0 + bias.bias_hh_l0)[4:8], torch.ones(4))
+
+
+def test_mogrifier_low_rank_initialisation():
+    """Truncated normal of std (1 / (fan_in rank))**(1/4) before the cut at two std, and biases zero."""
+    module = nn.MogrifierLSTM(200, 300, rounds=2, rank=50)
+    for name, fan_in in (("Q_A", 300), ("Q_B", 300), ("R_A", 200), ("R_B", 200)):
+        weight, std = getattr(module, f"{name}_l0"), (1 / (fan_in * 50)) ** 0.25
+        assert weight.abs().max() <= 2 * std
+        assert 0.85 * std < weight.std() < 0.91 * std  # a normal cut at 2 std has 0.88 of its std
+    assert not module.Q_bias_l0.any()
+    assert not module.R_bias_l0.any()
+
+
+BAD = {
+    "rounds": (lambda: nn.MogrifierLSTM(3, 4, rounds=-1), r"MogrifierLSTM: rounds .* got -1"),
+    "rank": (lambda: nn.MogrifierLSTM(3, 4, rank=0), r"MogrifierLSTM: rank .* got 0"),
+    "zoneout": (lambda: nn.MogrifierLSTM(3, 4, zoneout_h=1.1), r"MogrifierLSTM: zoneout_h .* got 1.1"),
+    "dropout": (lambda: nn.LSTM(3, 4, dropout=-0.1), r"LockedDropout: p .* got -0.1"),
+    "nan": (lambda: nn.Dropout(float("nan")), r"Dropout: p .* got nan"),
+    "embedding": (lambda: nn.Embedding(3, 4, 2.0), r"Embedding: dropout .* got 2.0"),
+    "layers": (lambda: nn.LSTM(3, 4, 0), r"LSTM: .*num_layers"),
+    "sizes": (lambda: nn.LSTM(3, [4, 5], 3), r"LSTM: hidden_size .* got \[4, 5\]"),
+    "size": (lambda: nn.LSTM(0, 4), r"LSTM: sizes .* got input 0"),
+    "output": (lambda: nn.LSTM(3, 4, output="mean"), r"LSTM: output .* got 'mean'"),
+    "sum": (lambda: nn.LSTM(3, [4, 5], 2, output="sum"), r"LSTM: output='sum' .* got \[4, 5\]"),
+    "residual": (lambda: nn.LSTM(3, 4, 2, residual=True), r"LSTM: residual .* got input 3, hidden \[4, 4\]"),
+    "x": (lambda: nn.LSTM(3, 4)(torch.zeros(2, 5, 4)), r"LSTM: x must be \(T, B, 3\), got \(2, 5, 4\)"),
+    "x dimensions": (lambda: nn.LSTM(3, 4)(torch.zeros(2, 3)), r"LSTM: x must be \(T, B, 3\), got \(2, 3\)"),
+    "state": (lambda: nn.LSTM(3, 4, 2)(torch.zeros(2, 1, 3), (torch.zeros(1, 1, 4),) * 2), r"LSTM: state .* got \[1, 1\]"),
+    "state size": (lambda: nn.LSTM(3, 4)(torch.zeros(2, 1, 3), (torch.zeros(1, 2, 4),) * 2), r"lstm: h0 .* got \(2, 4\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_are_named(name):
+    call, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        call()
