@@ -1,0 +1,209 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from fusedseq import fused, reference
+from fusedseq.data import corpus
+from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
+from fusedseq.tasks import ptb
+from torch.nn import functional as F
+
+V = 93
+PRESET = pytest.mark.parametrize("preset", ptb.PRESETS)
+
+
+def small(preset):
+    """A preset's model with few units."""
+    s = ptb.PRESETS[preset].model
+    hidden = 12 if isinstance(s.hidden, int) else (*(20 for _ in s.hidden[1:]), 12)
+    return dataclasses.replace(s, embedding=12, hidden=hidden, rank=s.rank and 3)
+
+
+def model(preset, ops, **changes):
+    torch.manual_seed(0)
+    return LanguageModel(V, dataclasses.replace(small(preset), **changes), ops=ops)
+
+
+def run(m, ids, targets, seed=1):
+    torch.manual_seed(seed)
+    dropped, raw, state = m(ids)
+    loss = m.cross_entropy(dropped, targets)
+    (loss + m.regularization(dropped, raw)).backward()
+    return loss.detach(), {name: p.grad for name, p in m.named_parameters()}, state
+
+
+def words(T=9, B=4):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(V, (T, B), generator=generator), torch.randint(V, (T, B), generator=generator)
+
+
+@PRESET
+def test_both_operator_sets_are_one_model(preset):
+    """Same parameters, same random masks, same loss and gradients, dropout on."""
+    models = [model(preset, ops) for ops in (reference, fused)]
+    states = [m.state_dict() for m in models]
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
+    (loss, grads, _), (fused_loss, fused_grads, _) = (run(m, *words()) for m in models)
+    torch.testing.assert_close(fused_loss, loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fused_grads, grads, rtol=1e-4, atol=1e-6)
+
+
+@PRESET
+def test_every_parameter_gets_a_gradient(preset, ops):
+    _, grads, _ = run(model(preset, ops), *words(T=20))
+    for name, grad in grads.items():
+        assert grad is not None, name
+        assert grad.abs().sum() > 0, name
+
+
+@PRESET
+def test_eval_has_no_randomness_and_training_has(preset, ops):
+    m, (ids, _) = model(preset, ops), words()
+    random = any(getattr(m.settings, f) for f in ("input_dropout", "weight_dropout", "embedding_dropout"))
+    assert torch.equal(m(ids)[0], m(ids)[0]) == (not random)
+    m.eval()
+    assert torch.equal(m(ids)[0], m(ids)[0])
+    assert torch.equal(m(ids)[0], m(ids)[1])  # raw is dropped
+
+
+@PRESET
+def test_two_segments_equal_one(preset, ops):
+    m, (ids, _) = model(preset, ops).eval(), words(T=11)
+    y, _, (h, c) = m(ids)
+    first, _, state = m(ids[:4])
+    second, _, (h2, c2) = m(ids[4:], state)
+    torch.testing.assert_close(torch.cat([first, second]), y)
+    torch.testing.assert_close((h2, c2), (h, c))
+
+
+def test_the_future_does_not_matter(ops):
+    m, (ids, _) = model("mogrifier-awd", ops).eval(), words(T=8)
+    other = ids.clone()
+    other[5:] = (other[5:] + 1) % V
+    y, y_other = m(ids)[0], m(other)[0]
+    torch.testing.assert_close(y_other[:5], y[:5])
+    assert not torch.allclose(y_other[5:], y[5:])
+
+
+def test_tied_decoder_is_the_clean_embedding():
+    m = model("awd", reference, embedding_dropout=1.0)
+    y = torch.randn(3, 2, 12)
+    assert torch.equal(m.logits(y), F.linear(y, m.embedding.weight, m.decoder_bias))
+    assert "decoder_weight" not in m.state_dict()
+    assert "decoder_weight" in model("lstm", reference).state_dict()
+    with pytest.raises(ValueError, match="tied needs the last hidden size to be embedding = 12, got 20"):
+        model("awd", reference, hidden=20)
+
+
+def test_locked_masks_are_one_for_all_steps_and_plain_ones_are_not():
+    for preset, locked in (("locked", True), ("embdrop", False)):
+        m = model(preset, reference, output_dropout=0.5)
+        dropped, raw, _ = m(words(T=30)[0])
+        kept = (dropped != 0) | (raw == 0)
+        assert bool((kept == kept[:1]).all()) == locked
+
+
+def test_regularization_is_ar_and_tar_by_their_formulas():
+    m = model("awd", reference, alpha=2.0, beta=1.5)
+    dropped, raw = torch.randn(5, 3, 12), torch.randn(5, 3, 12)
+    wanted = 2.0 * dropped.pow(2).mean() + 1.5 * (raw[1:] - raw[:-1]).pow(2).mean()
+    torch.testing.assert_close(m.regularization(dropped, raw), wanted)
+    assert model("locked", reference).regularization(dropped, raw) == 0
+
+
+def test_cross_entropy_ignores_fillers():
+    m, (ids, targets) = model("lstm", reference), words()
+    y = m(ids)[0]
+    filled = targets.clone()
+    filled[-2:, -1] = -100
+    logp = m.logits(y).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(m.cross_entropy(y, filled), -logp[filled >= 0].mean())
+
+
+def test_the_papers_sizes():
+    """24M parameters each, as published; the document's Mogrifier (24M) at its 650 units is 23M."""
+    counts = {}
+    for preset in ("awd-merity", "mogrifier-melis", "mogrifier-awd"):
+        with torch.device("meta"):
+            m = LanguageModel(10_000, ptb.PRESETS[preset].model, ops=reference)
+        counts[preset] = sum(p.numel() for p in m.parameters()) / 1e6
+    assert counts == pytest.approx({"awd-merity": 24.2, "mogrifier-melis": 24.0, "mogrifier-awd": 23.0}, abs=0.1)
+
+
+@pytest.fixture(scope="module")
+def miniature():
+    return corpus.load("synthetic")
+
+
+def task(miniature, preset="awd", **data):
+    s = ptb.PRESETS[preset]
+    s = dataclasses.replace(s, model=small(preset), data=dataclasses.replace(s.data, **data))
+    torch.manual_seed(0)
+    return ptb.Task(s, miniature, ops=reference, seed=0)
+
+
+def test_evaluation_does_not_depend_on_the_cuts_nor_on_when(miniature):
+    figures = [task(miniature, bptt=bptt) for bptt in (70, 7, 1000)]
+    losses = []
+    for t in figures:
+        t.model.eval()
+        losses += [t.evaluate("valid")["loss"], t.evaluate("valid")["loss"]]
+    assert losses[0] == losses[1]
+    assert losses == pytest.approx([losses[0]] * 6, rel=1e-6)
+
+
+def test_evaluation_is_the_mean_over_every_word_but_the_first(miniature):
+    t = task(miniature)
+    t.model.eval()
+    found = t.evaluate("test")
+    with torch.no_grad():
+        logp = t.model.logits(t.model(miniature.test[:-1, None])[0])[:, 0].log_softmax(-1)
+    loss = F.nll_loss(logp, miniature.test[1:]).item()
+    assert found["loss"] == pytest.approx(loss, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+    assert found["tokens"] == len(miniature.test) - 1
+
+
+def test_state_is_carried_detached_and_reset(miniature):
+    t = task(miniature, "awd-merity")
+    batches = t.start_epoch(0)
+    for batch in batches[0], batches[1]:
+        t.loss(batch).objective.backward()  # would fail were the first graph still attached
+    assert not any(h.requires_grad for part in t.state for h in part)
+    assert t.state[0][0].abs().sum() > 0
+    t.start_epoch(1)
+    assert t.state is None
+
+
+@pytest.mark.parametrize("preset", ["mogrifier-melis", "awd-merity"])
+def test_a_reset_sequence_starts_from_zeros(miniature, preset):
+    t = task(miniature, preset, reset_probability=0.5)
+    t.loss(t.start_epoch(0)[0])
+    h, c = t._reset(t.state)
+    for new, old in zip([*h, *c], [*t.state[0], *t.state[1]], strict=True):
+        gone = (new == 0).all(-1)
+        assert 0 < gone.sum() < gone.numel()
+        assert torch.equal(gone, (h[0] == 0).all(-1))  # the same sequences in all layers
+        assert torch.equal(new[~gone], old[~gone])
+
+
+def test_sum_over_time_scales_the_objective_alone(miniature):
+    results = []
+    for flag in (False, True):
+        t = task(miniature, "lstm", sum_over_time=flag, vary_bptt=False, bptt=20)
+        results.append(t.loss(t.start_epoch(0)[0]))
+    mean, total = results
+    assert total.loss == mean.loss
+    torch.testing.assert_close(total.objective, 20 * mean.objective)
+
+
+@pytest.mark.parametrize("changes", [{"batch": 0}, {"reset_probability": 1.5}, {"bptt": -1}])
+def test_bad_stream_settings_are_named(changes):
+    with pytest.raises(ValueError, match=f"data.{next(iter(changes))} must be"):
+        ptb.StreamSettings(**changes)
+
+
+def test_the_default_settings_are_the_plain_lstm():
+    assert ptb.PRESETS["lstm"].model == LanguageModelSettings()
