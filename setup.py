@@ -45,7 +45,8 @@ class Build(build_ext):
 
     def run(self):
         os.chdir(ROOT)
-        temp = Path(self.build_temp)
+        # Not self.build_temp, which an editable install throws away: a second build compiles only what has changed.
+        temp = Path("build", f"{self.plat_name}-{sys.implementation.cache_tag}")
         facts = build(temp, self.plat_name.rpartition("-")[2], TORCH, PYBIND11)
         (temp / "build_info.json").write_text(json.dumps(facts, indent=1))
         operators, module = (Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions)
@@ -57,6 +58,10 @@ class Build(build_ext):
 
 
 class Wheel(bdist_wheel):
+    def run(self):  # what an earlier wheel left there may since have been deleted from the sources
+        shutil.rmtree(self.get_finalized_command("build").build_lib, ignore_errors=True)
+        super().run()
+
     def get_tag(self):  # any Python: only _C is for one, and nothing but its own facts needs it
         return "py3", "none", super().get_tag()[2]
 

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 CSRC = Path("csrc")
+USUAL_TOOLKIT = "/usr/local/cuda"
 
 
 def cuda_toolkit():
@@ -25,7 +26,7 @@ def cuda_toolkit():
     if wanted == "0":
         return None
     # The nvcc on PATH may be a script with no toolkit around it: hence the look for the header.
-    homes = os.getenv("CUDA_HOME"), os.getenv("CUDA_PATH"), "/usr/local/cuda", nvcc and Path(nvcc).resolve().parents[1]
+    homes = os.getenv("CUDA_HOME"), os.getenv("CUDA_PATH"), USUAL_TOOLKIT, nvcc and Path(nvcc).resolve().parents[1]
     for home in filter(None, homes):
         if Path(home, "bin/nvcc").is_file() and Path(home, "include/cuda_runtime.h").is_file():
             return Path(home)

@@ -51,13 +51,17 @@ def operators() -> ctypes.CDLL:
     import torch
 
     if not LIBRARY.is_file():
-        raise ImportError(f"fusedseq: {LIBRARY} is missing, the operators are not built: pip install --no-build-isolation .")
+        raise ImportError(
+            f"fusedseq: {LIBRARY} is missing, the operators are not built: pip install --no-build-isolation ."
+        )
     try:
         torch.ops.load_library(str(LIBRARY))
     except OSError as error:
         built = build_info().get("torch", "unknown")
         reason = " ".join(str(error).split())
-        raise ImportError(f"fusedseq: {LIBRARY}, built with torch {built}, does not load under torch {torch.__version__}: {reason}") from None
+        raise ImportError(
+            f"fusedseq: {LIBRARY}, built with torch {built}, does not load under torch {torch.__version__}: {reason}"
+        ) from None
     return ctypes.CDLL(str(LIBRARY))
 
 

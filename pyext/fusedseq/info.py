@@ -44,7 +44,11 @@ class Report:
         self.problems.append(f"{name}: {sentence}")
 
     def close(self):
-        print(f"\n{len(self.problems)} wrong" + "".join(f"\n  {p}" for p in self.problems) if self.problems else "\nnothing wrong")
+        print(
+            f"\n{len(self.problems)} wrong" + "".join(f"\n  {p}" for p in self.problems)
+            if self.problems
+            else "\nnothing wrong"
+        )
         return 1 if self.problems else 0
 
 
@@ -61,7 +65,10 @@ def library(report):
     """Reports on _ops.so and _C; returns whether the operators can run."""
     built = _load.build_info()
     if built:
-        report.fact("built with", f"{built['compiler']}, torch {built['torch']}, Python {built['python']}, for {built['machine']}")
+        report.fact(
+            "built with",
+            f"{built['compiler']}, torch {built['torch']}, Python {built['python']}, for {built['machine']}",
+        )
         cuda = f"{built['nvcc']}, {' '.join(built['cuda_codes'])}" if built["nvcc"] else "no CUDA kernels in this build"
         report.fact("built for CUDA", cuda)
     try:
@@ -76,12 +83,16 @@ def library(report):
         from fusedseq import _C
 
         features = [name for name, found in _C.cpu_features().items() if found]
-        report.fact("fusedseq._C", f"compiled by {_C.compiler}; this machine has {' '.join(features) or 'no x86 features'}")
+        report.fact(
+            "fusedseq._C", f"compiled by {_C.compiler}; this machine has {' '.join(features) or 'no x86 features'}"
+        )
     except ImportError as error:
         if importlib.util.find_spec("fusedseq._C"):
             report.wrong("fusedseq._C", " ".join(str(error).split()))
         else:
-            report.fact("fusedseq._C", f"not for this Python: the build was for {built.get('python')}; no operator needs it")
+            report.fact(
+                "fusedseq._C", f"not for this Python: the build was for {built.get('python')}; no operator needs it"
+            )
     for question in ("compiled", "found"):
         report.fact(f"CPU kernels {question}", _load.isa(question))
     used = _load.isa("used")
@@ -115,7 +126,10 @@ def gpus(report):
         if any(runs_on(code, capability) for code in codes):
             report.fact(f"cuda:{i}", what)
         else:
-            report.wrong(f"cuda:{i}", f"{what}: the build has no CUDA kernel for it, only {' '.join(codes) or 'those of the CPU'}")
+            report.wrong(
+                f"cuda:{i}",
+                f"{what}: the build has no CUDA kernel for it, only {' '.join(codes) or 'those of the CPU'}",
+            )
     return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
 
 

@@ -1,0 +1,301 @@
+"""Building and installing: sdist, wheel, editable, CUDA, other versions of torch, and what a mistake there says."""
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+INFO = "import runpy, sys; sys.argv = ['fusedseq', 'info']; runpy.run_module('fusedseq', run_name='__main__')"
+# Interpreters of environments with other versions of torch or Python, separated as in PATH; .ci/run makes them.
+OTHERS = [python for python in os.environ.get("FUSEDSEQ_OTHER_PYTHONS", "").split(os.pathsep) if python]
+
+
+def run(*command, cwd=None, **variables):
+    """The finished process, output and errors together; of this environment's variables PYTHONPATH is left out."""
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {k: str(v) for k, v in variables.items()}
+    process = subprocess.run(
+        [*map(str, command)], cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    process.text = process.stdout.strip()
+    return process
+
+
+def succeed(*command, **options):
+    process = run(*command, **options)
+    assert process.returncode == 0, process.text
+    return process.text
+
+
+def copy_sources(to):
+    """What a build needs, as it stands in this tree; links stay links."""
+    shutil.copytree(ROOT / "csrc", to / "csrc")
+    shutil.copytree(ROOT / "kernels", to / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "pyext", to / "pyext", symlinks=True,
+                    ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "build_info.json"))  # fmt: skip
+    for path in (*ROOT.glob("*.md"), *map(ROOT.joinpath, ("setup.py", "pyproject.toml", "MANIFEST.in", "Makefile"))):
+        shutil.copy2(path, to)
+    (to / "tests").mkdir()
+    return to
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel built from the sdist, both made here from nothing."""
+    tree = copy_sources(tmp_path_factory.mktemp("sources"))
+    succeed(sys.executable, "setup.py", "-q", "sdist", cwd=tree)
+    (sdist,) = (tree / "dist").glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert "kernels/__init__.py" in "\n".join(m.name for m in archive if m.isfile())
+    succeed(sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index",
+            "-w", tree / "wheels", sdist)  # fmt: skip
+    (wheel,) = (tree / "wheels").iterdir()
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the sources, built in place."""
+    tree = copy_sources(tmp_path_factory.mktemp("tree"))
+    succeed(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=tree)
+    return tree
+
+
+def installed(wheel, folder):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_wheel_is_for_any_python_and_holds_the_kernels(wheel):
+    assert re.fullmatch(r"fusedseq-[\d.]+-py3-none-linux_\w+\.whl", wheel.name)
+    names = set(zipfile.ZipFile(wheel).namelist())
+    kernels = {f"fusedseq/kernels/{path.name}" for path in (ROOT / "kernels").glob("*.py")}
+    assert kernels | {"fusedseq/_ops.so", "fusedseq/build_info.json", "fusedseq/fused/__init__.py"} <= names
+    assert any(name.startswith("fusedseq/_C.") for name in names)
+
+
+def test_wheel_computes_here(wheel, tmp_path):
+    text = succeed(sys.executable, "-c", INFO, cwd=tmp_path, PYTHONPATH=installed(wheel, tmp_path / "site"))
+    assert "nothing wrong" in text
+
+
+def test_pip_installs_the_wheel_with_its_command(wheel, tmp_path):
+    succeed(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", tmp_path, wheel)
+    assert "info" in succeed(sys.executable, tmp_path / "bin/fusedseq", "--help", PYTHONPATH=tmp_path)
+
+
+@pytest.mark.skipif(
+    not OTHERS, reason="FUSEDSEQ_OTHER_PYTHONS names no environment with another torch; .ci/run makes them"
+)
+@pytest.mark.parametrize("python", OTHERS)
+def test_wheel_computes_under_another_torch(wheel, tmp_path, python):
+    site = installed(wheel, tmp_path / "site")
+    asked = "import platform, torch; print(torch.__version__, platform.python_version())"
+    other, here = (succeed(p, "-c", asked).splitlines()[-1] for p in (python, sys.executable))
+    assert other != here, f"{python} has this environment's own torch and Python, {here}"
+    text = succeed(python, "-c", INFO, cwd=tmp_path, PYTHONPATH=site)
+    assert "nothing wrong" in text
+    assert f"torch {other.split()[0]}," in " ".join(text.split())
+
+
+def test_editable_install_computes(tree, tmp_path):
+    succeed(sys.executable, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "--no-index",
+            "--ignore-installed", "--prefix", tmp_path, "-e", tree)  # fmt: skip
+    (site,) = tmp_path.glob("lib*/python*/site-packages")
+    code = f"import site; site.addsitedir({str(site)!r}); import sys; sys.path.insert(0, sys.path.pop()); "
+    assert "nothing wrong" in succeed(sys.executable, "-c", code + INFO, cwd=tmp_path)
+    where = succeed(sys.executable, "-c", code + "import fusedseq.kernels; print(fusedseq.__file__)", cwd=tmp_path)
+    assert Path(where).is_relative_to(tree)
+
+
+def test_instruction_sets_share_no_inline_function(tree):
+    """The linker keeps one copy of a weak symbol: were it the AVX-512 one, older machines would die in baseline code."""
+    objects = list(tree.glob("build/*/*.*.o"))
+    isas = json.loads((tree / "pyext/fusedseq/build_info.json").read_text())["isas"]
+    assert len(objects) >= len(isas)
+    for path in objects:
+        isa = path.name.split(".")[1]
+        symbols = succeed("nm", "-C", "--defined-only", "--extern-only", path).splitlines()
+        assert any(f"fusedseq::{isa}::" in line for line in symbols)
+        foreign = [s for s in symbols if f"fusedseq::{isa}::" not in s and "DW.ref." not in s]  # those are no code
+        assert not foreign, f"{path.name} defines {foreign}"
+
+
+def test_libraries_need_only_what_is_everywhere(tree):
+    """No Python and no OpenMP in the operators, no torch in the module, no CUDA to load."""
+    package = tree / "pyext/fusedseq"
+    (module,) = package.glob("_C.*.so")
+    system = r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux.*"
+    for library, more in ((package / "_ops.so", r"|lib(torch_cpu|c10)\.so"), (module, "")):
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", succeed("readelf", "-d", library))
+        assert [name for name in needed if not re.fullmatch(system + more, name)] == []
+
+
+KERNEL = """
+__global__ void twice(float* x) { x[threadIdx.x] *= 2; }  // (32,)
+extern "C" __attribute__((visibility("default"))) int fusedseq_probe() {
+  float* x = nullptr;
+  if (cudaMalloc(&x, 32 * sizeof(float)) != cudaSuccess) return 0;
+  twice<<<1, 32>>>(x);
+  return cudaDeviceSynchronize() == cudaSuccess ? 1 : -1;
+}
+"""
+CALL = """
+#ifdef FUSEDSEQ_CUDA
+#include <cuda_runtime.h>
+extern "C" __attribute__((visibility("default"))) int fusedseq_with_cuda() { return CUDART_VERSION; }
+#endif
+"""
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="no nvcc on PATH")
+def test_cuda_sources_are_taken_without_a_gpu(tree, tmp_path):
+    tree = shutil.copytree(tree, tmp_path / "tree", symlinks=True)
+    (tree / "csrc/probe.cu").write_text(KERNEL)
+    (tree / "csrc/probe.cpp").write_text(CALL)
+    succeed(
+        sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=tree, FUSEDSEQ_CUDA=1, TORCH_CUDA_ARCH_LIST=""
+    )
+    info = json.loads((tree / "pyext/fusedseq/build_info.json").read_text())
+    assert info["cuda_codes"] == ["sm_80", "sm_90a", "sm_100", "compute_100"]
+    compiled = re.findall(r"Compiling entry function '_Z5twicePf' for '(\w+)'", "\n".join(info["ptxas"]["probe.cu"]))
+    assert {"sm_80", "sm_90a", "sm_100"} == set(compiled)
+    code = """import ctypes; from fusedseq import _load; library = _load.operators()
+assert library.fusedseq_with_cuda() > 0 and library.fusedseq_probe() >= 0; print("loaded")"""
+    assert succeed(sys.executable, "-c", code, PYTHONPATH=tree / "pyext") == "loaded"
+
+
+@pytest.fixture
+def build_script():
+    spec = importlib.util.spec_from_file_location("csrc_build", ROOT / "csrc/build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def toolkit(tmp_path):
+    for name in ("bin/nvcc", "include/cuda_runtime.h"):
+        (tmp_path / "toolkit" / name).parent.mkdir(parents=True)
+        (tmp_path / "toolkit" / name).touch()
+    return tmp_path / "toolkit"
+
+
+def test_a_wrapper_script_is_no_toolkit(build_script, toolkit, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvcc").touch()
+    for name in ("CUDA_HOME", "CUDA_PATH", "FUSEDSEQ_CUDA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(build_script, "USUAL_TOOLKIT", tmp_path / "nowhere")
+    monkeypatch.setattr(build_script.shutil, "which", lambda name: tmp_path / "bin" / name)
+    assert build_script.cuda_toolkit() is None
+    monkeypatch.setenv("FUSEDSEQ_CUDA", "1")
+    with pytest.raises(SystemExit, match="FUSEDSEQ_CUDA=1 needs a CUDA toolkit"):
+        build_script.cuda_toolkit()
+    monkeypatch.setenv("CUDA_PATH", str(toolkit))
+    assert build_script.cuda_toolkit() == toolkit
+    monkeypatch.setenv("FUSEDSEQ_CUDA", "0")
+    assert build_script.cuda_toolkit() is None
+    monkeypatch.setenv("FUSEDSEQ_CUDA", "yes")
+    with pytest.raises(SystemExit, match="must be 0, 1 or auto, got yes"):
+        build_script.cuda_toolkit()
+
+
+@pytest.mark.parametrize(
+    ("arches", "codes"),
+    [
+        ("8.6", ["arch=compute_86,code=sm_86"]),
+        (
+            "8.0 9.0a+PTX",
+            ["arch=compute_80,code=sm_80", "arch=compute_90a,code=sm_90a", "arch=compute_90a,code=compute_90a"],
+        ),
+        ("12.0;", ["arch=compute_120,code=sm_120"]),
+    ],
+)
+def test_torch_cuda_arch_list_is_read_as_torch_does(build_script, arches, codes):
+    assert build_script.gencodes(arches) == [f"-gencode={code}" for code in codes]
+
+
+def fake_torch(folder, version):
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch/__init__.py").write_text("raise AssertionError('imported')")
+    (folder / f"torch-{version}.dist-info").mkdir()
+    (folder / f"torch-{version}.dist-info/METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """A Python without packages."""
+    succeed(sys.executable, "-m", "venv", "--without-pip", folder := tmp_path_factory.mktemp("bare"))
+    return folder / "bin/python"
+
+
+@pytest.mark.parametrize("version", [None, "2.4.1", "2.10.0+cu128"])
+def test_no_torch_or_an_old_one_is_one_sentence(bare, tmp_path, version):
+    site = [fake_torch(tmp_path / "site", version)] if version else []
+    got = f"got {version}" if version else "got none"
+    build = run(bare, "setup.py", "--version", cwd=ROOT, PYTHONPATH=os.pathsep.join(map(str, site)))
+    assert build.returncode == 1
+    assert re.fullmatch(r"fusedseq: a build needs torch >= 2\.11 .*", build.text)
+    assert got in build.text
+    path = os.pathsep.join(map(str, [ROOT / "pyext", *site]))
+    command = run(bare, "-m", "fusedseq", "info", PYTHONPATH=path)
+    assert command.returncode == 1
+    assert re.fullmatch(r"fusedseq: needs torch >= 2\.11, .*", command.text)
+    assert got.replace("got", "found") in command.text
+    imported = run(bare, "-c", "import fusedseq", PYTHONPATH=path)
+    assert imported.text.splitlines()[-1] == f"ImportError: {command.text}"
+
+
+@pytest.mark.parametrize("left", [None, "../../kernels"])
+def test_a_lost_kernels_link_is_one_sentence(tmp_path, left):
+    """An unpacked archive may lack the link; a checkout without symbolic links has a text file in its place."""
+    tree = copy_sources(tmp_path)
+    link = tree / "pyext/fusedseq/kernels"
+    link.unlink()
+    if left:
+        link.write_text(left)
+    build = run(sys.executable, "setup.py", "--version", cwd=tree)
+    assert build.returncode == 1
+    assert re.fullmatch(r"fusedseq: pyext/fusedseq/kernels must be a link to ../../kernels, .*", build.text)
+    command = run(sys.executable, "-m", "fusedseq", "info", PYTHONPATH=tree / "pyext")
+    assert command.returncode == 1
+    assert re.fullmatch(r"fusedseq: .*kernels must be .*", command.text)
+    assert run(sys.executable, "-c", "import fusedseq", PYTHONPATH=tree / "pyext").returncode == 1
+
+
+def test_operators_that_do_not_load_are_one_sentence(tmp_path):
+    tree = copy_sources(tmp_path)
+    for content, expected in ((None, "_ops.so is missing"), (b"no library", "does not load under torch")):
+        if content:
+            (tree / "pyext/fusedseq/_ops.so").write_bytes(content)
+        process = run(sys.executable, "-m", "fusedseq", "info", PYTHONPATH=tree / "pyext")
+        assert process.returncode == 1
+        assert expected in process.text
+        assert "Traceback" not in process.text
+        process = run(sys.executable, "-c", "from fusedseq import fused", PYTHONPATH=tree / "pyext")
+        assert process.returncode == 1
+        assert re.fullmatch(rf"ImportError: fusedseq: .*{expected}.*", process.text.splitlines()[-1])
+
+
+def test_setup_stays_small():
+    assert len((ROOT / "setup.py").read_text().splitlines()) <= 80
+
+
+def test_build_info_tells_this_machine(tree):
+    info = json.loads((tree / "pyext/fusedseq/build_info.json").read_text())
+    assert info["machine"] == platform.machine()
+    assert info["isas"] == (["baseline", "avx2", "avx512"] if info["machine"] == "x86_64" else ["baseline"])
