@@ -135,7 +135,7 @@ def gpus(report):
 
 def runs_on(code, capability):
     """Whether a GPU of this (major, minor) runs code such as sm_90a (machine code) or compute_100 (PTX)."""
-    kind, major, minor, exact = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code).groups()
+    ((kind, major, minor, exact),) = re.findall(r"^(sm|compute)_(\d+)(\d)([af]?)$", code)
     built = int(major), int(minor)
     if exact:
         return built == capability
