@@ -87,9 +87,10 @@ def _run(args):
 
 
 def _report(args, task, trainer, preset, seed, why):
-    trainer.finish()
-    task.model.eval()
-    results = {split: task.evaluate(split) for split in ("valid", *(() if args.skip_test else ("test",)))}
+    results = {"valid": trainer.finish()}
+    if not args.skip_test:
+        task.model.eval()
+        results["test"] = task.evaluate("test")
     for split, figures in results.items():
         print(f"{split}: " + ", ".join(f"{name} {value:.6g}" for name, value in figures.items()))
     trainer.report({

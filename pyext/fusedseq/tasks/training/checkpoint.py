@@ -20,7 +20,8 @@ FORMAT = "fusedseq checkpoint 1"
 
 def save_checkpoint(path, state):
     """state: dicts, lists, tuples, tensors and JSON's values. The file at `path` is the old or the new one, always."""
-    path, tensors = Path(path), {}
+    path = Path(path)
+    tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_encode(state, "", tensors))
     metadata = {"format": FORMAT, "state": text, "crc32": str(_checksum(text, tensors))}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -55,7 +55,8 @@ class Optimization:
         self.parameters, self.settings = [p for p in parameters if p.requires_grad], settings
         self.lr, self.kind = settings.lr, settings.optimizer
         self.optimizer = self._build()
-        self.tail, self.tail_steps = None, 0
+        self.tail: list[torch.Tensor] | None = None
+        self.tail_steps = 0  # how many weights the mean is over
 
     def _build(self):
         s, common = self.settings, {"lr": self.lr, "weight_decay": self.settings.weight_decay}
@@ -103,7 +104,9 @@ class Optimization:
         """(parameter, its average) for those that have one."""
         if self.kind == "asgd":
             return [(p, self.optimizer.state[p]["ax"]) for p in self.parameters if p in self.optimizer.state]
-        return list(zip(self.parameters, self.tail, strict=True)) if self.tail_steps else []
+        if self.tail is None or not self.tail_steps:
+            return []
+        return list(zip(self.parameters, self.tail, strict=True))
 
     @contextmanager
     def averaged(self):

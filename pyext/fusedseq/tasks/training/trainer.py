@@ -210,13 +210,15 @@ class Trainer:
         save_checkpoint(self.out / BEST, state)
 
     def finish(self):
-        """Puts the weights to be judged into the model: the best validation's, else (none was reached) the current
-        ones, averaged where averaging is on, which are then written as best.safetensors. The schedule is untouched:
-        a run resumed later goes on as if it had not ended."""
+        """Puts the weights to be judged into the model, and returns their validation figures: the best validation's,
+        else (none was reached) the current ones, averaged where averaging is on, which are then written as
+        best.safetensors. The schedule is untouched: a run resumed later goes on as if it had not ended."""
         if self.schedule.best is None:
             with self.optimization.averaged():
                 self._save_best(self.validate())
-        self.task.model.load_state_dict(load_checkpoint(self.out / BEST)["model"])
+        best = load_checkpoint(self.out / BEST)
+        self.task.model.load_state_dict(best["model"])
+        return best["metrics"]
 
     def report(self, results):
         """Writes what came out as result.json."""
