@@ -143,8 +143,9 @@ def embedding(V, *bars, backward=True, sparse=False, tokens=4900, E=650, smaller
     if smaller:
         others[f"V{smaller}"] = lambda ids, W, *rest: fused.embedding(ids % smaller, W[:smaller], *rest)
 
-    # Forward: gather. Backward: read dy, write the gradient of the table (dense: all of it, and zeros are written too).
-    traffic = 2 * tokens * E + (backward and tokens * E + (tokens if sparse else V) * E)
+    # Forward: gather. Backward: read dy, write the rows used. The rest of a dense gradient's zeros is not counted, as the
+    # system can give them for nothing.
+    traffic = (4 if backward else 2) * tokens * E
     return Row("embedding", f"{tokens}-V{V}-{E}" + "-sparse" * sparse, make, backward=backward, traffic=traffic,
                copied=(tokens, E), roof="copy", bars=bars, others=others, **row)  # fmt: skip
 

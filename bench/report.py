@@ -50,7 +50,7 @@ def cells(document, row):
 
     rate, unit = figures.rate(row)
     parts = figures.parts_of_roof(document, row)
-    name = row["name"].removesuffix("-forward") + " (disturbed)" * figures.disturbed(row)
+    name = row["name"].removesuffix("-forward") + " *" * figures.disturbed(row)
     bars = "; ".join(f"{bar}: {MARK[met]}" for bar, met in figures.verdicts(document, row))
     return [name, row["mode"], *map(milliseconds, COLUMNS),
             f"{figures.gain(row, against):.2f}× {against}", f"{megabytes('fused')} ({megabytes(against)})",
@@ -73,6 +73,8 @@ def notes(document):
     lines.append(
         f"{sum(map(bool, bars))} of {len(bars)} bars met" + (f"; missed in {', '.join(missed)}" if missed else "")
     )
+    if any(map(figures.disturbed, document["rows"])):
+        lines.append(f"*: others used more than {figures.BUSY} core while this row was measured; not to be quoted")
     if not document["full"]:
         lines.append("The quick set: without --full the paper's model, bf16, dropouts on the state, varied lengths and "
                      "whole loops compiled are left out.")  # fmt: skip
