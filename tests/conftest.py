@@ -1,4 +1,4 @@
-"""Options and fixtures: `--device cpu|cuda`, `--dtype float32|float64|bfloat16|float16` (all of the device's by default)."""
+"""Options `--device cpu|cuda` and `--dtype float32|...` (by default all of the device's), and the fixtures they make."""
 
 import pytest
 import torch
@@ -27,13 +27,6 @@ def device(request):
     return device
 
 
-@pytest.fixture
-def built():
-    """For tests of what only a registered operator can do."""
-    if fused.lstm is reference.lstm:
-        pytest.skip("fusedseq.fused is the placeholder that re-exports the oracles")
-
-
 @pytest.fixture(params=["fused", "reference"])
 def ops(request):
     return {"fused": fused, "reference": reference}[request.param]
@@ -42,3 +35,14 @@ def ops(request):
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def threads():
+    """Calls with another number of threads: `threads(3)`. The tests run on one, which a busy machine disturbs least."""
+    yield torch.set_num_threads
+    torch.set_num_threads(1)
+
+
+def pytest_configure():
+    torch.set_num_threads(1)

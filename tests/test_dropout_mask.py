@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from fusedseq import fused, reference
+from fusedseq import _C, fused, reference
 from fusedseq.reference.dropout_mask import philox as oracle_philox
 from fusedseq.testing import cotangents
 
@@ -36,19 +36,15 @@ def words(seed, shape):
 
 
 @pytest.mark.parametrize(("key", "counter", "expected"), KNOWN, ids=["zero", "ones", "pi"])
-def test_known_answers(key, counter, expected, built):
-    from fusedseq import _C
-
+def test_known_answers(key, counter, expected):
     assert philox(key, counter) == expected
     assert _C.philox(key, counter[0] | counter[1] << 32, counter[2] | counter[3] << 32) == expected
 
 
 @pytest.mark.parametrize("counter", [0, 1, 2**32 - 1, 2**32, 2**33 + 5, 2**62 + 3])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_large_counters(seed, counter, built):
+def test_large_counters(seed, counter):
     """No mask of a test is long enough to reach them."""
-    from fusedseq import _C
-
     expected = philox(seed, (counter & 0xFFFFFFFF, counter >> 32, 0, 0))
     assert tuple(int(w) for w in oracle_philox(seed, torch.tensor(counter))) == expected
     assert _C.philox(seed & (2**64 - 1), counter) == expected

@@ -44,7 +44,7 @@ def equal_modules(got, plain, exact, inputs, *, seed=3, call=lambda module, *a: 
         wrt = {f"input {i}": t for i, t in enumerate(given) if t.requires_grad} | dict(module.named_parameters())
         grads = torch.autograd.grad(used, list(wrt.values()), [g.to(wide) for g in upstream], materialize_grads=True)
         found.append({**{f"result {i}": y for i, y in enumerate(results)}, **dict(zip(wrt, grads, strict=True))})
-    terms = longest_sum([*inputs, *got.parameters()])
+    terms = longest_sum([*inputs, *got.parameters()]) * T
     for name in found[0]:
         assert_within_budget(name, *(f[name] for f in found), torch.float32, terms)
 

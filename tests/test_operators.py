@@ -172,17 +172,26 @@ def dense(t):
     return t.to_dense() if t.is_sparse else t
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
-@cases(lambda case: elements(case) >= 1000)
+@cases(lambda case: elements(case) >= 100)
 def test_any_number_of_threads(case, threads, device):
     args, kwargs = case.inputs(device)
+    for count in (2, 3) if elements(case) > 1000 else (2,):
+        threads(count)
+        check(case.op, args, kwargs)
+
+
+@pytest.fixture
+def filled_with_nan():
+    """New memory is NaN until it is written, where torch allocates it."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@cases(lambda case: elements(case) < 20000)
+def test_unwritten_memory_is_not_read(case, filled_with_nan, device, dtype):
+    args, kwargs = case.inputs(device, dtype)
+    assert not floats(case) or torch.empty(1, device=device).isnan()
     check(case.op, args, kwargs)
 
 
@@ -199,8 +208,8 @@ class Recorder(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@cases(lambda case: elements(case) < 1000)
-def test_opcheck(case, device, built):
+@one_of_each("lstm-T1-B1", "lstm-T3-B0", "H7-nobias", "r1-rank2", "r0", "dropout-0x5-p0.5", "dropout_mask-2x3x5-p0.3")
+def test_opcheck(case, filled_with_nan, device):
     """The schema, fake and autograd implementations of each registered operator the call runs, backward included."""
     args, kwargs = case.inputs(device)
     with Recorder() as recorder:
@@ -215,7 +224,7 @@ def test_opcheck(case, device, built):
 
 
 @one_of_each()
-def test_meta_tensors(case, device, built):
+def test_meta_tensors(case, device):
     """Shapes, dtypes and strides without data, as a FakeTensorMode or `device="meta"` asks for them."""
     args, kwargs = case.inputs(device)
     wanted = tree_leaves(getattr(fused, case.op)(*args, **kwargs))
@@ -224,9 +233,12 @@ def test_meta_tensors(case, device, built):
     assert [(y.shape, y.dtype, y.stride()) for y in got] == [(y.shape, y.dtype, y.stride()) for y in wanted]
 
 
-@one_of_each()
-def test_autocast(case, device, built):
-    """The recurrent operators run in the autocast dtype and give it; the others keep the dtype of their input."""
+@cases(lambda case: floats(case) and elements(case) < 1000 and "input_dropout" not in case.id)
+def test_autocast(case, device):
+    """The recurrent operators run in the autocast dtype and give it; the others keep the dtype of their input.
+
+    (An input dropout is one of the others, on the way to the recurrence: in the wider dtype.)
+    """
     low = torch.bfloat16
     args, kwargs = case.inputs(device)
     with torch.autocast(device, dtype=low):

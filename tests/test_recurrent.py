@@ -12,10 +12,10 @@ from fusedseq.testing import (
     convert,
     cotangents,
     differentiable,
-    longest_sum,
     lstm_case,
     mogrifier_lstm_case,
     names,
+    roundings,
     run,
 )
 
@@ -50,7 +50,7 @@ def equal_routes(case, this, other, device, dtype, needs=None):
     labels = [f"result {i}" for i in range(len(got))] + [
         f"gradient of {wrt[i]}" for i in needs or range(len(got_grads))
     ]
-    terms = longest_sum(differentiable(args, kwargs))
+    terms = roundings(case.op, args, differentiable(args, kwargs))
     for each in zip(labels, got + got_grads, plain + plain_grads, exact + exact_grads, strict=True):
         assert_within_budget(*each, dtype, terms)
 
