@@ -4,7 +4,7 @@ TORCH ?= torch==2.13.0
 HAVE := $(shell python3 -c 'import importlib.metadata as m, sys, zlib; m.version("torch"); print(zlib.crc32(sys.prefix.encode()))' 2>/dev/null)
 PYTHON := $(if $(HAVE),python3,.venv/bin/python)
 INSTALLED := $(if $(HAVE),.stamps/$(HAVE),.venv/installed)
-PIP := $(PYTHON) -m pip install --disable-pip-version-check --quiet
+PIP := $(PYTHON) -m pip install --disable-pip-version-check -qq
 SOURCES := setup.py pyproject.toml $(wildcard csrc/* csrc/*/*)
 
 .PHONY: bench test lint gpu

@@ -291,6 +291,14 @@ def test_operators_that_do_not_load_are_one_sentence(tmp_path):
         assert re.fullmatch(rf"ImportError: fusedseq: .*{expected}.*", process.text.splitlines()[-1])
 
 
+@pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="this machine may have a GPU")
+def test_make_gpu_without_a_gpu_is_one_sentence(tmp_path):
+    process = run("make", "gpu", f"OUT={tmp_path / 'results'}", cwd=ROOT, MAKEFLAGS="")
+    assert process.returncode == 2
+    assert process.text.splitlines()[0] == "make gpu: needs a GPU, and nvidia-smi finds none here"
+    assert not (tmp_path / "results").exists()
+
+
 def test_setup_stays_small():
     assert len((ROOT / "setup.py").read_text().splitlines()) <= 80
 
