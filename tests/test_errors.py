@@ -1,0 +1,255 @@
+"""Bad input: an exception that names the operator, the argument, what was wanted and what came."""
+
+import inspect
+
+import pytest
+import torch
+from fusedseq import fused, reference
+from fusedseq.testing import (
+    activation_regularization_case,
+    dropout_case,
+    embedding_case,
+    lstm_case,
+    mogrifier_lstm_case,
+)
+
+T, B, X, H = 3, 2, 5, 4
+GOOD = {
+    "lstm": lstm_case(T, B, X, H),
+    "mogrifier_lstm": mogrifier_lstm_case(T, B, X, H, 3),
+    "mogrifier_lstm of low rank": mogrifier_lstm_case(T, B, X, H, 3, rank=2),
+    "dropout": dropout_case("dropout", (3, 5), 0.5),
+    "locked_dropout": dropout_case("locked_dropout", (3, 2, 5), 0.5),
+    "weight_drop": dropout_case("weight_drop", (6, 5), 0.5),
+    "embedding": embedding_case((3, 2), 7, 4, 0.5),
+    "activation_regularization": activation_regularization_case(3, 2, 4),
+}
+
+
+def call(good, **changed):
+    """The operator of a good case with some arguments changed; a function is applied to the good argument."""
+    case = GOOD[good]
+    args, kwargs = case.inputs()
+    bound = inspect.signature(getattr(reference, case.op)).bind(*args, **kwargs)
+    bound.apply_defaults()
+    for name, value in changed.items():
+        bound.arguments[name] = value(bound.arguments[name]) if inspect.isfunction(value) else value
+    return getattr(fused, case.op)(*bound.args, **bound.kwargs)
+
+
+@pytest.mark.parametrize("good", GOOD)
+def test_good_input_passes(good):
+    call(good)
+
+
+SHAPES = [
+    # case, argument, its shape, what the sentence says was wanted
+    ("lstm", "x", (2, 5), r"\(T, B, X\)"),
+    ("lstm", "x", (0, 2, 5), r"T"),
+    ("lstm", "x", (3, 2, 0), r"X"),
+    ("lstm", "W_hh", (16, 3), r"\(4H, H\) = \(16, 4\)"),
+    ("lstm", "W_hh", (15, 4), r"\(4H, H\) = \(16, 4\)"),
+    ("lstm", "W_hh", (4, 16), r"\(4H, H\) = \(16, 4\)"),
+    ("lstm", "W_ih", (16, 4), r"\(4H, X\) = \(16, 5\)"),
+    ("lstm", "W_ih", (16,), r"\(4H, X\) = \(16, 5\)"),
+    ("lstm", "b", (4,), r"\(4H,\) = \(16,\)"),
+    ("lstm", "b", (1, 16), r"\(4H,\) = \(16,\)"),
+    ("lstm", "h0", (1, 2, 4), r"\(B, H\)"),
+    ("lstm", "h0", (3, 4), r"\(B, H\) = \(2, 4\)"),
+    ("lstm", "h0", (1, 4), r"\(B, H\) = \(2, 4\)"),
+    ("lstm", "c0", (2, 5), r"\(B, H\) = \(2, 4\)"),
+    ("mogrifier_lstm", "x", (0, 2, 5), r"T"),
+    ("mogrifier_lstm", "W_hh", (16, 3), r"\(4H, H\) = \(16, 4\)"),
+    ("mogrifier_lstm", "c0", (1, 4), r"\(B, H\) = \(2, 4\)"),
+    ("mogrifier_lstm", "Q", (2, 4, 5), r"\(n, X, H\) = \(2, 5, 4\)"),
+    ("mogrifier_lstm", "Q", (5, 4), r"n = 2"),
+    ("mogrifier_lstm", "Q", (3, 5, 4), r"n = 2"),
+    ("mogrifier_lstm", "Q", (0, 5, 4), r"n = 2"),
+    ("mogrifier_lstm", "R", (2, 4, 5), r"n = 1"),
+    ("mogrifier_lstm", "R", (1, 5, 4), r"\(n, H, X\) = \(1, 4, 5\)"),
+    ("mogrifier_lstm", "Q_bias", (2, 4), r"\(n, X\) = \(2, 5\)"),
+    ("mogrifier_lstm", "Q_bias", (1, 5), r"\(n, X\) = \(2, 5\)"),
+    ("mogrifier_lstm", "R_bias", (1, 5), r"\(n, H\) = \(1, 4\)"),
+    ("locked_dropout", "x", (3, 5), r"\(T, B, D\)"),
+    ("weight_drop", "W", (6,), r"\(rows, columns\)"),
+    ("weight_drop", "W", (6, 5, 1), r"\(rows, columns\)"),
+    ("embedding", "W", (7,), r"\(V, E\)"),
+    ("embedding", "W", (7, 4, 1), r"\(V, E\)"),
+    ("activation_regularization", "dropped", (3, 2), r"\(T, B, H\)"),
+    ("activation_regularization", "raw", (2, 2, 4), r"\(T, B, H\) = \(3, 2, 4\)"),
+]
+
+
+@pytest.mark.parametrize(("good", "name", "shape", "wanted"), SHAPES, ids=[f"{c}-{n}-{s}" for c, n, s, _ in SHAPES])
+def test_wrong_shape(good, name, shape, wanted):
+    got = r"\(" + ", ".join(map(str, shape)) + r",?\)"
+    with pytest.raises(ValueError, match=rf"^{good}: .*{name} .*{wanted}.*, got .*{got}"):
+        call(good, **{name: torch.zeros(shape)})
+
+
+def test_no_steps():
+    with pytest.raises(ValueError, match=r"activation_regularization: .*\(0, 2, 4\)"):
+        call("activation_regularization", dropped=torch.zeros(0, 2, 4), raw=torch.zeros(0, 2, 4))
+
+
+FACTORS = {
+    "Q's first": ("Q", ((2, 5, 3), (2, 2, 4)), r"Q.*\(2, 5, 2\).*got \(2, 5, 3\)"),
+    "Q's second": ("Q", ((2, 5, 2), (2, 2, 5)), r"Q.*\(2, 2, 4\).*got \(2, 2, 5\)"),
+    "R's second": ("R", ((1, 4, 2), (2, 2, 5)), r"R.*\(1, 2, 5\).*got \(2, 2, 5\)"),
+    "rank 0": ("Q", ((2, 5, 0), (2, 0, 4)), r"Q.*rank.*got \(2, 0, 4\)"),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_wrong_factors(name):
+    argument, shapes, message = FACTORS[name]
+    with pytest.raises(ValueError, match=f"^mogrifier_lstm: {message}"):
+        call("mogrifier_lstm of low rank", **{argument: tuple(torch.zeros(s) for s in shapes)})
+
+
+def test_factors_that_are_no_pair():
+    with pytest.raises(TypeError, match=r"^mogrifier_lstm: Q must be a tensor or a pair of factors, got"):
+        call("mogrifier_lstm", Q=(torch.zeros(2, 5, 2),))
+
+
+@pytest.mark.parametrize(("rounds", "name"), [(1, "Q"), (2, "R"), (5, "R")])
+def test_rounds_without_a_weight(rounds, name):
+    weights = mogrifier_lstm_case(T, B, X, H, rounds).inputs()[0]
+    given = {"Q": weights[6], "R": weights[7], "Q_bias": None, "R_bias": None, "rounds": rounds, name: None}
+    with pytest.raises(ValueError, match=rf"^mogrifier_lstm: {name} .*, got None"):
+        call("mogrifier_lstm", **given)
+
+
+def test_weights_of_rounds_that_do_not_run_may_stay():
+    assert call("mogrifier_lstm", rounds=0, Q=None, R=None, Q_bias=None, R_bias=None)
+
+
+@pytest.mark.parametrize("rounds", [-1, -5])
+def test_negative_rounds(rounds):
+    with pytest.raises(ValueError, match=rf"^mogrifier_lstm: rounds .*, got {rounds}"):
+        call("mogrifier_lstm", rounds=rounds)
+
+
+@pytest.mark.parametrize("rounds", [1.5, "3", None])
+def test_rounds_that_are_no_number(rounds):
+    with pytest.raises((TypeError, ValueError), match=r"^mogrifier_lstm: rounds .*, got"):
+        call("mogrifier_lstm", rounds=rounds)
+
+
+FLOATS = [
+    *(("lstm", name) for name in ("x", "W_ih", "W_hh", "b", "h0", "c0")),
+    *(("mogrifier_lstm", name) for name in ("x", "W_ih", "W_hh", "b", "h0", "c0", "Q", "R", "Q_bias", "R_bias")),
+    ("dropout", "x"), ("locked_dropout", "x"), ("weight_drop", "W"), ("embedding", "W"),
+    ("activation_regularization", "dropped"), ("activation_regularization", "raw"),
+]  # fmt: skip
+FLOAT_IDS = [f"{c}-{n}" for c, n in FLOATS]
+
+
+@pytest.mark.parametrize(("good", "name"), FLOATS, ids=FLOAT_IDS)
+@pytest.mark.parametrize("other", [torch.int64, torch.float16, torch.complex64, torch.bool], ids=str)
+def test_wrong_dtype(good, name, other):
+    with pytest.raises(TypeError, match=rf"^{good}: {name} .*, got {other}"):
+        call(good, **{name: lambda t: t.to(other)})
+
+
+MIXED = [(c, n) for c, n in FLOATS if c in ("lstm", "mogrifier_lstm", "activation_regularization")]
+
+
+@pytest.mark.parametrize(("good", "name"), MIXED, ids=[f"{c}-{n}" for c, n in MIXED])
+@pytest.mark.parametrize("other", [torch.float64, torch.bfloat16], ids=str)
+def test_mixed_dtypes(good, name, other):
+    """The sentence names the one that differs from the first; where the first differs, the second."""
+    with pytest.raises(TypeError, match=rf"^{good}: \w+ must be of the dtype of .*, got torch"):
+        call(good, **{name: lambda t: t.to(other)})
+
+
+MAY_BE_NONE = ("b", "Q", "R", "Q_bias", "R_bias")
+
+
+@pytest.mark.parametrize(("good", "name"), FLOATS, ids=FLOAT_IDS)
+def test_no_tensor(good, name):
+    for value in (3, [1.0]) if name in MAY_BE_NONE else (3, [1.0], None):
+        with pytest.raises(TypeError, match=rf"^{good}: {name} must be a tensor"):
+            call(good, **{name: value})
+
+
+@pytest.mark.parametrize(("good", "name"), [*MIXED, ("embedding", "ids"), ("lstm", "lengths")], ids=str)
+def test_devices_differ(good, name):
+    with pytest.raises(ValueError, match=rf"^{good}: .*device.*(meta|cpu)"):
+        call(good, **{name: lambda t: torch.zeros(B, dtype=torch.int64, device="meta") if t is None else t.to("meta")})
+
+
+PROBABILITIES = [
+    *((op, "p") for op in ("dropout", "locked_dropout", "weight_drop", "embedding")),
+    *(("mogrifier_lstm", name) for name in ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c")),
+]
+
+
+@pytest.mark.parametrize(("good", "name"), PROBABILITIES, ids=[f"{c}-{n}" for c, n in PROBABILITIES])
+@pytest.mark.parametrize("p", [-0.1, 1.0000001, 2, float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_probability(good, name, p, training):
+    options = {"training": training} if good == "mogrifier_lstm" else {}
+    with pytest.raises(ValueError, match=rf"^{good}: {name} must be in \[0, 1\], got {p}"):
+        call(good, **{name: p}, **options)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")], ids=str)
+def test_probability_of_a_mask(p):
+    with pytest.raises(ValueError, match=rf"^dropout_mask: p must be in \[0, 1\], got {p}"):
+        fused.dropout_mask(0, p, (3, 4))
+
+
+SEEDED = ["mogrifier_lstm", "dropout", "locked_dropout", "weight_drop", "embedding"]
+
+
+@pytest.mark.parametrize("good", SEEDED)
+@pytest.mark.parametrize(
+    "seed", [1.5, "1", None, torch.tensor(1.0), torch.tensor([1, 2]), torch.tensor(1, dtype=torch.int32)], ids=str
+)
+def test_wrong_seed(good, seed):
+    with pytest.raises(TypeError, match=rf"^{good}: seed must be .*, got"):
+        call(good, seed=seed)
+
+
+@pytest.mark.parametrize("good", SEEDED)
+@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63 - 1, 2**63, 2**64 - 1])
+def test_any_64_bits_are_a_seed(good, seed):
+    call(good, seed=seed)
+
+
+@pytest.mark.parametrize("bad", [-1, 7, 2**40, -(2**63)])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_token_outside_the_vocabulary(bad, sparse, p):
+    ids = torch.tensor([[0, 6], [3, bad]])
+    with pytest.raises(IndexError, match=rf"^embedding: ids must be in \[0, V\) = \[0, 7\), got {bad}"):
+        call("embedding", ids=ids, sparse=sparse, p=p)
+
+
+def test_token_of_an_empty_vocabulary():
+    with pytest.raises(IndexError, match=r"^embedding: ids must be in \[0, V\) = \[0, 0\)"):
+        call("embedding", W=torch.zeros(0, 4))
+
+
+@pytest.mark.parametrize("other", [torch.int32, torch.float32, torch.bool], ids=str)
+def test_ids_of_another_dtype(other):
+    with pytest.raises(TypeError, match=rf"^embedding: ids must be int64, got {other}"):
+        call("embedding", ids=torch.zeros(3, dtype=other))
+
+
+@pytest.mark.parametrize("good", ["lstm", "mogrifier_lstm"])
+@pytest.mark.parametrize("bad", [-1, T + 1, 2**40])
+def test_length_outside_the_sequence(good, bad):
+    with pytest.raises(ValueError, match=rf"^{good}: lengths must be in \[0, T\] = \[0, 3\], got {bad}"):
+        call(good, lengths=torch.tensor([1, bad]))
+
+
+@pytest.mark.parametrize("good", ["lstm", "mogrifier_lstm"])
+def test_wrong_lengths(good):
+    with pytest.raises(ValueError, match=rf"^{good}: lengths must be \(B,\) = \(2,\), got \(3,\)"):
+        call(good, lengths=torch.tensor([1, 2, 3]))
+    with pytest.raises(TypeError, match=rf"^{good}: lengths must be int64, got torch.int32"):
+        call(good, lengths=torch.tensor([1, 2], dtype=torch.int32))
+    with pytest.raises(TypeError, match=rf"^{good}: lengths must be a tensor, got list"):
+        call(good, lengths=[1, 2])
