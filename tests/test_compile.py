@@ -1,0 +1,146 @@
+"""torch.compile(fullgraph=True) gives what eager gives: of operators and of modules, forward and backward."""
+
+import pytest
+import torch
+from fusedseq import fused, nn
+from fusedseq.testing import CASES, lstm_case, mogrifier_lstm_case, run
+
+# One case of an operator, and the most options: graphs do not depend on the sizes.
+COMPILED = [case for case in CASES if str(case) in (
+    "lstm-T4-B3-X5-H7-nobias", "lstm-T5-B4-X6-H5-lengths", "mogrifier_lstm-T3-B2-X5-H4-r5-rank3-shared",
+    "mogrifier_lstm-T4-B3-X7-H5-r5-lengths-state_dropout0.3-zoneout_h0.2-zoneout_c0.1",
+    "mogrifier_lstm-T3-B2-X5-H4-r5-input_dropout0.5-locked_input1",
+    "dropout-7x17-p0.3-tensor-seed-9", "dropout-2x3x5-p0.5", "locked_dropout-3x5x7-p0.4-tensor-seed1099511627776",
+    "weight_drop-5x3-p0.5", "weight_drop-12x3-p0.5-variational-tensor-seed-5", "embedding-4x3-V7-E5-p0.5",
+    "activation_regularization-T5-B3-H17-alpha2-beta1", "dropout_mask-7-p0.5-seed-9223372036854775808",
+)]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+
+
+def test_every_operator_is_compiled():
+    assert {case.op for case in COMPILED} == {case.op for case in CASES}
+    assert len(COMPILED) == 13
+
+
+@pytest.mark.parametrize("case", COMPILED, ids=str)
+def test_compiled_equals_eager(case, device):
+    function = getattr(fused, case.op)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    (y, g), (wanted, wanted_grads) = (run(f, *case.inputs(device)) for f in (compiled, function))
+    assert all(torch.equal(a, b) for a, b in zip(y + g, wanted + wanted_grads, strict=True))
+
+
+@pytest.mark.parametrize("case", [lstm_case(3, 2, 5, 4), mogrifier_lstm_case(3, 2, 5, 4, rank=2)], ids=str)
+def test_inductor(case, device):
+    """Also the pointwise work around the operator, which inductor fuses; torch's default tolerances are for that."""
+
+    def model(*args, **kwargs):
+        y, (h, c) = getattr(fused, case.op)(*args, **kwargs)
+        return (y.tanh() * 2 + 1, h - c)
+
+    compiled = torch.compile(model, fullgraph=True)
+    (y, g), (wanted, wanted_grads) = (run(f, *case.inputs(device)) for f in (compiled, model))
+    torch.testing.assert_close(y + g, wanted + wanted_grads)
+
+
+@pytest.mark.parametrize("make", [lstm_case, mogrifier_lstm_case])
+def test_one_graph_for_every_length(make, device):
+    """AWD-LSTM draws another T each batch: with dynamic shapes nothing is compiled again."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    op = make(1, 1, 1, 1).op
+    compiled = torch.compile(getattr(fused, op), fullgraph=True, backend=backend, dynamic=True)
+    args, kwargs = make(9, 4, 5, 6).inputs(device)
+    for T in (9, 3, 7, 2):
+        inputs = (args[0][:T].clone(), *args[1:])
+        (y, *_), (wanted, *_) = compiled(*inputs, **kwargs), getattr(fused, op)(*inputs, **kwargs)
+        assert torch.equal(y, wanted)
+    assert len(graphs) == 1
+
+
+MODULES = {
+    "lstm": lambda: nn.LSTM(6, 5, 2, dropout=0.3, weight_dropout=0.4),
+    "mogrifier": lambda: nn.MogrifierLSTM(
+        6, 5, 2, rounds=3, input_dropout=0.2, dropout=0.3, state_dropout=0.2, zoneout_h=0.1, weight_dropout=0.4
+    ),
+    "dropout": lambda: nn.Dropout(0.5),
+    "locked_dropout": lambda: nn.LockedDropout(0.5),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_in_training(name, device):
+    """The seed is drawn inside the graph: a new mask at every call, and the eager one after the same manual_seed."""
+    module = MODULES[name]().to(device)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = torch.randn(5, 4, 6, device=device)
+
+    def call(module, seed):
+        torch.manual_seed(seed)
+        given = x.clone().requires_grad_()
+        y = module(given)
+        y = y[0] if isinstance(y, tuple) else y
+        grads = torch.autograd.grad(y.square().sum(), [given, *module.parameters()])
+        return [y, *grads]
+
+    for seed in (1, 2):
+        assert all(torch.equal(a, b) for a, b in zip(call(compiled, seed), call(module, seed), strict=True))
+    assert not torch.equal(compiled_output(compiled, x), compiled_output(compiled, x))
+
+
+def compiled_output(compiled, x):
+    y = compiled(x)
+    return y[0] if isinstance(y, tuple) else y
+
+
+def test_embedding_module(device):
+    module = nn.Embedding(11, 4, 0.5).to(device)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    ids = torch.arange(12, device=device).reshape(4, 3) % 11
+    outputs = []
+    for function in (compiled, module):
+        torch.manual_seed(1)
+        y = function(ids)
+        outputs.append((y, *torch.autograd.grad(y.square().sum(), module.weight)))
+    assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+
+
+def test_bad_token_in_compiled_code(device):
+    """Compiled code has no values to look at: the kernel raises, and reads nothing outside the table."""
+    compiled = torch.compile(fused.embedding, fullgraph=True, backend="aot_eager")
+    W = torch.zeros(7, 4, device=device)
+    compiled(torch.tensor([0, 6], device=device), W)
+    for bad in (-1, 7, 2**40):
+        with pytest.raises(RuntimeError, match=r"embedding: .*"):
+            compiled(torch.tensor([0, bad], device=device), W)
+
+
+@pytest.mark.parametrize("bad", [-1, 4, 2**40])
+def test_bad_length_in_compiled_code(bad, device):
+    """Compiled code has no values to look at: such a length is as the nearest that there is."""
+    compiled = torch.compile(fused.lstm, fullgraph=True, backend="aot_eager")
+    args, _ = lstm_case(3, 2, 5, 4).inputs(device)
+    results = []
+    for lengths in (torch.tensor([2, bad]), torch.tensor([2, min(max(bad, 0), 3)])):
+        results.append(run(compiled, args, {"lengths": lengths.to(device)}))
+    assert all(torch.equal(a, b) for a, b in zip(*(y + g for y, g in results), strict=True))
+
+
+def test_make_fx_shows_one_operator(device):
+    """No Python per step: a traced recurrence is one call."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    for case in (lstm_case(9, 2, 5, 4), mogrifier_lstm_case(9, 2, 5, 4)):
+        args, kwargs = case.inputs(device)
+        graph = make_fx(lambda *a, case=case, kwargs=kwargs: getattr(fused, case.op)(*a, **kwargs)[0])(*args)
+        calls = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
+        calls = [c for c in calls if "getitem" not in c and not c.startswith("aten.lift_fresh")]  # the seed's tensor
+        assert calls == [f"fusedseq.{case.op}.default"]
