@@ -25,4 +25,6 @@ def backward(ctx, dy):
     return torch.ops.fusedseq.dropout(dy, ctx.p, *ctx.saved_tensors), None, None
 
 
-autograd.register("dropout", lambda x, p, seed: torch.empty_like(x, memory_format=torch.contiguous_format), backward, setup)
+autograd.register(
+    "dropout", lambda x, p, seed: torch.empty_like(x, memory_format=torch.contiguous_format), backward, setup
+)

@@ -43,7 +43,9 @@ def setup_backward(ctx, inputs, output):
 
 def backward_backward(ctx, ddW):
     if ctx.compact:
-        raise NotImplementedError("embedding: a gradient made with sparse=True has no second derivative; use sparse=False")
+        raise NotImplementedError(
+            "embedding: a gradient made with sparse=True has no second derivative; use sparse=False"
+        )
     # The gradient is linear in dy, and its transpose is the gather.
     ids, seed = ctx.saved_tensors
     return torch.ops.fusedseq.embedding(ids, ddW, ctx.p, seed), None, None, None, None, None

@@ -68,14 +68,13 @@ class LanguageModel(nn.Module):
         s = self.settings
         shared = {
             "dropout": s.dropout, "weight_dropout": s.weight_dropout, "residual": s.residual, "output": s.output,
-            "forget_bias": s.forget_bias, "ops": ops,
+            "forget_bias": s.forget_bias, "locked": s.locked, "ops": ops,
         }  # fmt: skip
-        # LSTM has locked dropout alone between its layers; a Mogrifier LSTM of zero rounds is an LSTM and has both.
-        if s.rounds == 0 and s.locked and not s.state_dropout and not s.cap_input_gate:
+        if s.rounds == 0 and not s.state_dropout and not s.cap_input_gate:
             return LSTM(s.embedding, s.hidden, s.layers, **shared)
         return MogrifierLSTM(
             s.embedding, s.hidden, s.layers, rounds=s.rounds, rank=s.rank, cap_input_gate=s.cap_input_gate,
-            locked=s.locked, state_dropout=s.state_dropout, **shared,
+            state_dropout=s.state_dropout, **shared,
         )  # fmt: skip
 
     def forward(self, ids, state=None):

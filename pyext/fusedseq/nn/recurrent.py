@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils import rnn
 
 from fusedseq import fused
-from fusedseq.nn.dropout import LockedDropout, WeightDrop, check_probability, draw_seed
+from fusedseq.nn.dropout import Dropout, LockedDropout, WeightDrop, check_probability, draw_seed
 
 
 class _Recurrent(nn.Module):
@@ -117,26 +117,27 @@ class LSTM(_Recurrent):
     `state_dict` it loads.
 
     input_size    hidden_size: one for all layers, or a list of one for each    num_layers
-    dropout: LockedDropout between layers    weight_dropout: DropConnect on W_hh, one mask for all steps; `variational`:
-    one mask value per row    residual: a layer reads the sum of the two outputs below it
+    dropout: between layers, drawn once for all steps with `locked` (AWD-LSTM), or at each step
+    weight_dropout: DropConnect on W_hh, one mask for all steps; `variational`: one mask value per row
+    residual: a layer reads the sum of the two outputs below it
     output: 'last' layer's, or the 'sum' of all layers'    batch_first: x and y are (B, T, .)
     """
 
     def __init__(
-        self, input_size, hidden_size, num_layers=1, bias=True, *, dropout=0.0, weight_dropout=0.0, variational=False,
-        residual=False, output="last", batch_first=False, forget_bias=None, device=None, dtype=None, ops=fused,
+        self, input_size, hidden_size, num_layers=1, bias=True, *, dropout=0.0, locked=True, weight_dropout=0.0,
+        variational=False, residual=False, output="last", batch_first=False, forget_bias=None, device=None, dtype=None, ops=fused,
     ):  # fmt: skip
         super().__init__(
             input_size, hidden_size, num_layers, bias, weight_dropout, variational, residual, output, batch_first,
             device, dtype, ops,
         )  # fmt: skip
-        self.locked_dropout = LockedDropout(dropout, ops=ops)
+        self.dropout = (LockedDropout if locked else Dropout)(dropout, ops=ops)
         self._lstm = ops.lstm
         self.reset_parameters(forget_bias)
 
     def _layer(self, l, x, h, c, lengths):
         if l > 0:
-            x = self.locked_dropout(x)
+            x = self.dropout(x)
         return self._lstm(x, *self._gates(l), h, c, lengths)
 
 
