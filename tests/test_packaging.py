@@ -293,7 +293,7 @@ def test_operators_that_do_not_load_are_one_sentence(tmp_path):
 
 @pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="this machine may have a GPU")
 def test_make_gpu_without_a_gpu_is_one_sentence(tmp_path):
-    process = run("make", "gpu", f"OUT={tmp_path / 'results'}", cwd=ROOT, MAKEFLAGS="")
+    process = run("make", "--no-print-directory", "gpu", f"OUT={tmp_path / 'results'}", cwd=ROOT, MAKEFLAGS="")
     assert process.returncode == 2
     assert process.text.splitlines()[0] == "make gpu: needs a GPU, and nvidia-smi finds none here"
     assert not (tmp_path / "results").exists()
