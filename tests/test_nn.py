@@ -133,7 +133,7 @@ def test_eval_mode_masks_nothing(name, ops, device):
     assert torch.equal(torch.get_rng_state(), before)
     for regulariser in ("input_dropout", "dropout", "state_dropout"):
         setattr(module, regulariser, 0.0)
-    for child in (module.weight_drop, getattr(module, "locked_dropout", module.weight_drop)):
+    for child in (module.weight_drop, getattr(module, "layer_dropout", module.weight_drop)):
         child.p = 0.0
     assert torch.equal(module(x)[0], first)
 

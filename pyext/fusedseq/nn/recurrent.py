@@ -131,13 +131,13 @@ class LSTM(_Recurrent):
             input_size, hidden_size, num_layers, bias, weight_dropout, variational, residual, output, batch_first,
             device, dtype, ops,
         )  # fmt: skip
-        self.dropout = (LockedDropout if locked else Dropout)(dropout, ops=ops)
+        self.layer_dropout = (LockedDropout if locked else Dropout)(dropout, ops=ops)
         self._lstm = ops.lstm
         self.reset_parameters(forget_bias)
 
     def _layer(self, l, x, h, c, lengths):
         if l > 0:
-            x = self.dropout(x)
+            x = self.layer_dropout(x)
         return self._lstm(x, *self._gates(l), h, c, lengths)
 
 
