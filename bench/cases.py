@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
+from fusedseq import fused, reference, testing
 
 from bench import baselines, compiled
-from fusedseq import fused, reference, testing
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
 import fusedseq
+import torch
 from fusedseq import _load
 
 REPOSITORY = Path(__file__).parents[1]

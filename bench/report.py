@@ -73,13 +73,13 @@ def notes(document):
     lines.append(
         f"{sum(map(bool, bars))} of {len(bars)} bars met" + (f"; missed in {', '.join(missed)}" if missed else "")
     )
+    if document["no kernel"]:
+        lines.append(f"no kernel on {document['device']} in this build: {', '.join(document['no kernel'])}")
     if any(map(figures.disturbed, document["rows"])):
         lines.append(f"*: others used more than {figures.BUSY} core while this row was measured; not to be quoted")
     if not document["full"]:
         lines.append("The quick set: without --full the paper's model, bf16, dropouts on the state, varied lengths and "
                      "whole loops compiled are left out.")  # fmt: skip
-    if (document["others busy"] or 0.0) > figures.BUSY:
-        lines.append(f"WARNING: others used {document['others busy']:.2f} cores during the run; not to be quoted")
     return lines
 
 

@@ -4,7 +4,6 @@ import ctypes
 import time
 
 import torch
-
 from fusedseq import testing
 
 

@@ -44,7 +44,7 @@ def run(args):
                "compile-seconds": args.compile_seconds, "out": args.out and Path(args.out).absolute(),
                "compare": args.compare and Path(args.compare).absolute()}  # fmt: skip
     command = [sys.executable, "-m", "pytest", "bench/suite.py", "-q", "-s", "--benchmark-quiet", "--benchmark-disable-gc",
-               "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning", *["--full"] * args.full,
+               "-p", "no:cacheprovider", "--tb=short", "-W", "ignore::DeprecationWarning", *["--full"] * args.full,
                *(f"--{name}={value}" for name, value in options.items() if value not in (None, ""))]  # fmt: skip
     code = subprocess.run(command, cwd=REPOSITORY, env=environment(), check=False).returncode
     return 2 if code == 4 else code  # pytest's code for a wrong option
