@@ -65,7 +65,7 @@ class Session:
             best[name] = max(rate, best.get(name, 0.0))
 
     def document(self):
-        return {**self.facts, "device": self.device, "full": self.full, 
+        return {**self.facts, "device": self.device, "full": self.full,
                 "no kernel": self.no_kernel, "gemm": self.gemm, "rows": self.results}  # fmt: skip
 
     def say(self, text, end="\n"):
