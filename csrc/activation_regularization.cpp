@@ -24,7 +24,7 @@ double scalar(const Tensor& t) {
 Tensor activation_regularization(Tensor dropped, Tensor raw, double alpha, double beta) {
   const Tensor d = dense(dropped), x = dense(raw);
   const auto a = arguments(d, x, alpha, beta);
-  Tensor loss = empty(d, {}, a.type == cpu::Type::f64 ? ScalarType::Double : ScalarType::Float);
+  Tensor loss = output(d, {}, a.type == cpu::Type::f64 ? ScalarType::Double : ScalarType::Float);
   const double value = cpu::kernels().activation_regularization(a, parallel, threads());
   if (a.type == cpu::Type::f64) *static_cast<double*>(loss.mutable_data_ptr()) = value;
   else *static_cast<float*>(loss.mutable_data_ptr()) = float(value);
@@ -36,7 +36,7 @@ std::tuple<Tensor, Tensor> activation_regularization_backward(Tensor dloss, Tens
   require(dloss.numel() == 1, "activation_regularization", "dloss must be a scalar");
   const Tensor d = dense(dropped), x = dense(raw);
   auto a = arguments(d, x, alpha, beta);
-  Tensor ddropped = torch::stable::empty_like(d), draw = torch::stable::empty_like(x);
+  Tensor ddropped = output_like(d), draw = output_like(x);
   a.ddropped = ddropped.mutable_data_ptr(), a.draw = draw.mutable_data_ptr();
   if (d.numel()) cpu::kernels().activation_regularization_backward(a, scalar(dloss), parallel, threads());
   return {ddropped, draw};

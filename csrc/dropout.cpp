@@ -8,7 +8,7 @@ namespace {
 Tensor drop(const char* op, const Tensor& input, double p, const Tensor& seed, int64_t T, int64_t B, int64_t D) {
   const cpu::Type type = kernel_type(op, input);
   const Tensor x = dense(input);
-  Tensor y = empty(x, Sizes(x.sizes().begin(), x.sizes().end()));
+  Tensor y = output_like(x);
   const cpu::Dropout d{type, T, B, D, x.const_data_ptr(), y.mutable_data_ptr(), mask(seed, p)};
   if (x.numel()) cpu::kernels().dropout(d, parallel, threads());
   return y;
@@ -29,7 +29,7 @@ Tensor weight_drop(Tensor W, double p, Tensor seed, bool variational) {
   if (!variational) return drop("weight_drop", W, p, seed, 1, W.size(0), W.size(1));
   const cpu::Type type = kernel_type("weight_drop", W);
   const Tensor w = dense(W);
-  Tensor y = empty(w, {w.size(0), w.size(1)});
+  Tensor y = output_like(w);
   const cpu::Embedding rows{type, w.size(0), w.size(0), w.size(1), nullptr, nullptr, w.const_data_ptr(),
                             y.mutable_data_ptr(), true, mask(seed, p)};
   if (w.numel()) cpu::kernels().embedding(rows, parallel, threads());
@@ -37,7 +37,7 @@ Tensor weight_drop(Tensor W, double p, Tensor seed, bool variational) {
 }
 
 Tensor dropout_mask(Tensor seed, double p, std::vector<int64_t> shape) {
-  Tensor keep = empty(seed, shape, ScalarType::Bool);
+  Tensor keep = output(seed, shape, ScalarType::Bool);
   const int64_t S = shape.empty() ? 1 : shape.back();
   uint8_t* out = static_cast<uint8_t*>(keep.mutable_data_ptr());
   const cpu::Mask m = mask(seed, p);

@@ -1,6 +1,4 @@
 // embedding: the gather with embedding dropout in it, and its gradient, which touches only the rows that were used.
-#include <cstdlib>
-
 #include "tensor.h"
 
 namespace fusedseq {
@@ -24,19 +22,25 @@ Tensor embedding(Tensor ids, Tensor W, double p, Tensor seed) {
   require_ids(index, W.size(0));
   Sizes shape(ids.sizes().begin(), ids.sizes().end());
   shape.push_back(W.size(1));
-  Tensor y = empty(W, shape);
+  Tensor y = output(W, shape);
   cpu::Embedding e = arguments(index, W.size(0), W.size(1), kernel_type("embedding", W), p, seed);
   e.W = table.const_data_ptr(), e.y = y.mutable_data_ptr();
   if (y.numel()) cpu::kernels().embedding(e, parallel, threads());
   return y;
 }
 
-// Zeros that the system makes when a page is first touched: of a large table, only the rows used cost anything.
-Tensor lazy_zeros(const Tensor& like, int64_t rows, int64_t columns, ScalarType type) {
-  const size_t size = type == ScalarType::Double ? 8 : 4;
-  void* p = std::calloc(rows * columns + 1, size);
-  STD_TORCH_CHECK(p, "embedding: no memory for a gradient of ", rows, " x ", columns);
-  return torch::stable::from_blob(p, Sizes{rows, columns}, Sizes{columns, 1}, like.device(), type, std::free);
+// Zeros that the system makes where memory is first touched: of a large table only the rows used cost anything. Where
+// they will be many, huge pages cost less than a fault for each row.
+Tensor lazy_zeros(const Tensor& like, int64_t rows, int64_t columns, ScalarType type, int64_t used) {
+  const size_t bytes = size_t(rows) * columns * (type == ScalarType::Double ? 8 : 4);
+  const Sizes shape{rows, columns}, strides{columns, 1};
+  if (bytes < cpu::LARGE) return torch::stable::new_zeros(like, shape, type);
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  STD_TORCH_CHECK(p != MAP_FAILED, "embedding: no memory for a gradient of ", rows, " x ", columns);
+#ifdef MADV_HUGEPAGE
+  if (used * 8 > rows) madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+  return torch::stable::from_blob(p, shape, strides, like.device(), type, [bytes](void* q) { munmap(q, bytes); });
 }
 
 // dy (..., E) -> dW (V, E). With keys, row v of dW is the row of word keys[v]: the compact gradient of those words.
@@ -46,7 +50,7 @@ Tensor embedding_backward(Tensor dy, Tensor ids, int64_t V, double p, Tensor see
   require(dy.dim() >= 1 && dy.numel() == ids.numel() * dy.size(dy.dim() - 1), "embedding", "dy must be (*ids.shape, E)");
   const int64_t E = dy.size(dy.dim() - 1);
   const ScalarType type = dy.scalar_type();
-  Tensor dW = lazy_zeros(dy, V, E, type == ScalarType::BFloat16 ? ScalarType::Float : type);
+  Tensor dW = lazy_zeros(dy, V, E, type == ScalarType::BFloat16 ? ScalarType::Float : type, ids.numel());
   cpu::Embedding e = arguments(index, V, E, kernel_type("embedding", dy), p, seed);
   const Tensor key = keys ? dense(*keys) : index;
   if (keys) {

@@ -9,7 +9,7 @@ Tensor gemm_rate(Tensor x, Tensor W, int64_t repeats) {
   require(x.dim() == 2 && W.dim() == 2 && x.size(1) == W.size(1) && x.scalar_type() == ScalarType::Float &&
               W.scalar_type() == ScalarType::Float, "gemm_rate", "x must be (M, K) and W (N, K), float32");
   const Tensor A = dense(x), B = dense(W);
-  Tensor C = empty(A, {A.size(0), B.size(0)});
+  Tensor C = output(A, {A.size(0), B.size(0)});
   cpu::kernels().gemm_f32(A.size(0), B.size(0), A.size(1), static_cast<const float*>(A.const_data_ptr()),
                           static_cast<const float*>(B.const_data_ptr()), static_cast<float*>(C.mutable_data_ptr()), repeats,
                           parallel, threads());

@@ -20,7 +20,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> lstm_backward(
     Tensor dy, Tensor dh, Tensor dc, Tensor x, Tensor W_ih, Tensor W_hh, std::optional<Tensor> b, Tensor h0, Tensor c0,
     std::optional<Tensor> lengths, Tensor y, Tensor gates, Tensor cells, int64_t needs) {
   const auto i = inputs(x, W_ih, W_hh, b, h0, c0, lengths);
-  const Saved s{gates, cells, empty(gates, {0}), empty(gates, {0})};
+  const Saved s{gates, cells, output(gates, {0}), output(gates, {0})};
   const auto g = is_double(x) ? backward<double>(i, dy, dh, dc, y, s, needs) : backward<float>(i, dy, dh, dc, y, s, needs);
   return {g.dx, g.dW_ih, g.dW_hh, g.db, g.dh0, g.dc0};
 }

@@ -110,9 +110,9 @@ template <class T> std::tuple<Tensor, Tensor, Tensor, Saved> forward(const Recur
   auto& r = a.r;
   constexpr ScalarType type = RecurrenceArguments<T>::type;
   const int64_t Hp = cpu::padded(r.H), Xp = cpu::padded(r.X), width = (r.rounds + 1) / 2 * Xp + r.rounds / 2 * Hp;
-  Tensor y = empty(i.x, {r.steps, r.B, r.H}, type), h = empty(i.x, {r.B, r.H}, type), c = empty(i.x, {r.B, r.H}, type);
-  Saved s{empty(i.x, {r.steps, r.B, 4, Hp}, type), empty(i.x, {r.steps, r.B, Hp}, type),
-          empty(i.x, {r.steps, r.B, width}, type), empty(i.x, {r.rank ? r.rounds : 0, r.steps, r.B, cpu::padded(r.rank)}, type)};
+  Tensor y = output(i.x, {r.steps, r.B, r.H}, type), h = output(i.x, {r.B, r.H}, type), c = output(i.x, {r.B, r.H}, type);
+  Saved s{output(i.x, {r.steps, r.B, 4, Hp}, type), output(i.x, {r.steps, r.B, Hp}, type),
+          output(i.x, {r.steps, r.B, width}, type), output(i.x, {r.rank ? r.rounds : 0, r.steps, r.B, cpu::padded(r.rank)}, type)};
   r.y = a.out(y), r.h = a.out(h), r.c = a.out(c);
   r.gates = a.out(s.gates), r.cells = a.out(s.cells), r.round_gates = a.out(s.round_gates), r.factors = a.out(s.factors);
   if (r.B > 0) run(r);
@@ -139,8 +139,8 @@ Gradients backward(const RecurrenceInputs& i, const Tensor& dy, const Tensor& dh
   r.round_gates = const_cast<T*>(a.in(s.round_gates)), r.factors = const_cast<T*>(a.in(s.factors));
 
   const auto like = [&](const std::optional<Tensor>& t, bool needed) {
-    if (!t || !needed) return empty(i.x, {0}, type);
-    return empty(i.x, Sizes(t->sizes().begin(), t->sizes().end()), type);
+    if (!t || !needed) return output(i.x, {0}, type);
+    return output(i.x, Sizes(t->sizes().begin(), t->sizes().end()), type);
   };
   const bool on_q = needs & Q_ALL, on_r = needs & R_ALL;
   Gradients g{like(i.x, needs & X), like(i.W_ih, needs & W_IH), like(i.W_hh, needs & W_HH), like(i.b, needs & BIAS),

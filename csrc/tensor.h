@@ -8,11 +8,13 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 #include "cpu/dispatch.h"
+#include "cpu/memory.h"
 
 namespace fusedseq {
 
@@ -42,10 +44,20 @@ inline Tensor dense(const Tensor& t, ScalarType type) {
   return dense(t.scalar_type() == type ? t : torch::stable::to(t, type));
 }
 inline Tensor as_type(const Tensor& t, ScalarType type) { return t.scalar_type() == type ? t : torch::stable::to(t, type); }
-inline Tensor empty(const Tensor& like, const Sizes& shape) { return torch::stable::new_empty(like, shape); }
-inline Tensor empty(const Tensor& like, const Sizes& shape, ScalarType type) {
-  return torch::stable::new_empty(like, shape, type);
+// A contiguous CPU tensor; a large one in memory of our own: see cpu/memory.h.
+inline Tensor output(const Tensor& like, const Sizes& shape, ScalarType type) {
+  int64_t bytes = type == ScalarType::Double || type == ScalarType::Long ? 8 : type == ScalarType::Float ? 4 : 2;
+  Sizes strides(shape.size());
+  int64_t n = 1;
+  for (size_t d = shape.size(); d-- > 0; n *= shape[d]) strides[d] = n;
+  bytes *= n;
+  if (type == ScalarType::Bool || size_t(bytes) < cpu::LARGE) return torch::stable::new_empty(like, shape, type);
+  void* p = cpu::allocate(bytes);
+  STD_TORCH_CHECK(p, "out of memory: ", bytes, " bytes");
+  return torch::stable::from_blob(p, shape, strides, like.device(), type, std::free);
 }
+inline Tensor output(const Tensor& like, const Sizes& shape) { return output(like, shape, like.scalar_type()); }
+inline Tensor output_like(const Tensor& t) { return output(t, Sizes(t.sizes().begin(), t.sizes().end())); }
 
 // The seed is a tensor of one element, so that drawing it is an operator too: graphs of torch.compile hold it.
 inline cpu::Mask mask(const Tensor& seed, double p, uint64_t stream = 0) {

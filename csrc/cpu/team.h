@@ -2,10 +2,9 @@
 #pragma once
 #include <sched.h>
 
-#include <cstdlib>
-
 #include "gemm.h"
 #include "kernels.h"
+#include "memory.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
@@ -50,7 +49,7 @@ template <class T> HD Range own_columns(int64_t width, int64_t begin, int64_t en
 template <class T> class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(int64_t n) : p_(n > 0 ? static_cast<T*>(std::aligned_alloc(64, (n * sizeof(T) + 127) / 64 * 64)) : nullptr) {
+  explicit Buffer(int64_t n) : p_(n > 0 ? static_cast<T*>(cpu::allocate(n * sizeof(T) + 64)) : nullptr) {
     if (n > 0 && !p_) std::abort();
   }
   Buffer(const Buffer&) = delete;
