@@ -97,7 +97,7 @@ def pytest_sessionfinish(session):
             print(f"no operator asked for has a kernel on {rows.device} in this build: nothing was timed")
         return
     option = session.config.getoption
-    name = [machine.slug(rows.facts, rows.device), option("dtype"), option("op").replace(",", "-")]
+    name = [machine.slug(rows.facts, rows.device), option("dtype"), option("op").replace(",", "-"), "full" * rows.full]
     slower = report.finish(rows.document(), Path(option("out")), "-".join(filter(None, name)),
                            option("compare"), option("threshold"))  # fmt: skip
     if slower and session.exitstatus == 0:

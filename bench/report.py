@@ -108,11 +108,12 @@ def show(document):
         print(plain(document))
     else:
         table = Table(*HEAD, title=f"{'full' if document['full'] else 'quick'} set on {document['device']}: medians")
+        table.columns[0].no_wrap = True
         for row in document["rows"]:
             missed = any(met is False for _, met in figures.verdicts(document, row))
             table.add_row(*cells(document, row), style="red" if missed else None)
         # Into a file or a pipe as wide as need be, instead of folded at 80 columns.
-        Console(width=None if sys.stdout.isatty() else max(200, shutil.get_terminal_size().columns)).print(table)
+        Console(width=None if sys.stdout.isatty() else max(240, shutil.get_terminal_size().columns)).print(table)
     print("\n".join([*heading(document), *notes(document)]))
 
 

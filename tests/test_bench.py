@@ -10,7 +10,7 @@ import pytest
 import torch
 from fusedseq import bench_cli, reference, testing
 
-from bench import baselines, cases, compiled, figures, machine, report, roofline
+from bench import baselines, cases, compiled, figures, machine, report, roofline, suite
 
 # Of the case table, what has no randomness at work and what the baselines take.
 PLAIN = [
@@ -183,6 +183,20 @@ def test_a_machine_is_named_by_its_processor():
     assert machine.slug(facts, "cpu") == "intel-xeon-e5-2690-v4-2-cores-cpu"
     facts["machine"]["gpu"] = "NVIDIA H200"
     assert machine.slug(facts, "cuda:0") == "nvidia-h200-cuda"
+
+
+def test_a_compiler_is_interrupted():
+    budget = suite.AtMost(0.05)
+    with pytest.raises(RuntimeError), budget:
+        try:
+            while True:
+                torch.ones(3)
+        except TimeoutError as error:
+            raise RuntimeError("the compiler's own") from error
+    assert budget.over
+    with (budget := suite.AtMost(60)):
+        pass
+    assert not budget.over
 
 
 def parse(*words):
