@@ -179,9 +179,10 @@ class Case:
 
 
 def recurrent_inputs(randn, T, B, X, H, bias, scale):
-    """x, W_ih, W_hh, b, h0, c0 with pre-activations of about `scale`."""
+    """x, W_ih, W_hh, b, h0, c0 with pre-activations of about `scale`; at 0 those of i and f are 0, of g and o are not."""
     W_ih, W_hh = scale * X**-0.5 * randn(4 * H, X), scale * H**-0.5 * randn(4 * H, H)
-    return randn(T, B, X), W_ih, W_hh, scale * randn(4 * H) if bias else None, randn(B, H).tanh(), randn(B, H)
+    b = randn(2, 2 * H) * torch.tensor([[scale], [scale or 1.0]])
+    return randn(T, B, X), W_ih, W_hh, b.flatten() if bias else None, randn(B, H).tanh(), randn(B, H)
 
 
 def lstm_case(T, B, X, H, *, bias=True, lengths=None, scale=1.0):

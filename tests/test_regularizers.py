@@ -1,0 +1,176 @@
+"""The regularisers of AWD-LSTM by their published formulas, with the mask taken from `dropout_mask`; and what of the
+embedding's gradient and of AR and TAR has to hold."""
+
+import pytest
+import torch
+from fusedseq import nn
+from fusedseq.reference import dropout_mask
+from torch.nn import functional as F
+
+SEED = 2**35 + 1
+probabilities = pytest.mark.parametrize("p", [0.0, 0.25, 0.6, 1.0])
+
+
+def scaled(shape, p, like):
+    """bernoulli(1 - p) / (1 - p), as the published code draws it; zeros at p = 1."""
+    return dropout_mask(SEED, p, shape, like.device).to(like) / (1 - p) if p < 1 else like.new_zeros(shape)
+
+
+def equal(function, formula, x):
+    """Results and gradients."""
+    results = []
+    for f in (function, formula):
+        given = x.clone().requires_grad_()
+        y = f(given)
+        upstream = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).reshape(y.shape)
+        (grad,) = torch.autograd.grad(y, given, upstream)
+        results.append((y, grad.to_dense() if grad.is_sparse else grad))
+    torch.testing.assert_close(*results)
+
+
+@probabilities
+def test_dropout(ops, p, device):
+    x = torch.randn(3, 4, 5, device=device)
+    equal(lambda x: ops.dropout(x, p, SEED), lambda x: x * scaled(x.shape, p, x), x)
+
+
+@probabilities
+def test_locked_dropout(ops, p, device):
+    """salesforce/awd-lstm-lm: a (1, B, D) mask, expanded over time."""
+    x = torch.randn(6, 4, 5, device=device)
+    equal(lambda x: ops.locked_dropout(x, p, SEED), lambda x: scaled((1, 4, 5), p, x).expand_as(x) * x, x)
+
+
+@probabilities
+def test_weight_drop(ops, p, device):
+    W = torch.randn(12, 3, device=device)
+    equal(lambda W: ops.weight_drop(W, p, SEED), lambda W: W * scaled(W.shape, p, W), W)
+
+
+@probabilities
+def test_variational_weight_drop(ops, p, device):
+    """One value of the mask a row: `mask = dropout(ones(rows, 1)); w = mask.expand_as(raw) * raw`."""
+    W = torch.randn(12, 3, device=device)
+    formula = lambda W: W * scaled((12,), p, W)[:, None].expand_as(W)  # noqa: E731
+    equal(lambda W: ops.weight_drop(W, p, SEED, variational=True), formula, W)
+    kept = (ops.weight_drop(torch.ones_like(W), 0.5, SEED, True) != 0).float().mean(1)
+    assert set(kept.tolist()) == {0.0, 1.0}
+
+
+@probabilities
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_embedding_dropout(ops, p, sparse, device):
+    """salesforce/awd-lstm-lm: one value of the mask a word, over the table, then the gather."""
+    ids = torch.tensor([[0, 3, 3], [6, 0, 5]], device=device)
+    W = torch.randn(7, 4, device=device)
+    formula = lambda W: F.embedding(ids, W * scaled((7,), p, W)[:, None].expand_as(W))  # noqa: E731
+    equal(lambda W: ops.embedding(ids, W, p, SEED, sparse), formula, W)
+
+
+def test_a_dropped_word_is_dropped_wherever_it_stands(ops, device):
+    ids = torch.arange(20, device=device).repeat(3)
+    y = ops.embedding(ids, torch.ones(20, 2, device=device), 0.5, SEED).reshape(3, 20, 2)
+    assert torch.equal(y[0], y[1])
+    assert torch.equal(y[0], y[2])
+    assert 0 < (y[0] == 0).all(-1).sum() < 20
+
+
+def test_embedding_gradient_of_rows_not_used_is_zero(ops, device):
+    W = torch.randn(1000, 3, device=device, requires_grad=True)
+    ids = torch.tensor([5, 999, 5, 17], device=device)
+    (grad,) = torch.autograd.grad(ops.embedding(ids, W).sum(), W)
+    expected = torch.zeros(1000, 1, device=device)
+    expected[ids.unique()] = torch.tensor([[2.0], [1.0], [1.0]], device=device)
+    assert torch.equal(grad, expected.expand(1000, 3))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_sparse_gradient_holds_the_rows_used(ops, p, device):
+    W = torch.randn(1000, 3, device=device, requires_grad=True)
+    ids = torch.tensor([[5, 999], [5, 17]], device=device)
+    (sparse,) = torch.autograd.grad(ops.embedding(ids, W, p, SEED, sparse=True).square().sum(), W)
+    assert sparse.layout == torch.sparse_coo
+    assert sparse.shape == W.shape
+    assert sparse.coalesce().indices().flatten().tolist() == [5, 17, 999]
+    (dense,) = torch.autograd.grad(ops.embedding(ids, W, p, SEED).square().sum(), W)
+    torch.testing.assert_close(sparse.to_dense(), dense)
+
+
+def test_sparse_embedding_trains_with_sparse_adam(ops, device):
+    module = nn.Embedding(50, 4, 0.3, sparse=True, ops=ops).to(device)
+    before = module.weight.detach().clone()
+    optimizer = torch.optim.SparseAdam(module.parameters())
+    module(torch.tensor([[3, 7]], device=device)).square().sum().backward()
+    optimizer.step()
+    changed = (module.weight != before).any(-1).nonzero().flatten().tolist()
+    assert set(changed) <= {3, 7}
+
+
+def test_gradients_of_a_tied_weight_accumulate(ops, device):
+    """The decoder reads the clean weight; its gradient and the embedding's are summed."""
+    module = nn.Embedding(11, 4, 0.5, ops=ops).to(device)
+    ids = torch.tensor([1, 2, 2], device=device)
+    y = module(ids)
+    logits = y.detach() @ module.weight.T
+    (from_embedding,) = torch.autograd.grad(y.sum(), module.weight, retain_graph=True)
+    (from_decoder,) = torch.autograd.grad(logits.square().sum(), module.weight, retain_graph=True)
+    (y.sum() + logits.square().sum()).backward()
+    torch.testing.assert_close(module.weight.grad, from_embedding + from_decoder)
+
+
+def test_embedding_equals_torch_without_dropout(ops, device, dtype):
+    W = torch.randn(7, 4, device=device, dtype=dtype)
+    for shape in ((), (5,), (2, 3, 2), (0,)):
+        ids = torch.randint(7, shape, device=device)
+        assert torch.equal(ops.embedding(ids, W), F.embedding(ids, W))
+
+
+def test_activation_regularization(ops, device):
+    """salesforce/awd-lstm-lm's main.py: alpha on the dropped, beta on the raw output of the last layer."""
+    dropped, raw = torch.randn(2, 6, 3, 5, device=device)
+    expected = 2.0 * dropped.pow(2).mean() + 1.5 * (raw[1:] - raw[:-1]).pow(2).mean()
+    torch.testing.assert_close(ops.activation_regularization(dropped, raw, 2.0, 1.5), expected)
+
+
+def test_temporal_regularization_of_one_step_is_zero(ops, device):
+    x = torch.randn(1, 3, 5, device=device, requires_grad=True)
+    loss = ops.activation_regularization(x, x, 0.0, 1.0)
+    assert loss == 0
+    assert torch.equal(torch.autograd.grad(loss, x)[0], torch.zeros_like(x))
+
+
+def test_regularization_of_the_same_tensor_twice(ops, device):
+    """Without an output dropout, dropped is raw: both gradients arrive."""
+    x = torch.randn(4, 3, 5, device=device, requires_grad=True)
+    (both,) = torch.autograd.grad(ops.activation_regularization(x, x, 2.0, 1.0), x)
+    (first,) = torch.autograd.grad(ops.activation_regularization(x, x.detach(), 2.0, 1.0), x)
+    (second,) = torch.autograd.grad(ops.activation_regularization(x.detach(), x, 2.0, 1.0), x)
+    torch.testing.assert_close(both, first + second)
+
+
+MODULES = {
+    "dropout": lambda ops: nn.Dropout(0.5, ops=ops),
+    "locked_dropout": lambda ops: nn.LockedDropout(0.5, ops=ops),
+    "weight_drop": lambda ops: nn.WeightDrop(0.5, ops=ops),
+    "variational": lambda ops: nn.WeightDrop(0.5, variational=True, ops=ops),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_draw_a_mask_a_call_and_none_in_eval_mode(name, ops, device):
+    module = MODULES[name](ops)
+    x = torch.ones((64, 5) if name in ("weight_drop", "variational") else (4, 8, 5), device=device)
+    assert not torch.equal(module(x), module(x))
+    outputs = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        outputs.append(module(x))
+    assert torch.equal(*outputs)
+    assert torch.equal(module.eval()(x), x)
+
+
+def test_embedding_module_in_eval_mode(ops, device):
+    module = nn.Embedding(50, 3, 0.5, ops=ops).to(device)
+    ids = torch.arange(50, device=device)
+    assert (module(ids) == 0).any()
+    assert torch.equal(module.eval()(ids), module.weight)
