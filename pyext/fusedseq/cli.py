@@ -8,6 +8,7 @@ import sys
 
 COMMANDS = {  # name: (module, summary); a module is imported where its command is called
     "info": ("fusedseq.info", "what is built and found here, and whether every operator agrees with its oracle"),
+    "bench": ("fusedseq.bench_cli", "times the fused operators against plain PyTorch"),
     "train": ("fusedseq.tasks.train", "train a documented configuration, or resume one"),
     "eval": ("fusedseq.tasks.evaluate", "the figures of a trained model"),
 }
