@@ -165,4 +165,4 @@ def operators(report, device):
                 break
         else:
             kernel = fused.explain(op, *args, **kwargs)
-            report.fact(op, f"{len(errors)} cases agree, largest error {max(errors):.2f} of its budget; {kernel}")
+            report.fact(op, f"{len(errors)} cases agree, largest error {max(errors):.2f} of its budget; {kernel.removeprefix(op + " ")}")
