@@ -164,5 +164,5 @@ def operators(report, device):
                 report.wrong(f"{op} on {device}", f"{case}: {' '.join(str(error).split())}")
                 break
         else:
-            kernel = fused.explain(op, *args, **kwargs)
-            report.fact(op, f"{len(errors)} cases agree, largest error {max(errors):.2f} of its budget; {kernel.removeprefix(op + " ")}")
+            kernel = fused.explain(op, *args, **kwargs).removeprefix(f"{op} ")
+            report.fact(op, f"{len(errors)} cases agree, largest error {max(errors):.2f} of its budget; {kernel}")
