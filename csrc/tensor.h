@@ -8,7 +8,6 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -52,9 +51,9 @@ inline Tensor output(const Tensor& like, const Sizes& shape, ScalarType type) {
   for (size_t d = shape.size(); d-- > 0; n *= shape[d]) strides[d] = n;
   bytes *= n;
   if (type == ScalarType::Bool || size_t(bytes) < cpu::LARGE) return torch::stable::new_empty(like, shape, type);
-  void* p = cpu::allocate(bytes);
-  STD_TORCH_CHECK(p, "out of memory: ", bytes, " bytes");
-  return torch::stable::from_blob(p, shape, strides, like.device(), type, std::free);
+  const size_t size = bytes;
+  return torch::stable::from_blob(cpu::allocate(size), shape, strides, like.device(), type,
+                                  [size](void* p) { cpu::release(p, size); });
 }
 inline Tensor output(const Tensor& like, const Sizes& shape) { return output(like, shape, like.scalar_type()); }
 inline Tensor output_like(const Tensor& t) { return output(t, Sizes(t.sizes().begin(), t.sizes().end())); }

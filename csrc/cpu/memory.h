@@ -1,23 +1,17 @@
-// Memory for large results and workspaces: on huge pages where the system gives them. A fresh page of 4 KiB costs a
-// fault of one to two microseconds on a virtual machine, so that 190 MB of workspace cost more than the work in them.
+// Memory for large results and workspaces: blocks on huge pages that are kept and used again. Fresh memory costs faults
+// of one to five microseconds for each 4 KiB on a virtual machine: a dropout of 3 million elements took 0.4 ms in memory
+// used before and up to 3.9 ms in fresh.
 #pragma once
-#include <sys/mman.h>
-
-#include <cstdlib>
+#include <cstddef>
 
 namespace fusedseq::cpu {
 
-constexpr size_t HUGE_PAGE = size_t(1) << 21, LARGE = 2 * HUGE_PAGE;
+// Uninitialised, aligned to 64 bytes; throws std::bad_alloc. `release` wants the size that was asked for.
+void* allocate(size_t bytes);
+void release(void* p, size_t bytes);
 
-// Uninitialised; released by std::free. Null where there is none.
-inline __attribute__((always_inline)) void* allocate(size_t bytes) {
-  const size_t alignment = bytes < LARGE ? 64 : HUGE_PAGE;
-  const size_t size = (bytes + alignment) / alignment * alignment;  // at least one byte past the end
-  void* p = std::aligned_alloc(alignment, size);
-#ifdef MADV_HUGEPAGE
-  if (p && bytes >= LARGE) madvise(p, size, MADV_HUGEPAGE);
-#endif
-  return p;
-}
+// Bytes that are kept at most, 512 MiB or FUSEDSEQ_CACHE_MB; blocks below LARGE come from malloc.
+constexpr size_t LARGE = size_t(1) << 20;
+size_t cached_bytes();
 
 }  // namespace fusedseq::cpu

@@ -30,67 +30,42 @@ HD float load_scalar(const bfloat16* p) {
   return x;
 }
 
-// y = kept ? x * scale : 0 for 4 * WORDS elements whose masks are known; a select, so that an infinity is dropped too.
-template <class S> HD void drop_block(const S* x, S* y, const Word (&keep)[4], typename Compute<S>::type scale) {
+// y = kept ? x * scale : 0 for n elements whose mask is `keep`; a select, so that an infinity is dropped too.
+template <class S> HD void drop(const S* x, S* y, const uint32_t* keep, int64_t n, typename Compute<S>::type scale) {
   using C = typename Compute<S>::type;
-  if constexpr (sizeof(C) == 4) {
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
-      const Vec<float> v = load_as(x + q * WORDS) * Vec<float>(scale);
-      store_as(y + q * WORDS, Vec<float>(Vec<float>::Raw(Word(v.v) & keep[q])));
+  int64_t i = 0;
+  if constexpr (sizeof(C) == 4)
+    for (; i + WORDS <= n; i += WORDS) {
+      Word k;
+      memcpy(&k, keep + i, sizeof k);
+      const Vec<float> v = load_as(x + i) * Vec<float>(scale);
+      store_as(y + i, Vec<float>(Vec<float>::Raw(Word(v.v) & k)));
     }
-  } else {
-    const uint32_t* k = reinterpret_cast<const uint32_t*>(keep);
-    for (int i = 0; i < 4 * WORDS; ++i) y[i] = k[i] ? x[i] * scale : C(0);
-  }
+  for (; i < n; ++i) store_scalar(y + i, keep[i] ? load_scalar(x + i) * scale : C(0));
 }
 
-template <class S> void dropout_rows(const cpu::Dropout& d, int64_t b, int64_t begin, int64_t end) {
-  using C = typename Compute<S>::type;
+template <class S> void dropout_row(const cpu::Dropout& d, int64_t b, int64_t begin, int64_t end) {
   const S* x = static_cast<const S*>(d.x) + b * d.D;
   S* y = static_cast<S*>(d.y) + b * d.D;
-  const C scale = C(d.mask.scale);
-  for (int64_t j = begin; j < end; j += 4 * WORDS) {
-    Word keep[4];
-    keep_words(d.mask.seed, b * ((d.D + 3) / 4) + j / 4, d.mask.threshold, keep);
-    if (j + 4 * WORDS <= end) {
-      for (int64_t t = 0; t < d.T; ++t) drop_block<S>(x + t * d.B * d.D + j, y + t * d.B * d.D + j, keep, scale);
-    } else {
-      const uint32_t* k = reinterpret_cast<const uint32_t*>(keep);
-      for (int64_t t = 0; t < d.T; ++t)
-        for (int64_t i = 0; j + i < end; ++i) {
-          const int64_t at = t * d.B * d.D + j + i;
-          store_scalar(y + at, k[i] ? load_scalar(x + at) * scale : C(0));
-        }
-    }
-  }
-}
-
-// One mask serves all T steps where T > 1: then the row's mask is made once and the steps stream by in order.
-template <class S> void dropout_steps(const cpu::Dropout& d, int64_t t0, int64_t t1, const uint32_t* keep) {
-  using C = typename Compute<S>::type;
-  const int64_t n = d.B * d.D;
-  const C scale = C(d.mask.scale);
-  for (int64_t t = t0; t < t1; ++t) {
-    const S* x = static_cast<const S*>(d.x) + t * n;
-    S* y = static_cast<S*>(d.y) + t * n;
-    int64_t i = 0;
-    for (; i + 4 * WORDS <= n; i += 4 * WORDS) {
-      Word k[4];
-      memcpy(k, keep + i, sizeof k);
-      drop_block<S>(x + i, y + i, k, scale);
-    }
-    for (; i < n; ++i) store_scalar(y + i, keep[i] ? load_scalar(x + i) * scale : C(0));
-  }
+  const auto scale = typename Compute<S>::type(d.mask.scale);
+  each_mask_block(d.mask, b, d.D, begin, end, [&](int64_t j, const Word* keep, auto vectors) {
+    const int64_t n = end - j < vectors * WORDS ? end - j : vectors * WORDS;
+    drop(x + j, y + j, reinterpret_cast<const uint32_t*>(keep), n, scale);
+  });
 }
 
 template <class S> void dropout_type(const cpu::Dropout& d, cpu::Parallel run) {
-  if (d.T > 1) {
+  if (d.T > 1) {  // one mask for all steps: made once, then the steps stream by in order
     Buffer<uint32_t> keep(d.B * d.D);
     parallel(run, d.B, [&](int64_t b0, int64_t b1) {
       for (int64_t b = b0; b < b1; ++b) mask_values<uint32_t>(d.mask, b, d.D, 0, d.D, ~0u, 0u, keep + b * d.D);
     });
-    parallel(run, d.T, [&](int64_t t0, int64_t t1) { dropout_steps<S>(d, t0, t1, keep); });
+    const int64_t n = d.B * d.D;
+    parallel(run, d.T, [&](int64_t t0, int64_t t1) {
+      for (int64_t t = t0; t < t1; ++t)
+        drop(static_cast<const S*>(d.x) + t * n, static_cast<S*>(d.y) + t * n, (const uint32_t*)keep, n,
+             typename Compute<S>::type(d.mask.scale));
+    });
     return;
   }
   constexpr int64_t SEGMENT = 4096;  // of a row: a unit of work
@@ -98,7 +73,7 @@ template <class S> void dropout_type(const cpu::Dropout& d, cpu::Parallel run) {
   parallel(run, d.B * segments, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t j = i % segments * SEGMENT;
-      dropout_rows<S>(d, i / segments, j, j + SEGMENT < d.D ? j + SEGMENT : d.D);
+      dropout_row<S>(d, i / segments, j, j + SEGMENT < d.D ? j + SEGMENT : d.D);
     }
   });
 }

@@ -2,6 +2,8 @@
 #pragma once
 #include <sched.h>
 
+#include <type_traits>
+
 #include "gemm.h"
 #include "kernels.h"
 #include "memory.h"
@@ -49,36 +51,54 @@ template <class T> HD Range own_columns(int64_t width, int64_t begin, int64_t en
 template <class T> class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(int64_t n) : p_(n > 0 ? static_cast<T*>(cpu::allocate(n * sizeof(T) + 64)) : nullptr) {
-    if (n > 0 && !p_) std::abort();
-  }
+  explicit Buffer(int64_t n) : bytes_(n * sizeof(T) + 64), p_(n > 0 ? static_cast<T*>(cpu::allocate(bytes_)) : nullptr) {}
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  HD Buffer(Buffer&& other) : p_(other.p_) { other.p_ = nullptr; }
+  HD Buffer(Buffer&& other) : bytes_(other.bytes_), p_(other.p_) { other.p_ = nullptr; }
   HD Buffer& operator=(Buffer&& other) {
-    T* p = p_;
-    p_ = other.p_, other.p_ = p;
+    T* const p = p_;
+    const size_t bytes = bytes_;
+    p_ = other.p_, bytes_ = other.bytes_;
+    other.p_ = p, other.bytes_ = bytes;
     return *this;
   }
-  ~Buffer() { std::free(p_); }
+  ~Buffer() { cpu::release(p_, bytes_); }
   HD operator T*() const { return p_; }
 
  private:
+  size_t bytes_ = 0;
   T* p_ = nullptr;
 };
 
 // A workspace row length: whole vectors, and never a multiple of 4096 bytes, whose rows would share cache sets.
 template <class T> HD int64_t stride(int64_t width) { return round_up<T>(width) + 16; }
 
-// out[j - begin] = kept ? one : zero, for elements [begin, end) of one mask row; begin is a multiple of 4.
+// Calls block(j, keep, vectors) for elements [begin, end) of one mask row, begin a multiple of 4: keep has the words of
+// `vectors` vectors, 8 or 2, from element j on; the last block may reach past the end.
+template <class F>
+HD void each_mask_block(const cpu::Mask& mask, int64_t row, int64_t S, int64_t begin, int64_t end, F block) {
+  const uint64_t first = row * ((S + 3) / 4);
+  int64_t j = begin;
+  for (; j + 8 * WORDS <= end; j += 8 * WORDS) {
+    Word keep[8];
+    keep_words<4>(mask.seed, first + j / 4, mask.threshold, keep);
+    block(j, keep, std::integral_constant<int, 8>{});
+  }
+  for (; j < end; j += 2 * WORDS) {
+    Word keep[2];
+    keep_words<1>(mask.seed, first + j / 4, mask.threshold, keep);
+    block(j, keep, std::integral_constant<int, 2>{});
+  }
+}
+
+// out[j - begin] = kept ? one : zero.
 template <class T>
 void mask_values(const cpu::Mask& mask, int64_t row, int64_t S, int64_t begin, int64_t end, T one, T zero, T* out) {
-  for (int64_t j = begin; j < end; j += 4 * WORDS) {
-    Word keep[4];
-    keep_words(mask.seed, row * ((S + 3) / 4) + j / 4, mask.threshold, keep);
+  each_mask_block(mask, row, S, begin, end, [&](int64_t j, const Word* keep, auto vectors) {
     const uint32_t* word = reinterpret_cast<const uint32_t*>(keep);
-    for (int64_t i = 0; i < 4 * WORDS && j + i < end; ++i) out[j - begin + i] = word[i] ? one : zero;
-  }
+    const int64_t n = end - j < vectors * WORDS ? end - j : vectors * WORDS;
+    for (int64_t i = 0; i < n; ++i) out[j - begin + i] = word[i] ? one : zero;
+  });
 }
 
 }  // namespace FUSEDSEQ_ISA
