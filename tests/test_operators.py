@@ -173,8 +173,8 @@ def dense(t):
 
 
 @cases(lambda case: elements(case) >= 100)
-def test_any_number_of_threads(case, threads, device):
-    args, kwargs = case.inputs(device)
+def test_any_number_of_threads(case, threads, device, dtype):
+    args, kwargs = case.inputs(device, dtype)
     for count in (2, 3) if elements(case) > 1000 else (2,):
         threads(count)
         check(case.op, args, kwargs)

@@ -289,6 +289,7 @@ CASES = [
         state_dropout=0.2, zoneout_h=0.1, zoneout_c=0.4, seed=2**40 + 7,
     ),
     mogrifier_lstm_case(11, 33, 20, 24, 4, input_dropout=0.5, state_dropout=0.5, zoneout_c=0.3, seed=11),
+    mogrifier_lstm_case(2, 17, 9, 100, 2, state_dropout=0.5, zoneout_h=0.5, zoneout_c=0.3, seed=11),  # threads share rows
     *(dropout_case("dropout", shape, p) for shape in ((1,), (3,), (2, 3, 5), (0, 5), (4, 0)) for p in (0.0, 0.5, 1.0)),
     dropout_case("dropout", (7, 17), 0.3, torch.tensor(-9)),
     dropout_case("dropout", (7, 17), 0.3, torch.tensor([2**60])),
