@@ -228,7 +228,7 @@ def mogrifier_lstm_case(
 
 def dropout_case(op, shape, p, seed=5, **options):
     """A case of dropout, locked_dropout or weight_drop."""
-    words = ["x".join(map(str, shape)), f"p{p:g}", *(k for k, v in options.items() if v)]
+    words = ["x".join(map(str, shape)) or "scalar", f"p{p:g}", *(k for k, v in options.items() if v)]
     if isinstance(seed, torch.Tensor):
         words.append("tensor")
     if seed != 5:
@@ -237,7 +237,7 @@ def dropout_case(op, shape, p, seed=5, **options):
 
 
 def dropout_mask_case(shape, p, seed):
-    name = f"{'x'.join(map(str, shape))}-p{p:g}-seed{int(seed)}"
+    name = f"{'x'.join(map(str, shape)) or 'scalar'}-p{p:g}-seed{int(seed)}"
     return Case("dropout_mask", name, lambda randn: ((seed, p, shape), {}))
 
 
@@ -290,7 +290,7 @@ CASES = [
     ),
     mogrifier_lstm_case(11, 33, 20, 24, 4, input_dropout=0.5, state_dropout=0.5, zoneout_c=0.3, seed=11),
     mogrifier_lstm_case(2, 17, 9, 100, 2, state_dropout=0.5, zoneout_h=0.5, zoneout_c=0.3, seed=11),  # threads share rows
-    *(dropout_case("dropout", shape, p) for shape in ((1,), (3,), (2, 3, 5), (0, 5), (4, 0)) for p in (0.0, 0.5, 1.0)),
+    *(dropout_case("dropout", shape, p) for shape in ((), (1,), (3,), (2, 3, 5), (0, 5), (4, 0)) for p in (0.0, 0.5, 1.0)),
     dropout_case("dropout", (7, 17), 0.3, torch.tensor(-9)),
     dropout_case("dropout", (7, 17), 0.3, torch.tensor([2**60])),
     dropout_case("dropout", (130, 650), 0.25, -1),
@@ -316,4 +316,5 @@ CASES = [
     *(dropout_mask_case((2, 3, 5), p, -4) for p in (0.0, 1e-9, 0.3, 1.0)),
     dropout_mask_case((7,), 0.5, torch.tensor(-(2**63))),
     dropout_mask_case((0, 5), 0.5, 1),
+    dropout_mask_case((), 0.5, 1),
 ]  # fmt: skip

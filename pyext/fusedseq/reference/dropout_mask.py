@@ -18,7 +18,7 @@ def dropout_mask(seed, p, shape, device=None):
         device = seed.device if isinstance(seed, torch.Tensor) else "cpu"
     elif isinstance(seed, torch.Tensor):
         seed = seed.to(device)
-    *rows, S = shape
+    *rows, S = shape or (1,)
     row = torch.arange(torch.Size(rows).numel(), device=device)
     blocks = (S + 3) // 4
     counter = row[:, None] * blocks + torch.arange(blocks, device=device)
