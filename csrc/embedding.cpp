@@ -1,8 +1,6 @@
 // embedding: the gather with embedding dropout in it, and its gradient, which touches only the rows that were used.
 #include <sys/mman.h>
 
-#include <cstring>
-
 #include "tensor.h"
 
 namespace fusedseq {
@@ -33,24 +31,20 @@ Tensor embedding(Tensor ids, Tensor W, double p, Tensor seed) {
   return y;
 }
 
-// A zeroed table. A small one is memory used before, and zeroed by all threads; a large one the system makes where it is
-// first touched, so that only the rows used cost anything: by huge pages, unless faults for the rows used cost less.
-Tensor zeros(const Tensor& like, int64_t rows, int64_t columns, ScalarType type, int64_t used) {
+// Memory for a gradient, and whether it is zeroed. A large one the system zeroes where it is first touched, so that only
+// the rows used cost anything: by huge pages, unless faults for the rows used cost less.
+struct Table { Tensor t; bool zeroed; };
+Table table(const Tensor& like, int64_t rows, int64_t columns, ScalarType type, int64_t used) {
   const int64_t row_bytes = columns * (type == ScalarType::Double ? 8 : 4), bytes = rows * row_bytes;
   const Sizes shape{rows, columns}, strides{columns, 1};
-  constexpr int64_t REUSED = int64_t(64) << 20, PAGE = 4096, HUGE_PAGE = 1 << 21, HUGE_FAULT = 28;  // the last in faults of a page, measured
-  if (bytes <= REUSED) {
-    Tensor t = output(like, shape, type);
-    char* p = static_cast<char*>(t.mutable_data_ptr());
-    torch::stable::parallel_for(0, bytes, 1 << 16, [=](int64_t begin, int64_t end) { std::memset(p + begin, 0, end - begin); });
-    return t;
-  }
+  constexpr int64_t REUSED = int64_t(64) << 20, PAGE = 4096, HUGE_PAGE = 1 << 21, HUGE_FAULT = 28;  // in faults of a page
+  if (bytes <= REUSED) return {output(like, shape, type), false};
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   STD_TORCH_CHECK(p != MAP_FAILED, "embedding: no memory for a gradient of ", rows, " x ", columns);
 #ifdef MADV_HUGEPAGE
   if (bytes / HUGE_PAGE * HUGE_FAULT < used * (row_bytes / PAGE + 1)) madvise(p, bytes, MADV_HUGEPAGE);
 #endif
-  return torch::stable::from_blob(p, shape, strides, like.device(), type, [bytes](void* q) { munmap(q, bytes); });
+  return {torch::stable::from_blob(p, shape, strides, like.device(), type, [bytes](void* q) { munmap(q, bytes); }), true};
 }
 
 // dy (..., E) -> dW (V, E). With keys, row v of dW is the row of word keys[v]: the compact gradient of those words.
@@ -60,14 +54,14 @@ Tensor embedding_backward(Tensor dy, Tensor ids, int64_t V, double p, Tensor see
   require(dy.dim() >= 1 && dy.numel() == ids.numel() * dy.size(dy.dim() - 1), "embedding", "dy must be (*ids.shape, E)");
   const int64_t E = dy.size(dy.dim() - 1);
   const ScalarType type = dy.scalar_type();
-  Tensor dW = zeros(dy, V, E, type == ScalarType::BFloat16 ? ScalarType::Float : type, ids.numel());
+  auto [dW, zeroed] = table(dy, V, E, type == ScalarType::BFloat16 ? ScalarType::Float : type, ids.numel());
   cpu::Embedding e = arguments(index, V, E, kernel_type("embedding", dy), p, seed);
   const Tensor key = keys ? dense(*keys) : index;
   if (keys) {
     require(key.numel() == V && key.scalar_type() == ScalarType::Long, "embedding", "keys must be (V,) int64");
     e.keys = static_cast<const int64_t*>(key.const_data_ptr());
   }
-  if (d.numel()) cpu::kernels().embedding_backward(e, d.const_data_ptr(), dW.mutable_data_ptr(), parallel, threads());
+  if (dW.numel()) cpu::kernels().embedding_backward(e, d.const_data_ptr(), dW.mutable_data_ptr(), zeroed, parallel, threads());
   return as_type(dW, type);
 }
 

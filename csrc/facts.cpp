@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cpu/dispatch.h"
+#include "cpu/memory.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -19,3 +20,6 @@ EXPORT const char* fusedseq_isa_used() {
   }
   return answer.c_str();
 }
+
+// Gives the memory kept for reuse back to the system; returns how much it was, in bytes.
+EXPORT size_t fusedseq_empty_cache() { return fusedseq::cpu::empty_cache(); }

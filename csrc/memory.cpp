@@ -84,10 +84,14 @@ void release(void* p, size_t bytes) {
   munmap(p, size);
 }
 
-size_t cached_bytes() {
+size_t empty_cache() {
   Cache& c = cache();
   const std::lock_guard<std::mutex> lock(c.mutex);
-  return c.bytes;
+  for (const auto& [size, p] : c.blocks) munmap(p, size);
+  c.blocks.clear();
+  const size_t bytes = c.bytes;
+  c.bytes = 0;
+  return bytes;
 }
 
 }  // namespace fusedseq::cpu

@@ -1,4 +1,4 @@
-"""Options `--device cpu|cuda` and `--dtype float32|...` (by default all of the device's), and the fixtures they make."""
+"""Options `--device cpu|cuda` and `--dtype float32|...` (by default all of the device's), and fixtures."""
 
 import pytest
 import torch

@@ -10,9 +10,10 @@ from fusedseq.testing import cotangents
 
 # Random123's kat_vectors for philox4x32-10: key, counter, words
 KNOWN = [
-    (0x0000000000000000, (0x00000000, 0x00000000, 0x00000000, 0x00000000), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-    (0xFFFFFFFFFFFFFFFF, (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-    (0x299F31D0A4093822, (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    (0, (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    (2**64 - 1, (2**32 - 1,) * 4, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (0x299F31D0A4093822, (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+     (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
 ]  # fmt: skip
 SEEDS = [0, 1, -1, 2**32, 2**40 + 17, 2**63 - 1, -(2**63), 0x299F31D0A4093822]
 
@@ -107,7 +108,8 @@ MASKED = {
     "weight_drop": (lambda ops, x, p, seed: ops.weight_drop(x, p, seed), (7, 5), lambda m: m),
     "weight_drop_variational": (lambda ops, x, p, seed: ops.weight_drop(x, p, seed, True), (7, 5), lambda m: m[:, 0]),
     "embedding": (
-        lambda ops, W, p, seed: ops.embedding(torch.arange(len(W), device=W.device), W, p, seed), (17, 5), lambda m: m[:, 0],
+        lambda ops, W, p, seed: ops.embedding(torch.arange(len(W), device=W.device), W, p, seed), (17, 5),
+        lambda m: m[:, 0],
     ),
 }  # fmt: skip
 
@@ -140,8 +142,8 @@ def test_masks_of_any_width(ops, last, device):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_masks_of_the_mogrifier_lstm(ops, seed, device):
-    """Zero weights leave c' = f c + i g with f = i = 1/2 and g from the bias: what c keeps shows zoneout's mask, what the
-    state and input masks hide shows through identity weights."""
+    """Zero weights leave c' = f c + i g with f = i = 1/2: what h and c keep shows zoneout's masks, what
+    the state and input masks hide shows through an identity in g's weights."""
     T, B, H = 5, 3, 6
     zeros, h0 = torch.zeros(4 * H, H, device=device), torch.zeros(B, H, device=device)
     one = torch.ones(B, H, device=device)

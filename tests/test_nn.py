@@ -11,16 +11,17 @@ from torch.nn.utils import rnn
 from torch.utils._pytree import tree_leaves
 
 AWD = {"dropout": 0.3, "weight_dropout": 0.4}
+SUM = {"residual": True, "output": "sum"}
 MOGRIFIER = {**AWD, "rounds": 4, "input_dropout": 0.2, "state_dropout": 0.3, "zoneout_h": 0.1, "zoneout_c": 0.2}
 RECURRENT = {
     "lstm": lambda **k: nn.LSTM(6, 5, 2, **k),
     "lstm-awd": lambda **k: nn.LSTM(6, 5, 3, **AWD, **k),
-    "lstm-variational-residual-sum": lambda **k: nn.LSTM(6, 6, 3, **AWD, variational=True, residual=True, output="sum", **k),
+    "lstm-variational-residual-sum": lambda **k: nn.LSTM(6, 6, 3, **AWD, variational=True, **SUM, **k),
     "lstm-sizes": lambda **k: nn.LSTM(6, [7, 3], 2, **AWD, forget_bias=1.0, **k),
     "lstm-nobias-batchfirst": lambda **k: nn.LSTM(6, 5, 2, bias=False, batch_first=True, **AWD, **k),
     "mogrifier": lambda **k: nn.MogrifierLSTM(6, 5, 2, **MOGRIFIER, **k),
     "mogrifier-rank": lambda **k: nn.MogrifierLSTM(6, 5, 2, rank=2, cap_input_gate=True, locked=False, **MOGRIFIER, **k),
-    "mogrifier-shared-sum": lambda **k: nn.MogrifierLSTM(6, 6, 3, share_rounds=True, output="sum", residual=True, **MOGRIFIER, **k),
+    "mogrifier-shared-sum": lambda **k: nn.MogrifierLSTM(6, 6, 3, share_rounds=True, **SUM, **MOGRIFIER, **k),
     "mogrifier-sizes": lambda **k: nn.MogrifierLSTM(6, [7, 3], 2, mogrifier_bias=False, **MOGRIFIER, **k),
 }  # fmt: skip
 T, B, X = 5, 4, 6
@@ -313,8 +314,8 @@ BAD = {
     "residual": (lambda: nn.LSTM(3, 4, 2, residual=True), r"LSTM: residual .* got input 3, hidden \[4, 4\]"),
     "x": (lambda: nn.LSTM(3, 4)(torch.zeros(2, 5, 4)), r"LSTM: x must be \(T, B, 3\), got \(2, 5, 4\)"),
     "x dimensions": (lambda: nn.LSTM(3, 4)(torch.zeros(2, 3)), r"LSTM: x must be \(T, B, 3\), got \(2, 3\)"),
-    "state": (lambda: nn.LSTM(3, 4, 2)(torch.zeros(2, 1, 3), (torch.zeros(1, 1, 4),) * 2), r"LSTM: state .* got \[1, 1\]"),
-    "state size": (lambda: nn.LSTM(3, 4)(torch.zeros(2, 1, 3), (torch.zeros(1, 2, 4),) * 2), r"lstm: h0 .* got \(2, 4\)"),
+    "state": (lambda: nn.LSTM(3, 4, 2)(torch.zeros(2, 1, 3), torch.zeros(2, 1, 1, 4)), r"LSTM: state .* got \[1, 1\]"),
+    "state size": (lambda: nn.LSTM(3, 4)(torch.zeros(2, 1, 3), torch.zeros(2, 1, 2, 4)), r"lstm: h0 .* got \(2, 4\)"),
 }  # fmt: skip
 
 

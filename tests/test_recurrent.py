@@ -62,7 +62,7 @@ def whole(op, args, kwargs):
 @ALL
 @pytest.mark.parametrize("cut", [1, 3, T - 1])
 def test_two_segments_equal_one(case, cut, device, dtype):
-    """The state carried over, and its gradient back; zoneout and input masks are drawn by step, so they are off here."""
+    """The state carried over, and its gradient back. Zoneout and input masks are drawn by step: they are off here."""
 
     def segments(op, args, kwargs):
         x, W_ih, W_hh, b, h0, c0, *rest = args
@@ -211,8 +211,8 @@ def test_shared_rounds_are_repeated_ones(device, dtype):
 
     def repeated(op, args, kwargs):
         *first, Q, R, Q_bias, R_bias = args
-        return op(*first, *(w.expand(n, *w.shape[1:]) for w, n in zip((Q, R, Q_bias, R_bias), (3, 2, 3, 2), strict=True)),
-                  **kwargs)  # fmt: skip
+        repeats = zip((Q, R, Q_bias, R_bias), (3, 2, 3, 2), strict=True)
+        return op(*first, *(w.expand(n, *w.shape[1:]) for w, n in repeats), **kwargs)
 
     equal_routes(case, whole, repeated, device, dtype)
 

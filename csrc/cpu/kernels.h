@@ -87,7 +87,7 @@ struct Kernels {
   void (*keep_mask)(const Mask&, int64_t row, int64_t S, int64_t begin, int64_t end, uint8_t* keep);
   void (*dropout)(const Dropout&, Parallel, int threads);
   void (*embedding)(const Embedding&, Parallel, int threads);
-  void (*embedding_backward)(const Embedding&, const void* dy, void* dW, Parallel, int threads);
+  void (*embedding_backward)(const Embedding&, const void* dy, void* dW, bool zeroed, Parallel, int threads);
   double (*activation_regularization)(const ActivationRegularization&, Parallel, int threads);
   void (*activation_regularization_backward)(const ActivationRegularization&, double dloss, Parallel, int threads);
   void (*recurrence_f32)(const Recurrence<float>&, Parallel, int threads);

@@ -12,6 +12,6 @@ void release(void* p, size_t bytes);
 
 // Bytes that are kept at most, 512 MiB or FUSEDSEQ_CACHE_MB; blocks below LARGE come from malloc.
 constexpr size_t LARGE = size_t(1) << 20;
-size_t cached_bytes();
+size_t empty_cache();  // gives them back; returns how many they were
 
 }  // namespace fusedseq::cpu

@@ -86,11 +86,24 @@ inline void dropout(const cpu::Dropout& d, cpu::Parallel run, int) {
   }
 }
 
-HD bool word_kept(const cpu::Embedding& e, int64_t row) {
-  if (!e.masked) return true;
-  const int64_t key = e.keys ? e.keys[row] : row;
-  return philox_word(e.mask.seed, uint64_t(key / 4), int(key % 4)) >= e.mask.threshold;
-}
+// Which rows of the table are kept: made for the whole vocabulary by vectors where that costs less than a block of Philox
+// for each token, which is up to some 20 words a token.
+class KeptRows {
+ public:
+  explicit KeptRows(const cpu::Embedding& e) : e(e), table(e.masked && !e.keys && e.V <= 20 * e.N ? e.V : 0) {
+    if (table) mask_values<uint8_t>(e.mask, 0, e.V, 0, e.V, 1, 0, table);
+  }
+  HD bool operator()(int64_t row) const {
+    if (!e.masked) return true;
+    if (table) return table[row];
+    const int64_t key = e.keys ? e.keys[row] : row;
+    return philox_word(e.mask.seed, uint64_t(key / 4), int(key % 4)) >= e.mask.threshold;
+  }
+
+ private:
+  const cpu::Embedding& e;
+  Buffer<uint8_t> table;
+};
 
 template <class S> void scale_row(const S* x, S* y, int64_t n, double scale) {
   using C = typename Compute<S>::type;
@@ -100,13 +113,26 @@ template <class S> void scale_row(const S* x, S* y, int64_t n, double scale) {
   for (; i < n; ++i) store_scalar(y + i, load_scalar(x + i) * C(scale));
 }
 
+// out = x * scale, out += x * scale, in the computing type.
+template <class S, class C> void scale_row_as(const S* x, C* out, int64_t n, C scale) {
+  int64_t i = 0;
+  for (; i + LANES<C> <= n; i += LANES<C>) (load_as(x + i) * Vec<C>(scale)).store(out + i);
+  for (; i < n; ++i) out[i] = load_scalar(x + i) * scale;
+}
+template <class S, class C> void add_row(const S* x, C* out, int64_t n, C scale) {
+  int64_t i = 0;
+  for (; i + LANES<C> <= n; i += LANES<C>) (Vec<C>::load(out + i) + load_as(x + i) * Vec<C>(scale)).store(out + i);
+  for (; i < n; ++i) out[i] += load_scalar(x + i) * scale;
+}
+
 template <class S> void embedding_type(const cpu::Embedding& e, cpu::Parallel run) {
   const S* W = static_cast<const S*>(e.W);
   S* y = static_cast<S*>(e.y);
+  const KeptRows kept(e);
   parallel(run, e.N, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const int64_t row = e.ids ? e.ids[n] : n;
-      if (!word_kept(e, row)) memset(static_cast<void*>(y + n * e.E), 0, e.E * sizeof(S));
+      if (!kept(row)) memset(static_cast<void*>(y + n * e.E), 0, e.E * sizeof(S));
       else if (!e.masked) memcpy(static_cast<void*>(y + n * e.E), W + row * e.E, e.E * sizeof(S));
       else scale_row(W + row * e.E, y + n * e.E, e.E, e.mask.scale);
     }
@@ -121,34 +147,72 @@ inline void embedding(const cpu::Embedding& e, cpu::Parallel run, int) {
   }
 }
 
-// dW += scale * dy, into zeroed memory of the computing type (float for bfloat16). Each thread has its own columns and
-// takes the tokens in order: the sum does not depend on the number of threads.
-template <class S> void embedding_backward_type(const cpu::Embedding& e, const S* dy, void* out, cpu::Parallel run, int threads) {
+// Zeros past the caches, which the writer of a large table does not read again.
+inline void fill_zeros(char* p, int64_t bytes) {
+#ifdef __SSE2__
+  char* const aligned = p + (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64;
+  if (p + bytes >= aligned + 64) {
+    memset(p, 0, aligned - p);
+    char* q = aligned;
+    for (; q + 64 <= p + bytes; q += 64)
+      for (int i = 0; i < 64; i += 16) _mm_stream_si128(reinterpret_cast<__m128i*>(q + i), _mm_setzero_si128());
+    memset(q, 0, p + bytes - q);
+    return;
+  }
+#endif
+  memset(p, 0, bytes);
+}
+
+// The gradient of the table, in the computing type (float for bfloat16): each row is written once, the sum of its tokens
+// in their order, by one thread, or zeros. The sum does not depend on the number of threads.
+template <class S> void embedding_backward_type(const cpu::Embedding& e, const S* dy, void* out, bool zeroed, cpu::Parallel run, int threads) {
   using C = typename Compute<S>::type;
   C* dW = static_cast<C*>(out);
-  Buffer<uint8_t> kept(e.N);
-  parallel(run, e.N, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) kept[n] = word_kept(e, e.ids ? e.ids[n] : n);
-  });
+  // The tokens sorted by row: those of row v are order[start[v]] to order[start[v + 1] - 1].
+  Buffer<int64_t> start(e.V + 2), order(e.N);
+  memset(start, 0, (e.V + 2) * sizeof(int64_t));
+  const KeptRows kept(e);
+  for (int64_t n = 0; n < e.N; ++n) start[e.ids[n] + 2] += kept(e.ids[n]);
+  for (int64_t v = 0; v < e.V; ++v) start[v + 2] += start[v + 1];
+  for (int64_t n = 0; n < e.N; ++n)
+    if (kept(e.ids[n])) order[start[e.ids[n] + 1]++] = n;
+
   const C scale = e.masked ? C(e.mask.scale) : C(1);
-  parallel(run, threads, [&](int64_t begin, int64_t end) {
-    const Range own = own_columns<C>(e.E, begin, end, threads);
-    for (int64_t n = 0; n < e.N; ++n) {
-      if (!kept[n]) continue;
-      C* row = dW + (e.ids ? e.ids[n] : n) * e.E;
-      const S* d = dy + n * e.E;
-      int64_t j = own.begin;
-      for (; j + LANES<C> <= own.end; j += LANES<C>) (Vec<C>::load(row + j) + load_as(d + j) * Vec<C>(scale)).store(row + j);
-      for (; j < own.end; ++j) row[j] += load_scalar(d + j) * scale;
+  const int64_t empty_row = zeroed ? 0 : 1, work = e.V * empty_row + start[e.V];
+  // The first row whose work, and that of those before it, reaches a share.
+  const auto row_at = [&](int64_t share) {
+    int64_t low = 0, high = e.V;
+    while (low < high) {
+      const int64_t v = (low + high) / 2;
+      v * empty_row + start[v] < share ? low = v + 1 : high = v;
     }
+    return low;
+  };
+  parallel(run, threads, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin ? row_at(work * begin / threads) : 0, last = end < threads ? row_at(work * end / threads) : e.V;
+    for (int64_t v = first; v < last;) {
+      int64_t next = v + 1;
+      C* row = dW + v * e.E;
+      if (start[v] == start[v + 1]) {
+        while (next < last && start[next] == start[next + 1]) ++next;
+        if (!zeroed) fill_zeros(reinterpret_cast<char*>(row), (next - v) * e.E * sizeof(C));
+      } else {
+        scale_row_as(dy + order[start[v]] * e.E, row, e.E, scale);
+        for (int64_t i = start[v] + 1; i < start[v + 1]; ++i) add_row(dy + order[i] * e.E, row, e.E, scale);
+      }
+      v = next;
+    }
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
   });
 }
 
-inline void embedding_backward(const cpu::Embedding& e, const void* dy, void* dW, cpu::Parallel run, int threads) {
+inline void embedding_backward(const cpu::Embedding& e, const void* dy, void* dW, bool zeroed, cpu::Parallel run, int threads) {
   switch (e.type) {
-    case cpu::Type::f32: return embedding_backward_type(e, static_cast<const float*>(dy), dW, run, threads);
-    case cpu::Type::f64: return embedding_backward_type(e, static_cast<const double*>(dy), dW, run, threads);
-    case cpu::Type::bf16: return embedding_backward_type(e, static_cast<const bfloat16*>(dy), dW, run, threads);
+    case cpu::Type::f32: return embedding_backward_type(e, static_cast<const float*>(dy), dW, zeroed, run, threads);
+    case cpu::Type::f64: return embedding_backward_type(e, static_cast<const double*>(dy), dW, zeroed, run, threads);
+    case cpu::Type::bf16: return embedding_backward_type(e, static_cast<const bfloat16*>(dy), dW, zeroed, run, threads);
   }
 }
 

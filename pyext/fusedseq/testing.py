@@ -179,7 +179,7 @@ class Case:
 
 
 def recurrent_inputs(randn, T, B, X, H, bias, scale):
-    """x, W_ih, W_hh, b, h0, c0 with pre-activations of about `scale`; at 0 those of i and f are 0, of g and o are not."""
+    """x, W_ih, W_hh, b, h0, c0 with pre-activations of about `scale`; at 0 of i and f, but not of g and o."""
     W_ih, W_hh = scale * X**-0.5 * randn(4 * H, X), scale * H**-0.5 * randn(4 * H, H)
     b = randn(2, 2 * H) * torch.tensor([[scale], [scale or 1.0]])
     return randn(T, B, X), W_ih, W_hh, b.flatten() if bias else None, randn(B, H).tanh(), randn(B, H)
@@ -277,7 +277,8 @@ CASES = [
     mogrifier_lstm_case(3, 2, 5, 4, scale=10.0),
     mogrifier_lstm_case(3, 2, 5, 4, cap_input_gate=True),
     mogrifier_lstm_case(3, 2, 5, 4, cap_input_gate=True, scale=0.0),  # i = 1 - f = 1/2: the gradient is shared
-    *(mogrifier_lstm_case(3, 2, 5, 4, seed=-3, input_dropout=p, locked_input=l) for p in (0.5, 1.0) for l in (False, True)),
+    *(mogrifier_lstm_case(3, 2, 5, 4, seed=-3, input_dropout=p, locked_input=l)
+      for p in (0.5, 1.0) for l in (False, True)),
     *(mogrifier_lstm_case(3, 2, 5, 4, seed=5, **{name: p}) for p in (0.5, 1.0)
       for name in ("state_dropout", "zoneout_h", "zoneout_c")),
     mogrifier_lstm_case(3, 2, 5, 4, zoneout_h=0.25, zoneout_c=0.75, training=False),
@@ -289,8 +290,10 @@ CASES = [
         state_dropout=0.2, zoneout_h=0.1, zoneout_c=0.4, seed=2**40 + 7,
     ),
     mogrifier_lstm_case(11, 33, 20, 24, 4, input_dropout=0.5, state_dropout=0.5, zoneout_c=0.3, seed=11),
-    mogrifier_lstm_case(2, 17, 9, 100, 2, state_dropout=0.5, zoneout_h=0.5, zoneout_c=0.3, seed=11),  # threads share rows
-    *(dropout_case("dropout", shape, p) for shape in ((), (1,), (3,), (2, 3, 5), (0, 5), (4, 0)) for p in (0.0, 0.5, 1.0)),
+    # wide enough for several threads to share a row of a mask
+    mogrifier_lstm_case(2, 17, 9, 100, 2, state_dropout=0.5, zoneout_h=0.5, zoneout_c=0.3, seed=11),
+    *(dropout_case("dropout", shape, p)
+      for shape in ((), (1,), (3,), (2, 3, 5), (0, 5), (4, 0)) for p in (0.0, 0.5, 1.0)),
     dropout_case("dropout", (7, 17), 0.3, torch.tensor(-9)),
     dropout_case("dropout", (7, 17), 0.3, torch.tensor([2**60])),
     dropout_case("dropout", (130, 650), 0.25, -1),
