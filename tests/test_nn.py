@@ -11,6 +11,7 @@ from torch.nn.utils import rnn
 from torch.utils._pytree import tree_leaves
 
 AWD = {"dropout": 0.3, "weight_dropout": 0.4}
+CAPPED = {"cap_input_gate": True, "locked": False}
 SUM = {"residual": True, "output": "sum"}
 MOGRIFIER = {**AWD, "rounds": 4, "input_dropout": 0.2, "state_dropout": 0.3, "zoneout_h": 0.1, "zoneout_c": 0.2}
 RECURRENT = {
@@ -20,7 +21,7 @@ RECURRENT = {
     "lstm-sizes": lambda **k: nn.LSTM(6, [7, 3], 2, **AWD, forget_bias=1.0, **k),
     "lstm-nobias-batchfirst": lambda **k: nn.LSTM(6, 5, 2, bias=False, batch_first=True, **AWD, **k),
     "mogrifier": lambda **k: nn.MogrifierLSTM(6, 5, 2, **MOGRIFIER, **k),
-    "mogrifier-rank": lambda **k: nn.MogrifierLSTM(6, 5, 2, rank=2, cap_input_gate=True, locked=False, **MOGRIFIER, **k),
+    "mogrifier-rank": lambda **k: nn.MogrifierLSTM(6, 5, 2, rank=2, **CAPPED, **MOGRIFIER, **k),
     "mogrifier-shared-sum": lambda **k: nn.MogrifierLSTM(6, 6, 3, share_rounds=True, **SUM, **MOGRIFIER, **k),
     "mogrifier-sizes": lambda **k: nn.MogrifierLSTM(6, [7, 3], 2, mogrifier_bias=False, **MOGRIFIER, **k),
 }  # fmt: skip
