@@ -1,5 +1,7 @@
 // What lstm.cpp and mogrifier_lstm.cpp share: from tensors to the kernels' arguments and back.
 #pragma once
+#include <cstring>
+
 #include "tensor.h"
 
 namespace fusedseq {
@@ -102,6 +104,13 @@ inline void run(const cpu::RecurrenceBackward<double>& r) {
   cpu::kernels().recurrence_backward_f64(r, parallel, recurrence_threads(r.forward));
 }
 
+// Zeroes what pads the rows of a saved tensor: `width` of each `padded` elements are written by the kernel.
+template <class T> void zero_padding(const Tensor& t, int64_t width, int64_t padded) {
+  T* p = static_cast<T*>(t.mutable_data_ptr());
+  for (int64_t row = 0; padded > width && row < t.numel() / padded; ++row)
+    std::memset(p + row * padded + width, 0, (padded - width) * sizeof(T));
+}
+
 // Saved for backward, whatever the operator: what the kernels call gates, cells, round_gates and factors.
 struct Saved { Tensor gates, cells, round_gates, factors; };
 
@@ -113,6 +122,13 @@ template <class T> std::tuple<Tensor, Tensor, Tensor, Saved> forward(const Recur
   Tensor y = output(i.x, {r.steps, r.B, r.H}, type), h = output(i.x, {r.B, r.H}, type), c = output(i.x, {r.B, r.H}, type);
   Saved s{output(i.x, {r.steps, r.B, 4, Hp}, type), output(i.x, {r.steps, r.B, Hp}, type),
           output(i.x, {r.steps, r.B, width}, type), output(i.x, {r.rank ? r.rounds : 0, r.steps, r.B, cpu::padded(r.rank)}, type)};
+  zero_padding<T>(s.gates, r.H, Hp), zero_padding<T>(s.cells, r.H, Hp);
+  if (r.rank) zero_padding<T>(s.factors, r.rank, cpu::padded(r.rank));
+  for (int64_t row = 0; row < r.steps * r.B && width > 0; ++row)
+    for (int64_t k = 0, at = row * width; k < r.rounds; at += k % 2 ? Hp : Xp, ++k) {
+      const int64_t used = k % 2 ? r.H : r.X;
+      std::memset(a.out(s.round_gates) + at + used, 0, ((k % 2 ? Hp : Xp) - used) * sizeof(T));
+    }
   r.y = a.out(y), r.h = a.out(h), r.c = a.out(c);
   r.gates = a.out(s.gates), r.cells = a.out(s.cells), r.round_gates = a.out(s.round_gates), r.factors = a.out(s.factors);
   if (r.B > 0) run(r);

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from fusedseq import fused
 from fusedseq.testing import differentiable, mogrifier_lstm_case
 

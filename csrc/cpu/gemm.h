@@ -24,22 +24,43 @@ template <class T> HD int64_t round_up(int64_t n) { return (n + LANES<T> - 1) / 
 // Elements that `columns` packed columns of K rows take.
 template <class T> HD int64_t packed_size(int64_t K, int64_t columns) { return K * round_up<T>(columns); }
 
-// Packs B (K, columns), element (k, n) at B[k * sk + n * sn], into panels of PANEL columns, the last one narrower:
-// dst is (panels)(K, panel's columns), zero-padded to whole vectors.
+// Rows a_i of a square of LANES x LANES elements become its columns: log2(LANES) times, row 2i is the first and row
+// 2i + 1 the second half of rows i and i + LANES/2 interleaved.
+template <class T> HD void transpose(Vec<T> (&a)[LANES<T>]) {
+  constexpr int L = LANES<T>;
+  typename Vec<T>::Mask low, high;
+  for (int i = 0; i < L; ++i) low[i] = i / 2 + i % 2 * L, high[i] = low[i] + L / 2;
+  for (int stage = 1; stage < L; stage *= 2) {
+    Vec<T> b[L];
+#pragma GCC unroll 8
+    for (int i = 0; i < L / 2; ++i) {
+      b[2 * i].v = __builtin_shuffle(a[i].v, a[i + L / 2].v, low);
+      b[2 * i + 1].v = __builtin_shuffle(a[i].v, a[i + L / 2].v, high);
+    }
+    for (int i = 0; i < L; ++i) a[i] = b[i];
+  }
+}
+
+// Packs B (K, columns), element (k, n) at B[k * sk + n * sn] with one of the strides 1, into panels of PANEL columns, the
+// last one narrower: dst is (panels)(K, panel's columns), zero-padded to whole vectors.
 template <class T>
 void pack(const T* B, int64_t sk, int64_t sn, int64_t K, int64_t columns, T* dst) {
+  constexpr int L = LANES<T>;
   for (int64_t n0 = 0; n0 < columns; n0 += PANEL<T>) {
     const int64_t width = columns - n0 < PANEL<T> ? columns - n0 : PANEL<T>, padded = round_up<T>(width);
-    if (sn == 1) {
+    if (sn == 1)
       for (int64_t k = 0; k < K; ++k)
-        for (int64_t j = 0; j < padded; j += LANES<T>)
-          Vec<T>::load(B + k * sk + n0 + j, width - j).store(dst + k * padded + j);
-    } else {
-      for (int64_t k0 = 0; k0 < K; k0 += 64)  // 64 rows of a panel stay in the first cache while they fill
-        for (int64_t j = 0; j < padded; ++j) {
-          const T* column = B + (n0 + j) * sn;
-          for (int64_t k = k0; k < K && k < k0 + 64; ++k) dst[k * padded + j] = j < width ? column[k * sk] : T(0);
-        }
+        for (int64_t j = 0; j < padded; j += L) Vec<T>::load(B + k * sk + n0 + j, width - j).store(dst + k * padded + j);
+    for (int64_t j = 0; j < padded && sn != 1; j += L) {
+      const int64_t n = width - j < L ? width - j : L;
+      const T* column = B + (n0 + j) * sn;
+      for (int64_t k = 0; k < K; k += L) {
+        const int64_t rows = K - k < L ? K - k : L;
+        Vec<T> square[L];
+        for (int i = 0; i < L; ++i) square[i] = i < n ? Vec<T>::load(column + i * sn + k, rows) : Vec<T>(T(0));
+        transpose(square);
+        for (int64_t i = 0; i < rows; ++i) square[i].store(dst + (k + i) * padded + j);
+      }
     }
     dst += K * padded;
   }
@@ -57,6 +78,9 @@ void tile(int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, i
     for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
       for (int n = 0; n < nv; ++n) c[u][m][n] = Vec<T>(T(0));
+  if (accumulate)
+    for (int m = 0; m < M; ++m)
+      for (int n = 0; n < nv; ++n) __builtin_prefetch(C + m * ldc + n * LANES<T>, 1);
   int64_t k = 0;
   for (; k + CHAINS <= K; k += CHAINS) {
 #pragma GCC unroll 2
@@ -142,28 +166,32 @@ void gemm(int64_t M, int64_t K, const T* A, int64_t lda, const T* packed, int64_
 
 // C rows [r0, r1) of A^T B (+= C): A (K, .), whose column for row r of C is A[k * lda + r], B (K, columns).
 // `scratch` holds TRANSPOSED_SCRATCH elements.
-constexpr int64_t KC = 256, NC_PANELS = 10;
-template <class T> constexpr int64_t TRANSPOSED_SCRATCH = KC * (NC_PANELS * PANEL<T> + MR);
+constexpr int64_t KC = 256, NC_PANELS = 12, A_TILES = 8;
+template <class T> constexpr int64_t TRANSPOSED_SCRATCH = KC * (NC_PANELS * PANEL<T> + A_TILES * MR);
 template <class T>
 void gemm_transposed(int64_t K, const T* A, int64_t lda, int64_t r0, int64_t r1, const T* B, int64_t ldb,
                      int64_t columns, T* C, int64_t ldc, bool accumulate, T* scratch) {
-  constexpr int64_t NC = NC_PANELS * PANEL<T>;
-  T *B_block = scratch, *A_tile = scratch + KC * NC;
+  const int64_t panels = (columns + PANEL<T> - 1) / PANEL<T>, blocks = (panels + NC_PANELS - 1) / NC_PANELS;
+  T *B_block = scratch, *A_tiles = scratch + KC * NC_PANELS * PANEL<T>;
   for (int64_t k0 = 0; k0 < K || k0 == 0; k0 += KC) {
     const int64_t kc = K - k0 < KC ? K - k0 : KC;
-    for (int64_t n0 = 0; n0 < columns; n0 += NC) {
-      const int64_t nc = columns - n0 < NC ? columns - n0 : NC;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t n0 = panels * block / blocks * PANEL<T>, n1 = panels * (block + 1) / blocks * PANEL<T>;
+      const int64_t nc = (n1 < columns ? n1 : columns) - n0;
       pack(B + k0 * ldb + n0, ldb, 1, kc, nc, B_block);
-      for (int64_t r = r0; r < r1; r += MR) {
-        const int M = int(r1 - r < MR ? r1 - r : MR);
+      for (int64_t r = r0; r < r1; r += A_TILES * MR) {
+        // Some tiles of A at once, so that a cache line of a row is read once.
+        const int64_t rows = r1 - r < A_TILES * MR ? r1 - r : A_TILES * MR;
         for (int64_t k = 0; k < kc; ++k) {
           const T* row = A + (k0 + k) * lda + r;
-          if (M == MR) memcpy(A_tile + k * MR, row, MR * sizeof(T));
-          else for (int m = 0; m < M; ++m) A_tile[k * MR + m] = row[m];
+          int64_t i = 0;
+          for (; i + MR <= rows; i += MR) memcpy(A_tiles + i * kc + k * MR, row + i, MR * sizeof(T));
+          for (int64_t m = 0; i + m < rows; ++m) A_tiles[i * kc + k * MR + m] = row[i + m];
         }
-        for (int64_t j = 0; j < nc; j += PANEL<T>)
-          any_tile(M, nc - j < PANEL<T> ? nc - j : PANEL<T>, kc, A_tile, 1, MR, B_block + kc * j,
-                   C + r * ldc + n0 + j, ldc, false, accumulate || k0 > 0);
+        for (int64_t i = 0; i < rows; i += MR)
+          for (int64_t j = 0; j < nc; j += PANEL<T>)
+            any_tile(int(rows - i < MR ? rows - i : MR), nc - j < PANEL<T> ? nc - j : PANEL<T>, kc, A_tiles + i * kc, 1, MR,
+                     B_block + kc * j, C + (r + i) * ldc + n0 + j, ldc, false, accumulate || k0 > 0);
       }
     }
   }

@@ -96,6 +96,7 @@ template <class T, bool cap> class Forward {
   }
 
   void prepare(const Part& p) {
+    memset(p.zoneout, 0, 2 * s.ldh * sizeof(T));  // its padding too: nothing unwritten is ever read
     for (int64_t g = 0; g < 4; ++g) {
       const int64_t row = g * s.H + p.h.begin;
       pack(r.W_ih + row * s.X, 1, s.X, s.X, p.h.size(), W_ih + g * packed_size<T>(s.X, s.H) + s.X * p.h.begin);

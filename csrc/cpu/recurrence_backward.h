@@ -66,6 +66,7 @@ template <class T, bool cap> class Backward {
   int64_t rounds_on_h() const { return s.rounds / 2; }
 
   void prepare(const Part& p) {
+    memset(p.zoneout, 0, 2 * s.ldh * sizeof(T));  // its padding too: nothing unwritten is ever read
     if (s.rounds || g.dx) pack(r.W_ih + p.x.begin, s.X, 1, 4 * s.H, p.x.size(), W_ih + 4 * s.H * p.x.begin);
     pack(r.W_hh + p.h.begin, s.H, 1, 4 * s.H, p.h.size(), W_hh + 4 * s.H * p.h.begin);
     for (int64_t k = 0; k < s.rounds; ++k) {

@@ -41,10 +41,11 @@ struct Range {
   HD int64_t size() const { return end - begin; }
 };
 
-// The columns of [0, width) that parts [begin, end) of `parts` own: whole vectors, but for the last.
+// The columns of [0, width) that parts [begin, end) of `parts` own: whole vectors, and of masks whole blocks of four.
 template <class T> HD Range own_columns(int64_t width, int64_t begin, int64_t end, int64_t parts) {
-  const int64_t vectors = (width + LANES<T> - 1) / LANES<T>;
-  const int64_t first = vectors * begin / parts * LANES<T>, last = vectors * end / parts * LANES<T>;
+  constexpr int64_t UNIT = LANES<T> < 4 ? 4 : LANES<T>;
+  const int64_t units = (width + UNIT - 1) / UNIT;
+  const int64_t first = units * begin / parts * UNIT, last = units * end / parts * UNIT;
   return {first < width ? first : width, last < width ? last : width};
 }
 

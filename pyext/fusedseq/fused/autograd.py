@@ -35,7 +35,7 @@ def through_oracle(oracle, inputs, needs, grads):
 
 def autocast(device_type, *tensors):
     """The tensors as torch's autocast wants them for matrix products: fp32 ones in its dtype, where it is on."""
-    if not torch.is_autocast_enabled(device_type):
+    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype == torch.float32 else t for t in tensors)

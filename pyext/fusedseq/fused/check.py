@@ -10,15 +10,18 @@ def tensor(op, name, value):
         raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
 
 
-def like(op, first, first_name, **others):
-    """Every tensor on the device and of the dtype of the first, whose dtype the device's kernels take."""
+def like(op, first, first_name, optional=(), **others):
+    """Every tensor on the device and of the dtype of the first, whose dtype the device's kernels take.
+
+    optional: the names that may be None
+    """
     tensor(op, first_name, first)
     known = DTYPES.get(first.device.type)
     if not first.is_floating_point() or (known and first.dtype not in known):
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in known or (torch.float32,))
         raise TypeError(f"{op}: {first_name} must be {wanted} on {first.device.type}, got {first.dtype}")
     for name, value in others.items():
-        if value is None:
+        if value is None and name in optional:
             continue
         tensor(op, name, value)
         if value.dtype != first.dtype:

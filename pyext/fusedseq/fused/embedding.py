@@ -65,7 +65,12 @@ class SparseGradient(torch.autograd.Function):
         ids, seed = ctx.saved_tensors
         used, place = ids.unique(return_inverse=True)
         rows = torch.ops.fusedseq.embedding_backward(dy, place, len(used), ctx.p, seed, used)
-        return None, torch.sparse_coo_tensor(used[None], rows, (ctx.V, dy.size(-1)), is_coalesced=True, check_invariants=False), None, None
+        return (
+            None,
+            torch.sparse_coo_tensor(used[None], rows, (ctx.V, dy.size(-1)), is_coalesced=True, check_invariants=False),
+            None,
+            None,
+        )
 
 
 autograd.register(

@@ -24,7 +24,7 @@ def check_gates(op, x, W_ih, W_hh, b, h0, c0, lengths):
     """What lstm and mogrifier_lstm have in common."""
     check.tensor(op, "x", x)
     x, W_ih, W_hh, b, h0, c0 = autograd.autocast(x.device.type, x, W_ih, W_hh, b, h0, c0)
-    check.like(op, x, "x", W_ih=W_ih, W_hh=W_hh, b=b, h0=h0, c0=c0)
+    check.like(op, x, "x", ("b",), W_ih=W_ih, W_hh=W_hh, b=b, h0=h0, c0=c0)
     check.dimensions(op, "x", x, "(T, B, X)")
     check.dimensions(op, "h0", h0, "(B, H)")
     (T, B, X), H = x.shape, h0.size(1)

@@ -56,14 +56,15 @@ def check_rounds(op, name, x, weight, bias, uses, out, in_):
     (o, O), (i, I) = out, in_
     if weight is None:
         raise ValueError(f"{op}: {name} must be (n, {o}, {i}) with n = {uses} or 1 for these rounds, got None")
-    factor = None
+    factor, second = None, f"{name}'s second factor"
     if not isinstance(weight, torch.Tensor):
         if not isinstance(weight, (tuple, list)) or len(weight) != 2:
             raise TypeError(f"{op}: {name} must be a tensor or a pair of factors, got {type(weight).__name__}")
         weight, factor = weight
+        check.tensor(op, second, factor)
     check.tensor(op, name, weight)
     x, weight, factor, bias = autograd.autocast(x.device.type, x, weight, factor, bias)
-    check.like(op, x, "x", **{name: weight, f"{name}'s second factor": factor, f"{name}_bias": bias})
+    check.like(op, x, "x", (second, f"{name}_bias"), **{name: weight, second: factor, f"{name}_bias": bias})
     n = len(weight) if weight.dim() else 0
     if n not in (1, uses):
         raise ValueError(f"{op}: {name} must have n = {uses} weights for these rounds, or 1 to share, got "
@@ -71,10 +72,10 @@ def check_rounds(op, name, x, weight, bias, uses, out, in_):
     if factor is None:
         check.shape(op, name, weight, f"(n, {o}, {i})", (n, O, I))
     else:
-        check.dimensions(op, f"{name}'s second factor", factor, f"(n, rank, {i})")
+        check.dimensions(op, second, factor, f"(n, rank, {i})")
         rank = factor.size(1)
         check.shape(op, f"{name}'s first factor", weight, f"(n, {o}, rank)", (n, O, rank))
-        check.shape(op, f"{name}'s second factor", factor, f"(n, rank, {i})", (n, rank, I))
+        check.shape(op, second, factor, f"(n, rank, {i})", (n, rank, I))
         if rank == 0:
             raise ValueError(f"{op}: {name}'s rank must be at least 1, got {tuple(factor.shape)}")
     if bias is not None:
