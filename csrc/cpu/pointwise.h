@@ -125,6 +125,12 @@ template <class S, class C> void add_row(const S* x, C* out, int64_t n, C scale)
   for (; i < n; ++i) out[i] += load_scalar(x + i) * scale;
 }
 
+// Rows stand anywhere: without this, each would begin with the latency of memory.
+constexpr int64_t AHEAD = 2;  // rows
+HD void prefetch_row(const void* row, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(row) + i);
+}
+
 template <class S> void embedding_type(const cpu::Embedding& e, cpu::Parallel run) {
   const S* W = static_cast<const S*>(e.W);
   S* y = static_cast<S*>(e.y);
@@ -132,6 +138,7 @@ template <class S> void embedding_type(const cpu::Embedding& e, cpu::Parallel ru
   parallel(run, e.N, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const int64_t row = e.ids ? e.ids[n] : n;
+      if (e.ids && n + AHEAD < end) prefetch_row(W + e.ids[n + AHEAD] * e.E, e.E * sizeof(S));
       if (!kept(row)) memset(static_cast<void*>(y + n * e.E), 0, e.E * sizeof(S));
       else if (!e.masked) memcpy(static_cast<void*>(y + n * e.E), W + row * e.E, e.E * sizeof(S));
       else scale_row(W + row * e.E, y + n * e.E, e.E, e.mask.scale);
@@ -197,8 +204,10 @@ template <class S> void embedding_backward_type(const cpu::Embedding& e, const S
         while (next < last && start[next] == start[next + 1]) ++next;
         if (!zeroed) fill_zeros(reinterpret_cast<char*>(row), (next - v) * e.E * sizeof(C));
       } else {
-        scale_row_as(dy + order[start[v]] * e.E, row, e.E, scale);
-        for (int64_t i = start[v] + 1; i < start[v + 1]; ++i) add_row(dy + order[i] * e.E, row, e.E, scale);
+        for (int64_t i = start[v]; i < start[v + 1]; ++i) {
+          if (i + AHEAD < start[last]) prefetch_row(dy + order[i + AHEAD] * e.E, e.E * sizeof(S));
+          i == start[v] ? scale_row_as(dy + order[i] * e.E, row, e.E, scale) : add_row(dy + order[i] * e.E, row, e.E, scale);
+        }
       }
       v = next;
     }
