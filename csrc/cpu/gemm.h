@@ -146,19 +146,24 @@ void any_tile(int M, int64_t width, int64_t K, const T* A, int64_t sm, int64_t s
       C[m * ldc + n] = buffer[m * padded + n] + (accumulate ? C[m * ldc + n] : T(0));
 }
 
-// C (M, columns) (+)= A (M, K) times packed columns. `whole_vectors`: C's rows may be written up to a whole vector.
+// C (M, columns) (+)= A (M, K) times packed columns, + bias. `whole_vectors`: C's rows may be written up to a whole vector.
 template <class T>
 void gemm(int64_t M, int64_t K, const T* A, int64_t lda, const T* packed, int64_t columns, T* C, int64_t ldc,
-          bool whole_vectors, bool accumulate) {
-  constexpr int64_t CHUNK = 24 * MR;  // rows of A that stay in the second cache while the panels pass
+          bool whole_vectors, bool accumulate, const T* bias = nullptr) {
+  constexpr int64_t CHUNK = 24 * MR;          // rows of A that stay in the second cache while the panels pass
+  constexpr int64_t DEPTH = 3072 / sizeof(T);  // of a panel, which stays there while the rows pass
   for (int64_t m0 = 0; m0 < M; m0 += CHUNK) {
     const int64_t rows = M - m0 < CHUNK ? M - m0 : CHUNK, blocks = (rows + MR - 1) / MR;
     for (int64_t n0 = 0; n0 < columns; n0 += PANEL<T>) {
-      const int64_t width = columns - n0 < PANEL<T> ? columns - n0 : PANEL<T>;
-      for (int64_t i = 0; i < blocks; ++i) {
-        const int64_t m = m0 + rows * i / blocks, n = m0 + rows * (i + 1) / blocks;
-        any_tile(int(n - m), width, K, A + m * lda, lda, 1, packed + K * n0, C + m * ldc + n0, ldc, whole_vectors,
-                 accumulate);
+      const int64_t width = columns - n0 < PANEL<T> ? columns - n0 : PANEL<T>, padded = round_up<T>(width);
+      for (int64_t m = m0; bias && m < m0 + rows; ++m) memcpy(C + m * ldc + n0, bias + n0, width * sizeof(T));
+      for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
+        const int64_t depth = K - k0 < DEPTH ? K - k0 : DEPTH;
+        for (int64_t i = 0; i < blocks; ++i) {
+          const int64_t m = m0 + rows * i / blocks, n = m0 + rows * (i + 1) / blocks;
+          any_tile(int(n - m), width, depth, A + m * lda + k0, lda, 1, packed + K * n0 + k0 * padded, C + m * ldc + n0, ldc,
+                   whole_vectors, accumulate || bias || k0 > 0);
+        }
       }
     }
   }
