@@ -40,6 +40,10 @@ def embedding_rows(ids, W, p=0.0, seed=None, sparse=False):
     return F.embedding(ids, W, sparse=sparse) * F.dropout(W.new_ones(len(W)), p)[ids][..., None]
 
 
+def linear(x, W, b=None):
+    return F.linear(x, W, b)
+
+
 def activation_regularization(dropped, raw, alpha, beta):
     """As the AWD-LSTM code's training loop has it."""
     loss = alpha * dropped.pow(2).mean()

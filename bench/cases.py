@@ -150,6 +150,10 @@ def embedding(V, *bars, backward=True, sparse=False, tokens=4900, E=650, smaller
                copied=(tokens, E), roof="copy", bars=bars, others=others, **row)  # fmt: skip
 
 
+def linear(M, K, N, **row):
+    return Row("linear", f"{M}-{K}-{N}", testing.linear_case(M, K, N).make, flops=2.0 * M * K * N, **row)
+
+
 def regularization(T, B, H, *bars):
     make = testing.activation_regularization_case(T, B, H).make
     return Row(
@@ -181,6 +185,7 @@ ROWS = [
     embedding(10_000, backward=False),
     embedding(100_000, Bar("V10000", 0.8), backward=False, smaller=10_000),  # forward time independent of V
     regularization(70, 70, 650, Bar("eager", 3.0)),
+    linear(1400, 400, 10_000),
     # Only in the full set: the paper's model, its dropouts, lengths that vary, bf16, sparse gradients.
     mogrifier(70, 64, 912, rank=84, suffix="-rank84", full=True),
     mogrifier(70, 64, 912, rank=84, suffix="-rank84-paper", full=True, input_dropout=0.729, state_dropout=0.387,

@@ -19,6 +19,7 @@ locked_dropout = whole(baselines.locked_dropout)
 weight_drop = whole(baselines.weight_drop)
 embedding = whole(baselines.embedding)
 activation_regularization = whole(baselines.activation_regularization)
+linear = whole(baselines.linear)
 _lstm_step = whole(baselines.lstm_step)
 _mogrifier_step = whole(baselines.mogrifier_step)
 

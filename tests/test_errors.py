@@ -9,6 +9,7 @@ from fusedseq.testing import (
     activation_regularization_case,
     dropout_case,
     embedding_case,
+    linear_case,
     lstm_case,
     mogrifier_lstm_case,
 )
@@ -23,6 +24,7 @@ GOOD = {
     "weight_drop": dropout_case("weight_drop", (6, 5), 0.5),
     "embedding": embedding_case((3, 2), 7, 4, 0.5),
     "activation_regularization": activation_regularization_case(3, 2, 4),
+    "linear": linear_case(3, 5, 4),
 }
 
 
@@ -44,6 +46,9 @@ def test_good_input_passes(good):
 
 SHAPES = [
     # case, argument, its shape, what the sentence says was wanted
+    ("linear", "x", (3, 4), r"\(\.\.\., K\) with W's K = 5"),
+    ("linear", "W", (4, 5, 1), r"\(N, K\)"),
+    ("linear", "b", (5,), r"\(N,\) = \(4,\)"),
     ("lstm", "x", (2, 5), r"\(T, B, X\)"),
     ("lstm", "x", (0, 2, 5), r"T"),
     ("lstm", "x", (3, 2, 0), r"X"),
@@ -141,6 +146,7 @@ FLOATS = [
     *(("mogrifier_lstm", name) for name in ("x", "W_ih", "W_hh", "b", "h0", "c0", "Q", "R", "Q_bias", "R_bias")),
     ("dropout", "x"), ("locked_dropout", "x"), ("weight_drop", "W"), ("embedding", "W"),
     ("activation_regularization", "dropped"), ("activation_regularization", "raw"),
+    ("linear", "x"), ("linear", "W"), ("linear", "b"),
 ]  # fmt: skip
 FLOAT_IDS = [f"{c}-{n}" for c, n in FLOATS]
 
@@ -152,7 +158,7 @@ def test_wrong_dtype(good, name, other):
         call(good, **{name: lambda t: t.to(other)})
 
 
-MIXED = [(c, n) for c, n in FLOATS if c in ("lstm", "mogrifier_lstm", "activation_regularization")]
+MIXED = [(c, n) for c, n in FLOATS if c in ("lstm", "mogrifier_lstm", "activation_regularization", "linear")]
 
 
 @pytest.mark.parametrize(("good", "name"), MIXED, ids=[f"{c}-{n}" for c, n in MIXED])

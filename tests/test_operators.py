@@ -244,7 +244,7 @@ def test_autocast(case, device):
     with torch.autocast(device, dtype=low):
         results, grads = run(getattr(fused, case.op), args, kwargs)
     assert all(g.dtype == torch.float32 for g in grads)
-    recurrent = case.op in ("lstm", "mogrifier_lstm")
+    recurrent = case.op in ("lstm", "mogrifier_lstm", "linear")
     cast = convert((args, kwargs), dtype=low) if recurrent else (args, kwargs)
     wanted, wanted_grads = run(getattr(fused, case.op), *cast)
     for got, want in zip(results, wanted, strict=True):

@@ -1,7 +1,7 @@
 // Compiled once per instruction set, with FUSEDSEQ_ISA naming it; dispatch.cpp chooses among them at run time.
 #include "kernels.h"
 
-#include "pointwise.h"
+#include "linear.h"
 #include "recurrence_backward.h"
 
 #define STRING_(x) #x
@@ -52,6 +52,10 @@ const cpu::Kernels kernels = {
     recurrence<double>,
     recurrence_backward<float>,
     recurrence_backward<double>,
+    linear<float>,
+    linear<double>,
+    linear_backward<float>,
+    linear_backward<double>,
     gemm_f32,
 };
 

@@ -81,6 +81,14 @@ template <class T> struct RecurrenceBackward {
   T* const* dbias;
 };
 
+template <class T> struct Linear {
+  int64_t M, K, N;
+  const T *x, *W, *b;  // (M, K), (N, K), (N,) or null
+  T* y;                // (M, N)
+  const T* dy;         // (M, N), backward only, as what follows; null where not needed
+  T *dx, *dW, *db;     // (M, K), (N, K), (N,)
+};
+
 struct Kernels {
   const char* isa;
   int vector_bytes;
@@ -94,6 +102,10 @@ struct Kernels {
   void (*recurrence_f64)(const Recurrence<double>&, Parallel, int threads);
   void (*recurrence_backward_f32)(const RecurrenceBackward<float>&, Parallel, int threads);
   void (*recurrence_backward_f64)(const RecurrenceBackward<double>&, Parallel, int threads);
+  void (*linear_f32)(const Linear<float>&, Parallel, int threads);
+  void (*linear_f64)(const Linear<double>&, Parallel, int threads);
+  void (*linear_backward_f32)(const Linear<float>&, Parallel, int threads);
+  void (*linear_backward_f64)(const Linear<double>&, Parallel, int threads);
   double (*gemm_f32)(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C, int64_t repeats, Parallel, int threads);
 };
 

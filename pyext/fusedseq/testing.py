@@ -73,6 +73,8 @@ def roundings(op, args, leaves):
     """How many roundings may add up in one number of the operator's results or gradients: see `budget`."""
     if op in ("lstm", "mogrifier_lstm"):
         return longest_sum(leaves) * len(args[0])  # each of T steps adds those of its products
+    if op == "linear":
+        return longest_sum(leaves)
     if op in ("embedding", "activation_regularization"):
         return args[0].numel()  # one sum, over the ids of a word or over the activations
     return 1  # one product
@@ -255,6 +257,11 @@ def activation_regularization_case(T, B, H, alpha=2.0, beta=1.0):
                 lambda randn: ((randn(T, B, H), randn(T, B, H), alpha, beta), {}))  # fmt: skip
 
 
+def linear_case(M, K, N, bias=True):
+    return Case("linear", f"M{M}-K{K}-N{N}{'-nobias' * (not bias)}",
+                lambda randn: ((randn(M, K), K**-0.5 * randn(N, K), randn(N) if bias else None), {}))  # fmt: skip
+
+
 # T, B, X, H
 SIZES = [(1, 1, 1, 1), (3, 2, 3, 1), (1, 3, 17, 3), (5, 1, 5, 17), (4, 3, 3, 17), (3, 0, 5, 4), (2, 2, 650, 650)]
 
@@ -312,6 +319,9 @@ CASES = [
     embedding_case((3, 0), 7, 5, 0.5, sparse=True),
     embedding_case((35, 20), 1000, 65, 0.1),
     embedding_case((35, 20), 100, 650, 0.1, sparse=True),
+    *(linear_case(*size) for size in ((1, 1, 1), (3, 17, 1), (0, 3, 5), (7, 5, 33), (150, 33, 100), (20, 800, 70))),
+    linear_case(5, 7, 9, bias=False),
+    Case("linear", "T2-B3-K5-N4", lambda randn: ((randn(2, 3, 5), randn(4, 5), randn(4)), {})),
     *(activation_regularization_case(*size) for size in ((1, 1, 1), (1, 3, 5), (2, 1, 1), (5, 3, 17), (20, 7, 650))),
     activation_regularization_case(5, 3, 17, 0.0, 1.0),
     activation_regularization_case(5, 3, 17, 1.0, 0.0),

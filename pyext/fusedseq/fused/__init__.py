@@ -9,6 +9,7 @@ from fusedseq.fused.dropout import dropout  # noqa: E402
 from fusedseq.fused.dropout_mask import dropout_mask  # noqa: E402
 from fusedseq.fused.embedding import embedding  # noqa: E402
 from fusedseq.fused.explain import explain  # noqa: E402
+from fusedseq.fused.linear import linear  # noqa: E402
 from fusedseq.fused.locked_dropout import locked_dropout  # noqa: E402
 from fusedseq.fused.lstm import lstm  # noqa: E402
 from fusedseq.fused.mogrifier_lstm import mogrifier_lstm  # noqa: E402
@@ -20,6 +21,7 @@ __all__ = [
     "dropout_mask",
     "embedding",
     "explain",
+    "linear",
     "locked_dropout",
     "lstm",
     "mogrifier_lstm",

@@ -9,6 +9,7 @@ CPU_KERNELS = {
     "dropout": ("csrc/cpu/pointwise.h", "the mask made on the way"),
     "dropout_mask": ("csrc/cpu/pointwise.h", "Philox4x32-10"),
     "embedding": ("csrc/cpu/pointwise.h", "the dropout in the gather"),
+    "linear": ("csrc/cpu/linear.h", "the recurrences' product"),
     "locked_dropout": ("csrc/cpu/pointwise.h", "one mask for all steps"),
     "lstm": ("csrc/cpu/recurrence.h", "the input's product hoisted out of the time loop"),
     "mogrifier_lstm": ("csrc/cpu/recurrence.h", "the input's product inside the time loop, which gates it"),

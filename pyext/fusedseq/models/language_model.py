@@ -60,6 +60,7 @@ class LanguageModel(nn.Module):
         self.decoder_weight = None if s.tied else nn.Parameter(torch.empty(vocabulary, s.output_size))
         self.decoder_bias = nn.Parameter(torch.zeros(vocabulary))
         self._activation_regularization = ops.activation_regularization
+        self._linear = ops.linear
         for weight in (self.embedding.weight, self.decoder_weight):
             if weight is not None:
                 nn.init.uniform_(weight, -s.init_range, s.init_range)
@@ -89,7 +90,7 @@ class LanguageModel(nn.Module):
     def logits(self, y):
         """(T, B, D) -> (T, B, V); a tied decoder uses the clean embedding, without its dropout."""
         weight = self.embedding.weight if self.decoder_weight is None else self.decoder_weight
-        return F.linear(y, weight, self.decoder_bias)
+        return self._linear(y, weight, self.decoder_bias)
 
     def cross_entropy(self, y, targets, reduction="mean"):
         """y: (T, B, D)    targets: (T, B), -100 where there is none    returns nats, a scalar"""

@@ -8,6 +8,7 @@ from fusedseq.reference.activation_regularization import activation_regularizati
 from fusedseq.reference.dropout import dropout
 from fusedseq.reference.dropout_mask import dropout_mask
 from fusedseq.reference.embedding import embedding
+from fusedseq.reference.linear import linear
 from fusedseq.reference.locked_dropout import locked_dropout
 from fusedseq.reference.lstm import lstm
 from fusedseq.reference.mogrifier_lstm import mogrifier_lstm
@@ -18,6 +19,7 @@ __all__ = [
     "dropout",
     "dropout_mask",
     "embedding",
+    "linear",
     "locked_dropout",
     "lstm",
     "mogrifier_lstm",
