@@ -72,6 +72,16 @@ def isa(question: str) -> str:
     return function().decode()
 
 
+def empty_cache() -> int:
+    """Gives the memory that the CPU operators keep for reuse back to the system; returns how many bytes it was.
+
+    They keep at most 512 MiB, or FUSEDSEQ_CACHE_MB.
+    """
+    function = operators().fusedseq_empty_cache
+    function.restype = ctypes.c_size_t
+    return function()
+
+
 @functools.cache
 def build_info() -> dict:
     """The facts of the build that made _ops.so: see csrc/build.py."""
