@@ -40,6 +40,13 @@ template <class T> HD int64_t first_use(const T* const* weights, int64_t k) {
   return j;
 }
 
+// How much of the new state the units of a row take: 1 or 0 in training, else the expectation.
+template <class T>
+void zoneout_row(const cpu::Recurrence<T>& r, const cpu::Mask& mask, double p, Range units, int64_t row, T* update) {
+  if (r.training) return mask_values(mask, row, r.H, units.begin, units.end, T(1), T(0), update);
+  for (int64_t j = 0; j < units.size(); ++j) update[j] = T(1 - p);
+}
+
 template <class T, bool cap> class Forward {
  public:
   Forward(const cpu::Recurrence<T>& r, int parts)
@@ -175,8 +182,8 @@ template <class T, bool cap> class Forward {
     const T* c_before = t ? r.cells + ((t - 1) * s.B + b) * s.Hp : c_first + b * s.Hp;
     T *c_after = r.cells + (t * s.B + b) * s.Hp, *y = r.y + (t * s.B + b) * s.H;
     T *carried = h_raw + b * s.ldh, *next = h_in[(t + 1) % 2] + b * s.ldh;
-    if (r.zoneout_h.threshold) zoneout_row(r.zoneout_h, r.zoneout_h_p, p, t * s.B + b, p.zoneout);
-    if (r.zoneout_c.threshold) zoneout_row(r.zoneout_c, r.zoneout_c_p, p, t * s.B + b, p.zoneout + s.ldh);
+    if (r.zoneout_h.threshold) zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.h, t * s.B + b, p.zoneout);
+    if (r.zoneout_c.threshold) zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.h, t * s.B + b, p.zoneout + s.ldh);
     for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
       const int64_t n = s.H - j;
       const Vec<T> c_old = Vec<T>::load(c_before + j), h_old = Vec<T>::load(carried + j);
@@ -201,12 +208,6 @@ template <class T, bool cap> class Forward {
   HD Vec<T> mix(const T* update, Vec<T> after, Vec<T> before) const {
     const Vec<T> u = Vec<T>::load(update);
     return u * after + (1.f - u) * before;
-  }
-
-  // How much of the new state a unit takes: 1 or 0 in training, else the expectation.
-  void zoneout_row(const cpu::Mask& mask, double p_keep, const Part& p, int64_t row, T* update) const {
-    if (r.training) return mask_values(mask, row, s.H, p.h.begin, p.h.end, T(1), T(0), update);
-    for (int64_t j = 0; j < p.h.size(); ++j) update[j] = T(1 - p_keep);
   }
 
   void finish(const Part& p) {

@@ -154,8 +154,8 @@ template <class T, bool cap> class Backward {
       return;
     }
     const T *a = r.gates + row * 4 * s.Hp, *c_before = r.cells + (row - s.B) * s.Hp;
-    if (r.zoneout_h.threshold) zoneout_row(r.zoneout_h, r.zoneout_h_p, p, row, p.zoneout);
-    if (r.zoneout_c.threshold) zoneout_row(r.zoneout_c, r.zoneout_c_p, p, row, p.zoneout + s.ldh);
+    if (r.zoneout_h.threshold) zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.h, row, p.zoneout);
+    if (r.zoneout_c.threshold) zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.h, row, p.zoneout + s.ldh);
     for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
       const int64_t n = s.H - j;
       const LstmGates<Vec<T>> gates{Vec<T>::load(a + j), Vec<T>::load(a + s.Hp + j), Vec<T>::load(a + 2 * s.Hp + j),
@@ -182,11 +182,6 @@ template <class T, bool cap> class Backward {
         (Vec<T>::load(sum) + all[gate]).store(sum);
       }
     }
-  }
-
-  void zoneout_row(const cpu::Mask& mask, double p_keep, const Part& p, int64_t row, T* update) const {
-    if (r.training) return mask_values(mask, row, s.H, p.h.begin, p.h.end, T(1), T(0), update);
-    for (int64_t j = 0; j < p.h.size(); ++j) update[j] = T(1 - p_keep);
   }
 
   void round(const Part& p, int64_t first, int64_t k) {

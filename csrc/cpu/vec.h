@@ -75,11 +75,6 @@ template <class T> HD Vec<T> choose(Vec<T> m, Vec<T> a, Vec<T> b) {
   const Vec<T> zero(T(0));
   return select<T>(m.v > zero.v, a, select<T>(m.v < zero.v, b, .5f * (a + b)));
 }
-template <class T> HD T sum(Vec<T> a) {
-  T s = 0;
-  for (int i = 0; i < LANES<T>; ++i) s += a.v[i];
-  return s;
-}
 
 // exp on floats, about 1 ulp: x = n ln 2 + r, and a polynomial in r of minimax error 3e-9. NaN stays NaN.
 HD Vec<float> exp_(Vec<float> x) {
