@@ -13,6 +13,7 @@ bench: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(PYTHON) -m pytest $(ARGS)
+	$(if $(ARGS),,$(PYTHON) -m pytest --device triton)
 
 lint: $(INSTALLED)-dev
 	$(PYTHON) -m ruff check .

@@ -1,15 +1,45 @@
-"""Options `--device cpu|cuda` and `--dtype float32|...` (by default all of the device's), and fixtures."""
+"""Options `--device cpu|cuda|triton` and `--dtype float32|...` (by default all of the device's), and fixtures.
 
+`--device triton` runs the Triton kernels on CPU tensors in Triton's interpreter: the properties of test_operators.py for the
+operators that have such kernels, and the tests marked `triton`, which a GPU runs too.
+"""
+
+import warnings
+
+import interpreter
 import pytest
 import torch
-from fusedseq import fused, reference
+from fusedseq import fused, kernels, reference
+from fusedseq.fused import check
 
-DTYPES = {"cpu": ["float32", "float64", "bfloat16"], "cuda": ["float32", "float64", "bfloat16", "float16"]}
+HALVES = ["bfloat16", "float16"]
+DTYPES = {
+    "cpu": ["float32", "float64", "bfloat16"],
+    "cuda": ["float32", "float64", *HALVES],
+    "triton": ["float32", *HALVES],
+}
+# In fp64, which the Triton kernels do not take, or of threads, which a GPU does not have.
+NOT_FOR_TRITON = (
+    "test_gradcheck",
+    "test_gradgradcheck",
+    "test_double_backward_equals_the_oracle",
+    "test_any_number_of_threads",
+)
 
 
 def pytest_addoption(parser):
     parser.addoption("--device", choices=list(DTYPES), default="cpu", help="where the operators run")
     parser.addoption("--dtype", choices=DTYPES["cuda"], help="only this dtype")
+
+
+def pytest_configure(config):
+    torch.set_num_threads(1)
+    if config.getoption("device") != "triton":
+        return
+    interpreter.turn_on()
+    with warnings.catch_warnings(action="ignore"):  # torch says that C++ kernels are being replaced
+        kernels.register("CPU")
+    check.DTYPES["cpu"] = tuple(getattr(torch, name) for name in DTYPES["triton"])
 
 
 def pytest_generate_tests(metafunc):
@@ -19,12 +49,28 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("dtype", [getattr(torch, name) for name in chosen], ids=chosen)
 
 
+def pytest_collection_modifyitems(config, items):
+    device = config.getoption("device")
+    chosen = [item for item in items if runs_on(device, item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+def runs_on(device, item):
+    if item.get_closest_marker("triton"):
+        return device != "cpu"
+    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    return device != "triton" or (
+        getattr(case, "op", None) in kernels.MODULES and item.originalname not in NOT_FOR_TRITON
+    )
+
+
 @pytest.fixture
 def device(request):
     device = request.config.getoption("device")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("--device cuda, but torch sees no CUDA device")
-    return device
+    return "cpu" if device == "triton" else device
 
 
 @pytest.fixture(params=["fused", "reference"])
@@ -41,8 +87,4 @@ def _seeded():
 def threads():
     """Calls with another number of threads: `threads(3)`. The tests run on one, which a busy machine disturbs least."""
     yield torch.set_num_threads
-    torch.set_num_threads(1)
-
-
-def pytest_configure():
     torch.set_num_threads(1)

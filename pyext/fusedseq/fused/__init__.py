@@ -1,8 +1,9 @@
 """The operators: one public function each, over `torch.ops.fusedseq`. `fusedseq.reference` says what they mean."""
 
-from fusedseq import _load
+from fusedseq import _load, kernels
 
 _load.operators()
+kernels.register("CUDA")
 
 from fusedseq.fused.activation_regularization import activation_regularization  # noqa: E402
 from fusedseq.fused.dropout import dropout  # noqa: E402

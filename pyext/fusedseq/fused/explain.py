@@ -1,7 +1,7 @@
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fusedseq import _load
+from fusedseq import _load, kernels
 
 # op: the file of its CPU kernel, and what there is to say of it.
 CPU_KERNELS = {
@@ -34,7 +34,8 @@ def explain(op, *args, **kwargs):
     if key not in ("CPU", "CUDA") or not torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedseq::{name}", key):
         return f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; fusedseq.reference.{name} runs there"
     if key == "CUDA":
-        return f"{name} on {device}, {dtype}: csrc/{name}.cu"
+        kernel = kernels.explain(name, *args, **kwargs) if name in kernels.MODULES else f"csrc/{name}.cu"
+        return f"{name} on {device}, {dtype}: {kernel}"
     file, why = CPU_KERNELS[name]
     if name == "mogrifier_lstm" and kwargs.get("rounds") == 0:
         why = CPU_KERNELS["lstm"][1] + ", there being no rounds"

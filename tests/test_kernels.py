@@ -1,0 +1,37 @@
+"""How the Triton kernels are found: late, by the dispatcher, and named by `fused.explain`."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from fusedseq import fused, kernels
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+def test_import_needs_no_triton():
+    script = "import sys; sys.modules['triton'] = None; import fusedseq.fused"
+    subprocess.run([sys.executable, "-c", script], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+@pytest.mark.parametrize("op", kernels.MODULES)
+def test_a_launcher_is_the_kernel_of_cuda(op):
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedseq::{op}", "CUDA")
+    pytest.importorskip("triton")
+    assert callable(getattr(kernels.module(op), op))
+
+
+def test_a_call_that_needs_triton_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for name in [name for name in sys.modules if name.startswith("fusedseq.kernels.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match="dropout_mask: needs Triton on a GPU, found none: pip install triton"):
+        kernels.module("dropout_mask")
+
+
+def test_explain_names_the_kernel():
+    pytest.importorskip("triton")
+    with FakeTensorMode():
+        seed = torch.empty(1, dtype=torch.int64, device="cuda")
+        line = fused.explain("dropout_mask", seed, 0.5, (3, 5))
+    assert line.startswith("dropout_mask on cuda, float32: kernels/dropout_mask.py; ")

@@ -1,0 +1,35 @@
+"""Every Triton kernel that ships, compiled for each GPU on a machine without one: see triton_table.py."""
+
+import pytest
+import triton_table
+
+pytest.importorskip("triton")
+ROWS = [(call, gpu) for call in triton_table.CALLS for gpu in triton_table.CAPABILITIES]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return triton_table.compile_all()
+
+
+@pytest.mark.parametrize(("call", "gpu"), ROWS)
+def test_nothing_is_spilled(found, call, gpu):
+    assert {name: facts["stack"] for name, facts in found[call][gpu].items() if facts["stack"]} == {}
+
+
+@pytest.mark.parametrize(("call", "gpu"), ROWS)
+def test_loads_are_wide(found, call, gpu):
+    assert {name: facts["narrow loads"] for name, facts in found[call][gpu].items() if facts["narrow loads"]} == {}
+
+
+def test_registers_and_shared_memory_are_the_tables(found):
+    """A change of them is to be seen and judged: python tests/triton_table.py --write"""
+    table = triton_table.table()
+    if table is None:
+        pytest.skip(f"triton_table.json has no Triton {triton_table.version()}")
+    assert found == table
+
+
+def test_every_launcher_is_compiled():
+    started = {call.partition("-")[0] for call in triton_table.CALLS}
+    assert started == {*triton_table.kernels.MODULES}

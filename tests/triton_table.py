@@ -1,0 +1,145 @@
+"""Compiles every Triton kernel as shipped, without a GPU, and keeps what came out in triton_table.json.
+
+    python tests/triton_table.py            # compares with the table
+    python tests/triton_table.py --write    # writes the installed Triton's part of it anew
+
+A launcher is called with tensors of the meta device under a driver that only says which GPU it is for: so a kernel is
+compiled exactly as that call would on that GPU, by the `ptxas` inside Triton.
+"""
+
+import functools
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from fusedseq import kernels
+
+TABLE = Path(__file__).with_name("triton_table.json")
+CAPABILITIES = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
+
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+# A call of a launcher for each kernel and configuration that ships.
+CALLS = {
+    "dropout_mask": lambda: kernels.module("dropout_mask").dropout_mask(empty(1, dtype=torch.int64), 0.3, (90, 90)),
+}
+
+
+class Driver:
+    """What Triton asks of a driver before it starts a kernel."""
+
+    def __init__(self, capability):
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return self.target.arch
+
+    def get_current_stream(self, device):
+        return 0
+
+
+def compiled(call, capability):
+    """The facts of each kernel that CALLS[call] starts on such a GPU: {kernel: facts}."""
+    from triton.runtime import JITFunction, driver
+
+    driver.set_active(Driver(capability))
+    found, run = {}, JITFunction.run
+
+    def compile_only(kernel, *args, **kwargs):
+        name = kernel.fn.__name__
+        assert name not in found, f"{call} starts {name} twice"
+        found[name] = facts(run(kernel, *args, **{**kwargs, "warmup": True}))
+
+    JITFunction.run = compile_only
+    try:
+        CALLS[call]()
+    finally:
+        JITFunction.run = run
+    return found
+
+
+def facts(kernel):
+    usage = resources(kernel.asm["cubin"])
+    return {
+        "registers": usage["REG"],
+        "shared": kernel.metadata.shared,
+        "stack": usage["STACK"],  # of bytes a thread spills; LOCAL stays 0
+        "narrow loads": narrow_loads(kernel.asm["ptx"]),
+    }
+
+
+def narrow_loads(ptx):
+    """Loads of two bytes a thread, not several of them in one instruction, from global memory."""
+    loads = re.findall(r"\bld\.global([\w.:]*)", ptx)
+    return sum(bool(re.search(r"\.[bu]16$", load)) and not re.search(r"\.v\d", load) for load in loads)
+
+
+def resources(cubin):
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", text)}
+
+
+def compile_all():
+    """{call: {GPU: {kernel: facts}}} of every call in CALLS, in as many processes as there are processors."""
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[1] / ".cache/triton"))
+    jobs = [(call, gpu) for call in CALLS for gpu in CAPABILITIES]
+    found = {call: {} for call in CALLS}
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        results = pool.map(compiled, *zip(*((call, CAPABILITIES[gpu]) for call, gpu in jobs), strict=True))
+        for (call, gpu), result in zip(jobs, results, strict=True):
+            found[call][gpu] = result
+    return found
+
+
+@functools.cache
+def version():
+    return importlib.metadata.version("triton")
+
+
+def table():
+    """What the installed Triton should give; None where the table does not know its version."""
+    return json.loads(TABLE.read_text()).get(version())
+
+
+def main():
+    found = compile_all()
+    if "--write" in sys.argv:
+        whole = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
+        TABLE.write_text(json.dumps({**whole, version(): found}, indent=1, sort_keys=True) + "\n")
+        return 0
+    known = table() or {}
+    for call, gpus in found.items():
+        for gpu, kernel_facts in gpus.items():
+            for kernel, got in kernel_facts.items():
+                wanted = known.get(call, {}).get(gpu, {}).get(kernel)
+                print(f"{call:40} {gpu:7} {kernel:28} {got}", "" if got == wanted else f"  was {wanted}")
+    return int(found != known)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
