@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fusedseq import fused, reference
-from fusedseq.testing import CASES, check, convert, differentiable, names, run
+from fusedseq.testing import CASES, CONSTANTS, check, convert, differentiable, names, run
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -132,7 +132,7 @@ def transposed(t):
 
 
 def strided(t):
-    return torch.stack([t, -t], dim=-1)[..., 0] if t.dim() else t
+    return torch.stack([t, torch.zeros_like(t)], dim=-1)[..., 0] if t.dim() else t
 
 
 def offset(t):
@@ -244,8 +244,9 @@ def test_autocast(case, device):
     with torch.autocast(device, dtype=low):
         results, grads = run(getattr(fused, case.op), args, kwargs)
     assert all(g.dtype == torch.float32 for g in grads)
-    recurrent = case.op in ("lstm", "mogrifier_lstm", "linear")
-    cast = convert((args, kwargs), dtype=low) if recurrent else (args, kwargs)
+    products = case.op in ("attention", "lstm", "mogrifier_lstm", "linear")
+    cast = convert((args, kwargs), dtype=low) if products else (args, kwargs)
+    cast[1].update({name: value for name, value in kwargs.items() if name in CONSTANTS})
     wanted, wanted_grads = run(getattr(fused, case.op), *cast)
     for got, want in zip(results, wanted, strict=True):
         assert got.dtype == want.dtype

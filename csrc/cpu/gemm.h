@@ -66,9 +66,11 @@ void pack(const T* B, int64_t sk, int64_t sn, int64_t K, int64_t columns, T* dst
   }
 }
 
-// C (M, nv vectors) (+)= A (M, K) times one packed panel; A's element (m, k) at A[m * sm + k * sk].
+// C (M, nv vectors) (+)= A (M, K) times a panel of nv vectors; A's element (m, k) at A[m * sm + k * sk]. A packed panel's
+// rows follow each other; others are ldb apart.
 template <int M, int nv, class T>
-void tile(int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, int64_t ldc, bool accumulate) {
+void tile(int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, int64_t ldc, bool accumulate,
+          int64_t ldb = nv * LANES<T>) {
   // Few rows would wait on the latency of one chain of additions: then even and odd k have their own.
   constexpr int CHAINS = M * nv < 8 ? 2 : 1;
   Vec<T> c[CHAINS][M][nv];
@@ -87,7 +89,7 @@ void tile(int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, i
     for (int u = 0; u < CHAINS; ++u) {
       Vec<T> b[nv];
 #pragma GCC unroll 4
-      for (int n = 0; n < nv; ++n) b[n] = Vec<T>::load(panel + ((k + u) * nv + n) * LANES<T>);
+      for (int n = 0; n < nv; ++n) b[n] = Vec<T>::load(panel + (k + u) * ldb + n * LANES<T>);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const Vec<T> a(A[m * sm + (k + u) * sk]);
@@ -99,7 +101,7 @@ void tile(int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, i
   if (k < K)
     for (int m = 0; m < M; ++m)
       for (int n = 0; n < nv; ++n)
-        c[0][m][n] = c[0][m][n] + Vec<T>(A[m * sm + k * sk]) * Vec<T>::load(panel + (k * nv + n) * LANES<T>);
+        c[0][m][n] = c[0][m][n] + Vec<T>(A[m * sm + k * sk]) * Vec<T>::load(panel + k * ldb + n * LANES<T>);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
@@ -113,14 +115,15 @@ void tile(int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, i
 }
 
 template <int nv, class T>
-void tile_rows(int M, int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, int64_t ldc, bool acc) {
+void tile_rows(int M, int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, int64_t ldc, bool acc,
+               int64_t ldb = nv * LANES<T>) {
   switch (M) {
-    case 1: return tile<1, nv>(K, A, sm, sk, panel, C, ldc, acc);
-    case 2: return tile<2, nv>(K, A, sm, sk, panel, C, ldc, acc);
-    case 3: return tile<3, nv>(K, A, sm, sk, panel, C, ldc, acc);
-    case 4: return tile<4, nv>(K, A, sm, sk, panel, C, ldc, acc);
-    case 5: return tile<5, nv>(K, A, sm, sk, panel, C, ldc, acc);
-    default: return tile<6, nv>(K, A, sm, sk, panel, C, ldc, acc);
+    case 1: return tile<1, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
+    case 2: return tile<2, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
+    case 3: return tile<3, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
+    case 4: return tile<4, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
+    case 5: return tile<5, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
+    default: return tile<6, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
   }
 }
 
@@ -144,6 +147,33 @@ void any_tile(int M, int64_t width, int64_t K, const T* A, int64_t sm, int64_t s
   for (int m = 0; m < M; ++m)
     for (int64_t n = 0; n < width; ++n)
       C[m * ldc + n] = buffer[m * padded + n] + (accumulate ? C[m * ldc + n] : T(0));
+}
+
+// C (M, N) (+)= A (M, K) B (K, N) for small matrices, nothing packed: N and the row lengths ldb, ldc are whole vectors.
+template <class T>
+void product(int64_t M, int64_t K, const T* A, int64_t sm, int64_t sk, const T* B, int64_t ldb, int64_t N, T* C,
+             int64_t ldc, bool accumulate) {
+  constexpr int64_t DEPTH = 256;  // of B, whose panel stays in the first cache while the rows pass
+  const int64_t blocks = (M + MR - 1) / MR;
+  for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
+    const int64_t depth = K - k0 < DEPTH ? K - k0 : DEPTH;
+    const bool acc = accumulate || k0 > 0;
+    for (int64_t n = 0; n < N; n += PANEL<T>) {
+      const int64_t vectors = (N - n < PANEL<T> ? N - n : PANEL<T>) / LANES<T>;
+      for (int64_t i = 0; i < blocks; ++i) {
+        const int64_t m = M * i / blocks;
+        const int rows = int(M * (i + 1) / blocks - m);
+        const T *a = A + m * sm + k0 * sk, *b = B + k0 * ldb + n;
+        T* c = C + m * ldc + n;
+        switch (vectors) {
+          case 1: tile_rows<1>(rows, depth, a, sm, sk, b, c, ldc, acc, ldb); break;
+          case 2: tile_rows<2>(rows, depth, a, sm, sk, b, c, ldc, acc, ldb); break;
+          case 3: tile_rows<NV < 3 ? NV : 3>(rows, depth, a, sm, sk, b, c, ldc, acc, ldb); break;
+          default: tile_rows<NV>(rows, depth, a, sm, sk, b, c, ldc, acc, ldb);
+        }
+      }
+    }
+  }
 }
 
 // C (M, columns) (+)= A (M, K) times packed columns, + bias. `whole_vectors`: C's rows may be written up to a whole vector.

@@ -1,6 +1,7 @@
 // Compiled once per instruction set, with FUSEDSEQ_ISA naming it; dispatch.cpp chooses among them at run time.
 #include "kernels.h"
 
+#include "attention_backward.h"
 #include "linear.h"
 #include "recurrence_backward.h"
 
@@ -56,6 +57,8 @@ const cpu::Kernels kernels = {
     linear<double>,
     linear_backward<float>,
     linear_backward<double>,
+    attention,
+    attention_backward,
     gemm_f32,
 };
 

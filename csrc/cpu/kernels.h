@@ -89,6 +89,31 @@ template <class T> struct Linear {
   T *dx, *dW, *db;     // (M, K), (N, K), (N,)
 };
 
+// Attention. Strides are those of the dimensions before the last, in elements; the last has stride 1 but for bias and mask.
+struct Attention {
+  Type type;                              // of q, k, v, bias and dout in memory; the rest is of the computing type
+  int64_t B, N, N_kv, L, S, D, K, offset;  // K: the clipping distance of relative_keys
+  double scale;
+  bool causal, dropped;
+  Mask dropout;                           // (B, N, L, S)
+  const void *q, *k, *v;                  // (B, N, L, D), (B, N_kv, S, D) twice
+  int64_t q_strides[3], k_strides[3], v_strides[3];
+  const void* bias;                       // (B, N, L, S) by strides of 0 where it is broadcast, or null, as what follows
+  int64_t bias_strides[4];
+  const uint8_t* mask;                    // (B, N, L, S) by strides of 0
+  int64_t mask_strides[4];
+  const int64_t *key_lengths, *key_rows;  // (B,), (B, S)
+  const void *alibi, *relative_keys, *rope;  // (N,), (2K + 1, D), (positions, D)
+  void* out;                              // (B, L, N, D)
+  void* lse;                              // (B, N, L)  +inf where a query sees no key
+  const void* dout;                       // (B, N, L, D), backward only, as what follows; null where not needed
+  int64_t dout_strides[3];
+  void *dq, *dk, *dv;                     // (B, L, N, D), (B, S, N_kv, D) twice
+  void* dbias;                            // in the shape of bias, of which dbias_strides are the strides
+  int64_t dbias_strides[4], dbias_size;
+  void* drelative_keys;                   // (2K + 1, D)
+};
+
 struct Kernels {
   const char* isa;
   int vector_bytes;
@@ -106,6 +131,8 @@ struct Kernels {
   void (*linear_f64)(const Linear<double>&, Parallel, int threads);
   void (*linear_backward_f32)(const Linear<float>&, Parallel, int threads);
   void (*linear_backward_f64)(const Linear<double>&, Parallel, int threads);
+  void (*attention)(const Attention&, Parallel, int threads);
+  void (*attention_backward)(const Attention&, Parallel, int threads);
   double (*gemm_f32)(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C, int64_t repeats, Parallel, int threads);
 };
 

@@ -47,12 +47,18 @@ template <class T> struct Vec {
   // The first n lanes, the others zero.
   static HD Vec load(const T* p, int64_t n) {
     if (n >= LANES<T>) return load(p);
+#ifdef __AVX512F__
+    if constexpr (sizeof(T) == 4) return Vec(Raw(_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p)));
+#endif
     T buffer[LANES<T>] = {};
     for (int64_t i = 0; i < n; ++i) buffer[i] = p[i];
     return load(buffer);
   }
   HD void store(T* p, int64_t n) const {
     if (n >= LANES<T>) return store(p);
+#ifdef __AVX512F__
+    if constexpr (sizeof(T) == 4) return _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), __m512(v));
+#endif
     T buffer[LANES<T>];
     store(buffer);
     for (int64_t i = 0; i < n; ++i) p[i] = buffer[i];
@@ -71,6 +77,20 @@ FUSEDSEQ_BINARY(/)
 
 template <class T> HD Vec<T> select(typename Vec<T>::Mask m, Vec<T> a, Vec<T> b) { return Vec<T>(m ? a.v : b.v); }
 template <class T> HD Vec<T> min_(Vec<T> a, Vec<T> b) { return select<T>(a.v < b.v, a, b); }
+template <class T> HD Vec<T> max_(Vec<T> a, Vec<T> b) { return select<T>(a.v > b.v, a, b); }
+template <class T> HD Vec<T> abs_(Vec<T> a) { return max_(a, 0.f - a); }
+
+// Over the lanes: folded in halves, so that the order is the same on every call.
+template <class T, class F> HD T fold(Vec<T> a, F f) {
+  for (int width = LANES<T> / 2; width; width /= 2) {
+    typename Vec<T>::Mask partner;
+    for (int i = 0; i < LANES<T>; ++i) partner[i] = i ^ width;
+    a = f(a, Vec<T>(__builtin_shuffle(a.v, partner)));
+  }
+  return a.v[0];
+}
+template <class T> HD T sum(Vec<T> a) { return fold(a, [](Vec<T> x, Vec<T> y) { return x + y; }); }
+template <class T> HD T largest(Vec<T> a) { return fold(a, [](Vec<T> x, Vec<T> y) { return max_(x, y); }); }
 template <class T> HD Vec<T> choose(Vec<T> m, Vec<T> a, Vec<T> b) {
   const Vec<T> zero(T(0));
   return select<T>(m.v > zero.v, a, select<T>(m.v < zero.v, b, .5f * (a + b)));
@@ -109,6 +129,10 @@ HD Vec<float> tanh_(Vec<float> x) {
   return V(V::Raw(V::Mask(y.v) | sign));
 }
 // In double precision speed matters less than the last bit: libm, lane by lane.
+HD Vec<double> exp_(Vec<double> x) {
+  for (int i = 0; i < LANES<double>; ++i) x.v[i] = ::exp(x.v[i]);
+  return x;
+}
 HD Vec<double> sigmoid(Vec<double> x) {
   for (int i = 0; i < LANES<double>; ++i) x.v[i] = fusedseq::sigmoid(double(x.v[i]));
   return x;

@@ -75,6 +75,9 @@ def roundings(op, args, leaves):
         return longest_sum(leaves) * len(args[0])  # each of T steps adds those of its products
     if op == "linear":
         return longest_sum(leaves)
+    if op == "attention":
+        (B, N, L, D), S = leaves[0].shape, leaves[1].size(2)
+        return (L + S + D) * max(1, B * N if len(leaves) > 3 else 1)  # a bias or relative keys: summed over the heads
     if op in ("embedding", "activation_regularization"):
         return args[0].numel()  # one sum, over the ids of a word or over the activations
     return 1  # one product
@@ -91,8 +94,12 @@ def convert(tree, device=None, dtype=None):
     return tree_map(move, tree)
 
 
+CONSTANTS = {"alibi", "rope"}  # float arguments without a gradient, given by name
+
+
 def differentiable(args, kwargs):
-    """The float tensors among the arguments, also inside tuples, in their order."""
+    """The float tensors among the arguments that have a gradient, also inside tuples, in their order."""
+    kwargs = {name: value for name, value in kwargs.items() if name not in CONSTANTS}
     return [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
 
@@ -101,7 +108,7 @@ def names(op, args, kwargs):
     bound = inspect.signature(getattr(reference, op)).bind(*args, **kwargs).arguments
     found = []
     for name, value in bound.items():
-        leaves = differentiable((value,), {})
+        leaves = differentiable((), {name: value})
         found += [name] if isinstance(value, torch.Tensor) and leaves else [f"{name}[{i}]" for i in range(len(leaves))]
     return found
 
@@ -262,6 +269,44 @@ def linear_case(M, K, N, bias=True):
                 lambda randn: ((randn(M, K), K**-0.5 * randn(N, K), randn(N) if bias else None), {}))  # fmt: skip
 
 
+def attention_case(B, N, L, S, D, *options, N_kv=None, projected=False, **settings):
+    """options: of the operator's tensors, "bias" with letters for its whole dimensions, e.g. "biasNLS", "mask", "blind" (a
+    mask with rows that see nothing), "lengths", "alibi", "relative2" for K = 2, "rope", "key_rows"; settings: the rest
+
+    projected: q, k and v are views of one (B, L, 3, N, D), as a model's projection gives them
+    """
+
+    def make(randn):
+        sizes = {"B": B, "N": N, "L": L, "S": S}
+        q, k, v = randn(B, N, L, D), randn(B, N_kv or N, S, D), randn(B, N_kv or N, S, D)
+        if projected:
+            q, k, v = randn(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
+        kwargs = dict(settings)
+        for option in options:
+            if option.startswith("bias"):
+                kwargs["bias"] = randn(*(size if name in option[4:] else 1 for name, size in sizes.items()))
+            elif option == "mask":
+                kwargs["mask"] = randn(B, 1, L, S) < 0.5
+            elif option == "blind":
+                kwargs["mask"] = (torch.arange(L) % 3 != 1)[:, None].expand(L, S)
+            elif option == "lengths":
+                kwargs["key_lengths"] = (torch.arange(B) * 3 + S - 2) % (S + 1)
+            elif option == "alibi":
+                kwargs["alibi"] = 2.0 ** -torch.arange(1.0, N + 1)
+            elif option.startswith("relative"):
+                kwargs["relative_keys"] = randn(2 * int(option[8:]) + 1, D)
+            elif option == "rope":
+                angles = torch.outer(torch.arange(64.0 + S + L), 10000.0 ** (-2 * torch.arange(D // 2) / D))
+                kwargs["rope"] = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
+            else:
+                raise ValueError(option)
+        return (q, k, v), kwargs
+
+    words = [f"B{B}-N{N}-L{L}-S{S}-D{D}", *options, f"Nkv{N_kv}" * (N_kv is not None), "projected" * projected]
+    words += [f"{name}{value:g}" for name, value in settings.items() if name != "seed"]
+    return Case("attention", "-".join(w for w in words if w), make)
+
+
 # T, B, X, H
 SIZES = [(1, 1, 1, 1), (3, 2, 3, 1), (1, 3, 17, 3), (5, 1, 5, 17), (4, 3, 3, 17), (3, 0, 5, 4), (2, 2, 650, 650)]
 
@@ -319,6 +364,36 @@ CASES = [
     embedding_case((3, 0), 7, 5, 0.5, sparse=True),
     embedding_case((35, 20), 1000, 65, 0.1),
     embedding_case((35, 20), 100, 650, 0.1, sparse=True),
+    *(attention_case(*size) for size in (
+        (1, 1, 1, 1, 1), (2, 3, 6, 6, 4), (2, 2, 5, 7, 10), (1, 2, 1, 9, 6), (2, 1, 3, 1, 3), (0, 2, 3, 4, 5),
+        (1, 2, 17, 33, 20), (2, 1, 49, 130, 30), (1, 1, 5, 6, 300))),
+    attention_case(2, 2, 6, 6, 5, causal=True),
+    attention_case(2, 2, 3, 7, 5, causal=True),
+    attention_case(2, 2, 7, 3, 5, causal=True),  # the first queries see nothing
+    attention_case(1, 2, 4, 6, 5, causal=True, offset=1),
+    attention_case(1, 1, 4, 6, 5, causal=True, offset=-2),
+    attention_case(2, 2, 100, 100, 10, causal=True),
+    attention_case(4, 2, 4, 5, 8, "lengths"),
+    attention_case(4, 2, 5, 5, 8, "lengths", causal=True, dropout=0.4, seed=7),
+    attention_case(2, 2, 4, 5, 3, "mask"),
+    attention_case(2, 2, 7, 5, 3, "blind"),
+    attention_case(2, 2, 4, 5, 3, "mask", "lengths", "biasNLS", causal=True, scale=0.7),
+    *(attention_case(2, 3, 4, 5, 3, f"bias{dims}") for dims in ("S", "NS", "NLS", "BLS", "BNLS")),
+    attention_case(3, 2, 34, 35, 6, "biasNLS", "lengths", dropout=0.2, seed=3),
+    attention_case(2, 3, 5, 6, 4, "alibi"),
+    attention_case(2, 3, 6, 6, 4, "alibi", causal=True),
+    *(attention_case(2, 2, 5, 6, 4, f"relative{K}") for K in (0, 2, 9)),
+    attention_case(2, 2, 35, 34, 6, "relative3", "lengths", causal=True, dropout=0.2, seed=4),
+    attention_case(2, 2, 5, 6, 4, "rope"),
+    attention_case(2, 2, 6, 6, 20, "rope", causal=True, offset=3),
+    attention_case(2, 2, 18, 18, 10, "rope", "relative2", "alibi", "biasNLS", "mask", "lengths", causal=True, dropout=0.3, seed=-9),
+    *(attention_case(2, 2, 4, 6, 5, dropout=p, seed=11) for p in (0.5, 1.0)),
+    attention_case(3, 2, 33, 70, 8, dropout=0.1, seed=2**40 + 3),
+    attention_case(2, 4, 5, 6, 3, N_kv=2),
+    attention_case(2, 6, 33, 35, 10, "lengths", "rope", N_kv=2, causal=True, dropout=0.2, seed=1),
+    attention_case(2, 4, 5, 6, 3, "biasNLS", N_kv=1),
+    attention_case(2, 3, 6, 6, 4, projected=True),
+    attention_case(2, 5, 90, 90, 20, "lengths", projected=True, dropout=0.3, seed=5),
     *(linear_case(*size) for size in ((1, 1, 1), (3, 17, 1), (0, 3, 5), (7, 5, 33), (150, 33, 100), (20, 800, 70))),
     linear_case(5, 7, 9, bias=False),
     Case("linear", "T2-B3-K5-N4", lambda randn: ((randn(2, 3, 5), randn(4, 5), randn(4)), {})),

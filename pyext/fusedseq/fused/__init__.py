@@ -6,6 +6,7 @@ _load.operators()
 kernels.register("CUDA")
 
 from fusedseq.fused.activation_regularization import activation_regularization  # noqa: E402
+from fusedseq.fused.attention import attention  # noqa: E402
 from fusedseq.fused.dropout import dropout  # noqa: E402
 from fusedseq.fused.dropout_mask import dropout_mask  # noqa: E402
 from fusedseq.fused.embedding import embedding  # noqa: E402
@@ -18,6 +19,7 @@ from fusedseq.fused.weight_drop import weight_drop  # noqa: E402
 
 __all__ = [
     "activation_regularization",
+    "attention",
     "dropout",
     "dropout_mask",
     "embedding",

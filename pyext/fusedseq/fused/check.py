@@ -10,13 +10,13 @@ def tensor(op, name, value):
         raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
 
 
-def like(op, first, first_name, optional=(), **others):
+def like(op, first, first_name, optional=(), dtypes=DTYPES, **others):
     """Every tensor on the device and of the dtype of the first, whose dtype the device's kernels take.
 
-    optional: the names that may be None
+    optional: the names that may be None    dtypes: {device type: those of its kernels}
     """
     tensor(op, first_name, first)
-    known = DTYPES.get(first.device.type)
+    known = dtypes.get(first.device.type)
     if not first.is_floating_point() or (known and first.dtype not in known):
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in known or (torch.float32,))
         raise TypeError(f"{op}: {first_name} must be {wanted} on {first.device.type}, got {first.dtype}")

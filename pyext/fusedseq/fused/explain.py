@@ -6,6 +6,7 @@ from fusedseq import _load, kernels
 # op: the file of its CPU kernel, and what there is to say of it.
 CPU_KERNELS = {
     "activation_regularization": ("csrc/cpu/pointwise.h", "one pass over both outputs"),
+    "attention": ("csrc/cpu/attention.h", "blocks of queries against all keys, (B, N, L, S) never in memory"),
     "dropout": ("csrc/cpu/pointwise.h", "the mask made on the way"),
     "dropout_mask": ("csrc/cpu/pointwise.h", "Philox4x32-10"),
     "embedding": ("csrc/cpu/pointwise.h", "the dropout in the gather"),

@@ -5,6 +5,7 @@ number of times, and the same random masks bit for bit. They are not written for
 """
 
 from fusedseq.reference.activation_regularization import activation_regularization
+from fusedseq.reference.attention import attention
 from fusedseq.reference.dropout import dropout
 from fusedseq.reference.dropout_mask import dropout_mask
 from fusedseq.reference.embedding import embedding
@@ -16,6 +17,7 @@ from fusedseq.reference.weight_drop import weight_drop
 
 __all__ = [
     "activation_regularization",
+    "attention",
     "dropout",
     "dropout_mask",
     "embedding",

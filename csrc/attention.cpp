@@ -1,0 +1,168 @@
+// attention, forward and backward: csrc/cpu/attention.h on a CPU, kernels/attention.py on CUDA.
+#include "tensor.h"
+
+namespace fusedseq {
+namespace {
+
+using Optional = std::optional<Tensor>;
+constexpr char OP[] = "attention";
+
+// The kernels' element type; fp16, which few CPUs compute in, is widened to fp32 as a whole.
+ScalarType stored(const Tensor& t) { return t.scalar_type() == ScalarType::Half ? ScalarType::Float : t.scalar_type(); }
+ScalarType computing(const Tensor& t) { return t.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
+
+// As it lies in memory, if its last dimension is dense and the kernels take its type.
+Tensor rows(const Tensor& t) {
+  const Tensor x = as_type(t, stored(t));
+  return x.stride(3) == 1 || x.size(3) == 1 ? x : torch::stable::contiguous(x);
+}
+void strides_of(const Tensor& t, int64_t* strides, int count, bool broadcast) {
+  for (int d = 0; d < count; ++d) strides[d] = broadcast && t.size(d) == 1 ? 0 : t.stride(d);
+}
+
+// A call's tensors, kept alive in the types and layouts of the kernel, and the arguments that point to them.
+struct Call {
+  std::vector<Tensor> kept;
+  cpu::Attention a{};
+
+  const void* keep(Tensor t) {
+    kept.push_back(std::move(t));
+    return kept.back().const_data_ptr();
+  }
+
+  Call(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& bias, const Optional& mask_, const Optional& key_lengths,
+       const Optional& alibi, const Optional& relative_keys, const Optional& rope, const Optional& key_rows, const Tensor& seed,
+       double scale, bool causal, int64_t offset, double dropout) {
+    require(q.dim() == 4 && k.dim() == 4 && v.dim() == 4, OP, "q must be (B, N, L, D), k and v (B, N_kv, S, D)");
+    a.B = q.size(0), a.N = q.size(1), a.L = q.size(2), a.D = q.size(3), a.N_kv = k.size(1);
+    a.S = key_rows ? key_rows->size(1) : k.size(2);
+    require(a.L > 0 && a.S > 0 && a.D > 0 && a.N > 0 && a.N_kv > 0 && a.N % a.N_kv == 0, OP,
+            "q and k must have N, L, S and D at least 1 and N a multiple of N_kv");
+    require_shape(OP, "k", k, {key_rows ? k.size(0) : a.B, a.N_kv, key_rows ? k.size(2) : a.S, a.D});
+    require_shape(OP, "v", v, {k.size(0), a.N_kv, k.size(2), a.D});
+    const ScalarType type = stored(q), wide = computing(q);
+    a.type = type == ScalarType::Float ? cpu::Type::f32 : kernel_type(OP, q);
+    a.scale = scale, a.causal = causal, a.offset = offset;
+    a.dropped = dropout > 0;
+    if (a.dropped) a.dropout = mask(seed, dropout);
+    Tensor q_ = rows(q), k_ = rows(k), v_ = rows(v);
+    strides_of(q_, a.q_strides, 3, false), strides_of(k_, a.k_strides, 3, false), strides_of(v_, a.v_strides, 3, false);
+    a.q = keep(q_), a.k = keep(k_), a.v = keep(v_);
+    const Sizes all{a.B, a.N, a.L, a.S};
+    if (bias) {
+      require_broadcast("bias", *bias, all);
+      Tensor bias_ = as_type(*bias, type);
+      strides_of(bias_, a.bias_strides, 4, true);
+      a.bias = keep(bias_);
+    }
+    if (mask_) {
+      require_broadcast("mask", *mask_, all);
+      require(mask_->scalar_type() == ScalarType::Bool, OP, "mask must be bool");
+      strides_of(*mask_, a.mask_strides, 4, true);
+      a.mask = static_cast<const uint8_t*>(mask_->const_data_ptr());
+    }
+    a.key_lengths = whole_numbers("key_lengths", key_lengths, {a.B});
+    a.key_rows = whole_numbers("key_rows", key_rows, {a.B, a.S});
+    if (key_rows) {
+      require(a.S <= k.size(2), OP, "key_rows must not have more keys than k");
+      for (int64_t i = 0; i < a.B * a.S; ++i)
+        require(a.key_rows[i] >= 0 && a.key_rows[i] < k.size(0), OP, "key_rows must be rows of k");
+    }
+    if (alibi) {
+      require_shape(OP, "alibi", *alibi, {a.N});
+      a.alibi = keep(dense(*alibi, wide));
+    }
+    if (relative_keys) {
+      a.K = relative_keys->size(0) / 2;
+      require_shape(OP, "relative_keys", *relative_keys, {2 * a.K + 1, a.D});
+      a.relative_keys = keep(dense(*relative_keys, wide));
+    }
+    if (rope) {
+      const int64_t least = a.S > a.L + offset ? a.S : a.L + offset;
+      require(rope->dim() == 2 && rope->size(1) == a.D && a.D % 2 == 0 && rope->size(0) >= least && offset >= 0, OP, "rope has a shape the kernel does not take");
+      a.rope = keep(dense(*rope, wide));
+    }
+  }
+
+  void require_broadcast(const char* name, const Tensor& t, const Sizes& all) {
+    Sizes sizes(t.sizes().begin(), t.sizes().end());
+    for (size_t d = 0; d < sizes.size() && d < 4; ++d)
+      if (sizes[d] != 1) sizes[d] = all[d];
+    require_shape(OP, name, t, sizes);
+    require(t.dim() == 4, OP, "bias and mask must have four dimensions");
+  }
+  const int64_t* whole_numbers(const char* name, const Optional& t, const Sizes& shape) {
+    if (!t) return nullptr;
+    require_shape(OP, name, *t, shape);
+    require(t->scalar_type() == ScalarType::Long, OP, "key_lengths and key_rows must be int64");
+    return static_cast<const int64_t*>(keep(dense(*t)));
+  }
+};
+
+Tensor heads_last(const Tensor& like, int64_t B, int64_t N, int64_t L, int64_t D) { return output(like, {B, L, N, D}, stored(like)); }
+// The (B, N, L, D) view of a (B, L, N, D), in the type of `like`.
+Tensor heads_first(const Tensor& t, const Tensor& like) { return torch::stable::transpose(as_type(t, like.scalar_type()), 1, 2); }
+
+std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, Optional bias, Optional mask, Optional key_lengths, Optional alibi,
+                                     Optional relative_keys, Optional rope, Optional key_rows, Tensor seed, double scale, bool causal,
+                                     int64_t offset, double dropout) {
+  Call call(q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, causal, offset, dropout);
+  cpu::Attention& a = call.a;
+  Tensor out = heads_last(q, a.B, a.N, a.L, a.D), lse = output(q, {a.B, a.N, a.L}, computing(q));
+  if (out.numel()) {
+    a.out = out.mutable_data_ptr(), a.lse = lse.mutable_data_ptr();
+    cpu::kernels().attention(a, parallel, threads());
+  }
+  return {heads_first(out, q), lse};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
+    Tensor dout, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, Optional bias, Optional mask, Optional key_lengths,
+    Optional alibi, Optional relative_keys, Optional rope, Tensor seed, double scale, bool causal, int64_t offset, double dropout,
+    int64_t needs) {
+  Call call(q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, {}, seed, scale, causal, offset, dropout);
+  cpu::Attention& a = call.a;
+  require_shape(OP, "dout", dout, {a.B, a.N, a.L, a.D});
+  require_shape(OP, "lse", lse, {a.B, a.N, a.L});
+  require(lse.scalar_type() == computing(q), OP, "lse must be of the computing type");
+  const Tensor dout_ = rows(as_type(dout, q.scalar_type())), lse_ = dense(lse);
+  strides_of(dout_, a.dout_strides, 3, false);
+  a.dout = dout_.const_data_ptr(), a.lse = const_cast<void*>(lse_.const_data_ptr());
+  const Tensor none = output(q, {0});
+  Tensor dq = none, dk = none, dv = none, dbias = none, drelative_keys = none;
+  if (needs & 1) dq = heads_last(q, a.B, a.N, a.L, a.D), a.dq = dq.mutable_data_ptr();
+  if (needs & 2) dk = heads_last(q, a.B, a.N_kv, a.S, a.D), a.dk = dk.mutable_data_ptr();
+  if (needs & 4) dv = heads_last(q, a.B, a.N_kv, a.S, a.D), a.dv = dv.mutable_data_ptr();
+  if (needs & 8 && bias) {
+    dbias = output(q, Sizes(bias->sizes().begin(), bias->sizes().end()), computing(q));
+    strides_of(dbias, a.dbias_strides, 4, true);
+    a.dbias = dbias.mutable_data_ptr(), a.dbias_size = dbias.numel();
+  }
+  if (needs & 16 && relative_keys) {
+    drelative_keys = output(q, {2 * a.K + 1, a.D}, computing(q));
+    a.drelative_keys = drelative_keys.mutable_data_ptr();
+  }
+  cpu::kernels().attention_backward(a, parallel, threads());
+  const ScalarType type = q.scalar_type();
+  const auto view = [&](const Tensor& t, int bit) { return needs & bit ? heads_first(t, q) : output(q, {0}); };
+  return {view(dq, 1), view(dk, 2), view(dv, 4), needs & 8 ? as_type(dbias, type) : output(q, {0}),
+          needs & 16 ? as_type(drelative_keys, type) : output(q, {0})};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? key_lengths, Tensor? alibi, Tensor? relative_keys, "
+      "Tensor? rope, Tensor? key_rows, Tensor seed, float scale, bool causal, int offset, float dropout) -> (Tensor out, Tensor lse)");
+  m.def(
+      "attention_backward(Tensor dout, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, "
+      "Tensor? key_lengths, Tensor? alibi, Tensor? relative_keys, Tensor? rope, Tensor seed, float scale, bool causal, int offset, "
+      "float dropout, int needs) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor drelative_keys)");
+}
+STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
+  m.impl("attention", TORCH_BOX(&attention));
+  m.impl("attention_backward", TORCH_BOX(&attention_backward));
+}
+
+}  // namespace fusedseq
