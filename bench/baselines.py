@@ -8,6 +8,78 @@ import torch
 from torch.nn import functional as F
 
 
+def attention(
+    q, k, v, *, scale=None, causal=False, key_lengths=None, mask=None, bias=None, alibi=None, relative_keys=None,
+    rope=None, offset=None, key_rows=None, dropout=0.0, seed=None,
+):  # fmt: skip
+    """torch's own operator, with what it has no argument for in its mask."""
+    without(key_rows=key_rows)
+    (L, S), D = (q.size(2), k.size(2)), q.size(3)
+    q, k = turn(q, k, rope, offset)
+    plain = causal and L == S and offset is None and key_lengths is mask is bias is alibi is relative_keys is None
+    terms = None if plain else attention_mask(
+        q, S, causal, key_lengths, mask, bias, alibi, relative_keys, D**-0.5 if scale is None else scale, offset
+    )  # fmt: skip
+    return F.scaled_dot_product_attention(
+        q, k, v, terms, dropout, plain, scale=scale, enable_gqa=q.size(1) != k.size(1)
+    )
+
+
+def attention_eager(
+    q, k, v, *, scale=None, causal=False, key_lengths=None, mask=None, bias=None, alibi=None, relative_keys=None,
+    rope=None, offset=None, key_rows=None, dropout=0.0, seed=None,
+):  # fmt: skip
+    """The formula, as it stands in many a model."""
+    without(key_rows=key_rows)
+    scale = q.size(3) ** -0.5 if scale is None else scale
+    q, k = turn(q, k, rope, offset)
+    terms = attention_mask(q, k.size(2), causal, key_lengths, mask, bias, alibi, relative_keys, scale, offset)
+    k, v = (t.repeat_interleave(q.size(1) // t.size(1), dim=1) if q.size(1) != t.size(1) else t for t in (k, v))
+    logits = q @ k.mT * scale
+    if terms is not None:
+        logits = logits.masked_fill(~terms, -torch.inf) if terms.dtype == torch.bool else logits + terms
+    return F.dropout(logits.softmax(-1), dropout) @ v
+
+
+def attention_mask(q, S, causal, key_lengths, mask, bias, alibi, relative_keys, scale, offset):
+    """A bool mask, or the sum of what is added to the logits, or None."""
+    L = q.size(2)
+    i, j = torch.arange(L)[:, None] + (S - L if offset is None else offset), torch.arange(S)
+    seen = None
+    for each in (
+        j <= i if causal else None,
+        None if key_lengths is None else j < key_lengths[:, None, None, None],
+        mask,
+    ):
+        seen = each if seen is None else seen if each is None else seen & each
+    terms = bias
+    if alibi is not None:
+        slopes = -alibi[:, None, None] * (i - j).abs()
+        terms = slopes if terms is None else terms + slopes
+    if relative_keys is not None:
+        K = len(relative_keys) // 2
+        at = K + (j - i).clamp(-K, K)
+        shaw = scale * (q @ relative_keys.T).gather(-1, at.expand(*q.shape[:3], S))
+        terms = shaw if terms is None else terms + shaw
+    if terms is None:
+        return seen
+    return terms if seen is None else terms.masked_fill(~seen, -torch.inf)
+
+
+def turn(q, k, rope, offset):
+    if rope is None:
+        return q, k
+    L, S = q.size(2), k.size(2)
+    start = S - L if offset is None else offset
+    return rotate(q, rope[start : start + L]), rotate(k, rope[:S])
+
+
+def rotate(x, table):
+    return torch.view_as_real(
+        torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.view_as_complex(table.unflatten(-1, (-1, 2)))
+    ).flatten(-2)
+
+
 def dropout(x, p, seed=None):
     return F.dropout(x, p)
 
@@ -54,7 +126,7 @@ def activation_regularization(dropped, raw, alpha, beta):
 
 def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None):
     """torch.nn.LSTM's own operator: oneDNN's on a CPU, cuDNN's on a GPU."""
-    without(lengths)
+    without(lengths=lengths)
     weights = [W_ih, W_hh] if b is None else [W_ih, W_hh, b, torch.zeros_like(b)]
     y, h, c = torch._VF.lstm(x, (h0[None], c0[None]), weights, b is not None, 1, 0.0, True, False, False)
     return y, (h[0], c[0])
@@ -66,7 +138,7 @@ def lstm_loop(x, W_ih, W_hh, b, h0, c0, lengths=None):
 
 
 def run_lstm_loop(step, x, W_ih, W_hh, b, h0, c0, lengths):
-    without(lengths)
+    without(lengths=lengths)
     h, c, y, W_hh_t = h0, c0, [], W_hh.t()
     for z_t in F.linear(x, W_ih, b).unbind():
         h, c = step(z_t, h, c, W_hh_t)
@@ -99,7 +171,7 @@ def run_mogrifier_loop(
     step, x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias, rounds, lengths, cap_input_gate,
     input_dropout, locked_input, state_dropout, zoneout_h, zoneout_c, training,
 ):  # fmt: skip
-    without(lengths)
+    without(lengths=lengths)
     T = len(x)
     if training and input_dropout:
         x = (locked_dropout if locked_input else dropout)(x, input_dropout)
@@ -145,6 +217,7 @@ def mogrifier_step(x, h, c, W_ih, W_hh_t, b, weights, state_mask, keep_h, keep_c
     return h_new, c_new
 
 
-def without(lengths):
-    if lengths is not None:
-        raise NotImplementedError("the baselines take no lengths")
+def without(**given):
+    for name, value in given.items():
+        if value is not None:
+            raise NotImplementedError(f"the baselines take no {name}")

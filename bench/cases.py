@@ -127,6 +127,16 @@ def elementwise(op, shape, p, *bars, passes=2, **row):
     )
 
 
+def attention(B, N, L, D, *bars, tensors=(), suffix="", **options):
+    """Self-attention: traffic of q, k, v and out forward, of q, k, v, dout and the three gradients backward."""
+    row = {name: options.pop(name) for name in ("dtype", "full", "roof") if name in options}
+    case = testing.attention_case(B, N, L, L, D, *tensors, **options)
+    size = B * N * L * D
+    return Row("attention", f"L{L}-B{B}-N{N}-D{D}{suffix}", case.make, flops=4.0 * size * L, traffic=11 * size,
+               copied=(B * N * L, D), bars=bars, eager=baselines.attention_eager, others={"torch": baselines.attention},
+               **row)  # fmt: skip
+
+
 def words(randn, tokens, V):
     """Word ids as frequent as in text (Zipf: log-uniform ranks)."""
     u = 0.5 + 0.5 * torch.erf(randn(tokens) / 2**0.5)
@@ -186,6 +196,19 @@ ROWS = [
     embedding(100_000, Bar("V10000", 0.8), backward=False, smaller=10_000),  # forward time independent of V
     regularization(70, 70, 650, Bar("eager", 3.0)),
     linear(1400, 400, 10_000),
+    # en-es: the sentence pairs of two to six words; reversal; en-fr.
+    attention(2048, 8, 6, 32, Bar("torch", 5.0), Bar("eager", 12.0), Bar("roof", 0.4), roof="copy"),
+    attention(2048, 8, 6, 32, Bar("torch", 10.0), tensors=("lengths",), suffix="-lengths-dropout.1", dropout=0.1, seed=5,
+              roof="copy"),
+    *(attention(8, 1, 5, D, Bar("torch", 3.0 if D <= 256 else 2.0), roof="copy") for D in (32, 256, 512, 2048)),
+    attention(64, 8, 90, 64, Bar("torch", 2.0), tensors=("lengths",), suffix="-lengths-causal-dropout.1", causal=True,
+              dropout=0.1, seed=5),
+    attention(64, 8, 90, 64, Bar("torch", 1.0), suffix="-causal", causal=True),
+    *(attention(64, N, 90, D, Bar("torch", 2.0), Bar("eager", 2.0), tensors=("lengths", *positions),
+                suffix=f"-lengths-dropout.3{''.join('-' + p for p in positions)}", dropout=0.3, seed=5)
+      for N, D, *positions in ((5, 20), (10, 10), (5, 60, "rope"), (10, 30, "alibi"), (5, 20, "relative16"),
+                               (10, 10, "biasNLS"))),
+    attention(2, 8, 1024, 64, suffix="-causal", causal=True),
     # Only in the full set: the paper's model, its dropouts, lengths that vary, bf16, sparse gradients.
     mogrifier(70, 64, 912, rank=84, suffix="-rank84", full=True),
     mogrifier(70, 64, 912, rank=84, suffix="-rank84-paper", full=True, input_dropout=0.729, state_dropout=0.387,

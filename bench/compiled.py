@@ -14,6 +14,7 @@ def whole(function):
     return torch.compile(function, dynamic=False)
 
 
+attention = whole(baselines.attention_eager)
 dropout = whole(baselines.dropout)
 locked_dropout = whole(baselines.locked_dropout)
 weight_drop = whole(baselines.weight_drop)

@@ -16,7 +16,7 @@ from bench import baselines, cases, compiled, figures, machine, report, roofline
 PLAIN = [
     case
     for case in testing.CASES
-    if case.op in ("lstm", "mogrifier_lstm", "activation_regularization") or "-p0" in f"{case.id}-"
+    if case.op in ("attention", "lstm", "mogrifier_lstm", "activation_regularization") or "-p0" in f"{case.id}-"
     if case.op != "dropout_mask" and "p0." not in case.id and 0 not in case.inputs()[0][0].shape
     if not any(word in case.id for word in ("lengths", "dropout", "sparse")) and ("zoneout" not in case.id or "training0" in case.id)
 ]  # fmt: skip
@@ -53,6 +53,18 @@ def test_every_operator_has_a_baseline_and_rows():
         )
         assert all(list(oracle) == list(parameters) for parameters in ours), op
         assert any(row.op == op for row in cases.ROWS), op
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in PLAIN if c.op == "attention" and not {"mask", "blind"} & {*c.id.split("-")}], ids=str
+)
+def test_attention_written_out_is_torchs(case):
+    """Where every query sees a key: else the formula has NaN."""
+    args, kwargs = case.inputs(dtype=torch.float64)
+    wanted = baselines.attention(*args, **kwargs)
+    blind = (case.id.endswith("causal1") and args[0].size(2) > args[1].size(2)) or "offset-2" in case.id
+    if not blind:
+        torch.testing.assert_close(baselines.attention_eager(*args, **kwargs), wanted)
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=str)

@@ -13,7 +13,8 @@ COMPILED = [case for case in CASES if str(case) in (
     "dropout-7x17-p0.3-tensor-seed-9", "dropout-2x3x5-p0.5", "locked_dropout-3x5x7-p0.4-tensor-seed1099511627776",
     "weight_drop-5x3-p0.5", "weight_drop-12x3-p0.5-variational-tensor-seed-5", "embedding-4x3-V7-E5-p0.5",
     "activation_regularization-T5-B3-H17-alpha2-beta1", "dropout_mask-7-p0.5-seed-9223372036854775808",
-    "linear-T2-B3-K5-N4",
+    "linear-T2-B3-K5-N4", "attention-B2-N3-L6-S6-D4-projected",
+    "attention-B2-N2-L18-S18-D10-rope-relative2-alibi-biasNLS-mask-lengths-causal1-dropout0.3",
 )]  # fmt: skip
 
 
@@ -24,7 +25,7 @@ def _fresh():
 
 def test_every_operator_is_compiled():
     assert {case.op for case in COMPILED} == {case.op for case in CASES}
-    assert len(COMPILED) == 14
+    assert len(COMPILED) == 16
 
 
 @pytest.mark.parametrize("case", COMPILED, ids=str)

@@ -271,7 +271,7 @@ def linear_case(M, K, N, bias=True):
 
 def attention_case(B, N, L, S, D, *options, N_kv=None, projected=False, **settings):
     """options: of the operator's tensors, "bias" with letters for its whole dimensions, e.g. "biasNLS", "mask", "blind" (a
-    mask with rows that see nothing), "lengths", "alibi", "relative2" for K = 2, "rope", "key_rows"; settings: the rest
+    mask with rows that see nothing), "lengths", "alibi", "relative2" for K = 2, "rope"; settings: the rest
 
     projected: q, k and v are views of one (B, L, 3, N, D), as a model's projection gives them
     """

@@ -60,7 +60,9 @@ def check_shapes(op, q, k, v, key_rows):
         check.dimensions(op, name, t, symbols)
     (B, N, L, D), (rows, N_kv, S, _) = q.shape, k.shape
     if N == 0 or L == 0 or not 1 <= D <= MAX_HEAD_DIM:
-        raise ValueError(f"{op}: q must be (B, N, L, D) with N and L at least 1 and D in [1, {MAX_HEAD_DIM}], got {tuple(q.shape)}")
+        raise ValueError(
+            f"{op}: q must be (B, N, L, D) with N and L at least 1 and D in [1, {MAX_HEAD_DIM}], got {tuple(q.shape)}"
+        )
     if k.size(3) != D or S == 0 or N_kv == 0 or N % N_kv:
         raise ValueError(f"{op}: k must be (B, N_kv, S, D) with D = {D}, S at least 1 and an N_kv that divides N = {N}, got "
                          f"{tuple(k.shape)}")  # fmt: skip
@@ -74,7 +76,9 @@ def check_shapes(op, q, k, v, key_rows):
         raise ValueError(f"{op}: key_rows must be (B, S) with B = {B} and S in [1, {S}], got {tuple(key_rows.shape)}")
     check_device(op, "key_rows", key_rows, q)
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
-        raise RuntimeError(f"{op}: key_rows is for inference and must come without gradients, got q, k or v that requires one")
+        raise RuntimeError(
+            f"{op}: key_rows is for inference and must come without gradients, got q, k or v that requires one"
+        )
     return key_rows.size(1)
 
 
@@ -90,7 +94,9 @@ def check_broadcast(op, name, value, q, S):
     B, N, L, _ = q.shape
     sizes = (1,) * (4 - value.dim()) + tuple(value.shape)
     if len(sizes) != 4 or any(n not in (1, whole) for n, whole in zip(sizes, (B, N, L, S), strict=True)):
-        raise ValueError(f"{op}: {name} must be broadcastable to (B, N, L, S) = {(B, N, L, S)}, got {tuple(value.shape)}")
+        raise ValueError(
+            f"{op}: {name} must be broadcastable to (B, N, L, S) = {(B, N, L, S)}, got {tuple(value.shape)}"
+        )
     return value.reshape(sizes)
 
 
@@ -164,7 +170,9 @@ def setup(ctx, inputs, output):
     ctx.settings = inputs[TENSORS:]
 
 
-def oracle(q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, causal, offset, dropout):
+def oracle(
+    q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, causal, offset, dropout
+):
     return reference.attention(
         q, k, v, scale=scale, causal=causal, key_lengths=key_lengths, mask=mask, bias=bias, alibi=alibi,
         relative_keys=relative_keys, rope=rope, offset=offset, key_rows=key_rows, dropout=dropout, seed=seed,

@@ -28,7 +28,7 @@ def attention(
 
     A query that sees no key has the result 0, and gradients 0.
     """
-    (B, N, L, D), S = q.shape, k.size(2) if key_rows is None else key_rows.size(1)
+    (_, N, L, D), S = q.shape, k.size(2) if key_rows is None else key_rows.size(1)
     i = torch.arange(L, device=q.device)[:, None] + (S - L if offset is None else offset)
     j = torch.arange(S, device=q.device)
     if key_rows is not None:
