@@ -112,6 +112,23 @@ def embedding_rows(ids, W, p=0.0, seed=None, sparse=False):
     return F.embedding(ids, W, sparse=sparse) * F.dropout(W.new_ones(len(W)), p)[ids][..., None]
 
 
+ACTIVATIONS = {
+    "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "tanh": torch.tanh
+}  # fmt: skip
+
+
+def bias_activation_dropout(x, b=None, activation="relu", p=0.0, seed=0):
+    return F.dropout(ACTIVATIONS[activation](x if b is None else x + b), p)
+
+
+def residual_layer_norm(x, residual=None, weight=None, bias=None, *, p=0.0, eps=1e-5, prenorm=False, seed=0):
+    s = F.dropout(x, p)
+    if residual is not None:
+        s = residual + s
+    y = F.layer_norm(s, s.shape[-1:], weight, bias, eps)
+    return (y, s) if prenorm else y
+
+
 def linear(x, W, b=None):
     return F.linear(x, W, b)
 

@@ -164,6 +164,22 @@ def linear(M, K, N, **row):
     return Row("linear", f"{M}-{K}-{N}", testing.linear_case(M, K, N).make, flops=2.0 * M * K * N, **row)
 
 
+def norm(M, D, *bars, **options):
+    """Post-norm reads x, residual and writes y; its backward reads these and dy and writes two gradients. Prenorm also
+    writes s and reads its gradient, but not x and residual."""
+    row = {k: options.pop(k) for k in ("dtype", "full") if k in options}
+    case = testing.residual_layer_norm_case((M, D), p=0.1, seed=5, **options)
+    passes = 9 if options.get("prenorm") else 8
+    return Row("residual_layer_norm", f"{M}x{D}" + "-prenorm" * ("prenorm" in options), case.make, traffic=passes * M * D,
+               copied=(M, D), roof="copy", bars=bars, **row)  # fmt: skip
+
+
+def feed_forward(M, D, activation, *bars, **row):
+    case = testing.bias_activation_dropout_case((M, D), activation, 0.1, 5)
+    return Row("bias_activation_dropout", f"{M}x{D}-{activation}", case.make, traffic=5 * M * D, copied=(M, D), roof="copy",
+               bars=bars, **row)  # fmt: skip
+
+
 def regularization(T, B, H, *bars):
     make = testing.activation_regularization_case(T, B, H).make
     return Row(
@@ -209,6 +225,11 @@ ROWS = [
       for N, D, *positions in ((5, 20), (10, 10), (5, 60, "rope"), (10, 30, "alibi"), (5, 20, "relative16"),
                                (10, 10, "biasNLS"))),
     attention(2, 8, 1024, 64, suffix="-causal", causal=True),
+    norm(2048 * 6, 256, Bar("eager", 3.0)),
+    norm(64 * 90, 512, Bar("eager", 3.0)),
+    norm(64 * 90, 512, prenorm=True),
+    feed_forward(64 * 90, 2048, "relu", Bar("eager", 3.0)),
+    feed_forward(64 * 90, 2048, "gelu", Bar("eager", 3.0)),
     # Only in the full set: the paper's model, its dropouts, lengths that vary, bf16, sparse gradients.
     mogrifier(70, 64, 912, rank=84, suffix="-rank84", full=True),
     mogrifier(70, 64, 912, rank=84, suffix="-rank84-paper", full=True, input_dropout=0.729, state_dropout=0.387,
@@ -221,4 +242,6 @@ ROWS = [
     lstm(70, 20, 650, 650, dtype=torch.bfloat16, full=True),
     lstm(70, 20, 400, 1150, dropped=0.5, dtype=torch.bfloat16, full=True),
     elementwise("dropout", (4900, 650), 0.5, dtype=torch.bfloat16, full=True),
+    norm(64 * 90, 512, dtype=torch.bfloat16, full=True),
+    feed_forward(64 * 90, 2048, "relu", dtype=torch.bfloat16, full=True),
 ]  # fmt: skip

@@ -15,6 +15,8 @@ COMPILED = [case for case in CASES if str(case) in (
     "activation_regularization-T5-B3-H17-alpha2-beta1", "dropout_mask-7-p0.5-seed-9223372036854775808",
     "linear-T2-B3-K5-N4", "attention-B2-N3-L6-S6-D4-projected",
     "attention-B2-N2-L18-S18-D10-rope-relative2-alibi-biasNLS-mask-lengths-causal1-dropout0.3",
+    "residual_layer_norm-37x4x30-p0.1", "residual_layer_norm-5x3x6-p0.5-prenorm1",
+    "bias_activation_dropout-2x3x5-gelu-p0.4", "bias_activation_dropout-3x7-relu-p0.3-nobias",
 )]  # fmt: skip
 
 
@@ -25,7 +27,7 @@ def _fresh():
 
 def test_every_operator_is_compiled():
     assert {case.op for case in COMPILED} == {case.op for case in CASES}
-    assert len(COMPILED) == 16
+    assert len(COMPILED) == 20
 
 
 @pytest.mark.parametrize("case", COMPILED, ids=str)
@@ -75,6 +77,8 @@ MODULES = {
     ),
     "dropout": lambda: nn.Dropout(0.5),
     "locked_dropout": lambda: nn.LockedDropout(0.5),
+    "residual_layer_norm": lambda: nn.ResidualLayerNorm(6, 0.3),
+    "feed_forward": lambda: nn.FeedForward(6, 9, 0.3, "gelu"),
 }
 
 

@@ -7,11 +7,13 @@ import torch
 from fusedseq import fused, reference
 from fusedseq.testing import (
     activation_regularization_case,
+    bias_activation_dropout_case,
     dropout_case,
     embedding_case,
     linear_case,
     lstm_case,
     mogrifier_lstm_case,
+    residual_layer_norm_case,
 )
 
 T, B, X, H = 3, 2, 5, 4
@@ -24,7 +26,9 @@ GOOD = {
     "weight_drop": dropout_case("weight_drop", (6, 5), 0.5),
     "embedding": embedding_case((3, 2), 7, 4, 0.5),
     "activation_regularization": activation_regularization_case(3, 2, 4),
+    "bias_activation_dropout": bias_activation_dropout_case((3, 5), "gelu", 0.5),
     "linear": linear_case(3, 5, 4),
+    "residual_layer_norm": residual_layer_norm_case((3, 5), p=0.5),
 }
 
 
@@ -49,6 +53,14 @@ SHAPES = [
     ("linear", "x", (3, 4), r"\(\.\.\., K\) with W's K = 5"),
     ("linear", "W", (4, 5, 1), r"\(N, K\)"),
     ("linear", "b", (5,), r"\(N,\) = \(4,\)"),
+    ("bias_activation_dropout", "x", (), r"\(\.\.\., D\)"),
+    ("bias_activation_dropout", "b", (4,), r"\(D,\) = \(5,\)"),
+    ("bias_activation_dropout", "b", (1, 5), r"\(D,\) = \(5,\)"),
+    ("residual_layer_norm", "x", (), r"\(\.\.\., D\), D at least 1"),
+    ("residual_layer_norm", "x", (3, 0), r"\(\.\.\., D\), D at least 1"),
+    ("residual_layer_norm", "residual", (5,), r"\(\.\.\., D\) = \(3, 5\)"),
+    ("residual_layer_norm", "weight", (3,), r"\(D,\) = \(5,\)"),
+    ("residual_layer_norm", "bias", (3, 5), r"\(D,\) = \(5,\)"),
     ("lstm", "x", (2, 5), r"\(T, B, X\)"),
     ("lstm", "x", (0, 2, 5), r"T"),
     ("lstm", "x", (3, 2, 0), r"X"),
@@ -147,6 +159,8 @@ FLOATS = [
     ("dropout", "x"), ("locked_dropout", "x"), ("weight_drop", "W"), ("embedding", "W"),
     ("activation_regularization", "dropped"), ("activation_regularization", "raw"),
     ("linear", "x"), ("linear", "W"), ("linear", "b"),
+    ("bias_activation_dropout", "x"), ("bias_activation_dropout", "b"),
+    *(("residual_layer_norm", name) for name in ("x", "residual", "weight", "bias")),
 ]  # fmt: skip
 FLOAT_IDS = [f"{c}-{n}" for c, n in FLOATS]
 
@@ -158,7 +172,8 @@ def test_wrong_dtype(good, name, other):
         call(good, **{name: lambda t: t.to(other)})
 
 
-MIXED = [(c, n) for c, n in FLOATS if c in ("lstm", "mogrifier_lstm", "activation_regularization", "linear")]
+ONE_FLOAT = ("dropout", "locked_dropout", "weight_drop", "embedding")
+MIXED = [(c, n) for c, n in FLOATS if c not in ONE_FLOAT]
 
 
 @pytest.mark.parametrize(("good", "name"), MIXED, ids=[f"{c}-{n}" for c, n in MIXED])
@@ -169,7 +184,7 @@ def test_mixed_dtypes(good, name, other):
         call(good, **{name: lambda t: t.to(other)})
 
 
-MAY_BE_NONE = ("b", "Q", "R", "Q_bias", "R_bias")
+MAY_BE_NONE = ("b", "residual", "weight", "bias", "Q", "R", "Q_bias", "R_bias")
 
 
 @pytest.mark.parametrize(("good", "name"), FLOATS, ids=FLOAT_IDS)
@@ -186,7 +201,7 @@ def test_devices_differ(good, name):
 
 
 PROBABILITIES = [
-    *((op, "p") for op in ("dropout", "locked_dropout", "weight_drop", "embedding")),
+    *((op, "p") for op in (*ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm")),
     *(("mogrifier_lstm", name) for name in ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c")),
 ]
 
@@ -206,7 +221,7 @@ def test_probability_of_a_mask(p):
         fused.dropout_mask(0, p, (3, 4))
 
 
-SEEDED = ["mogrifier_lstm", "dropout", "locked_dropout", "weight_drop", "embedding"]
+SEEDED = ["mogrifier_lstm", *ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm"]
 
 
 @pytest.mark.parametrize("good", SEEDED)
@@ -259,3 +274,15 @@ def test_wrong_lengths(good):
         call(good, lengths=torch.tensor([1, 2], dtype=torch.int32))
     with pytest.raises(TypeError, match=rf"^{good}: lengths must be a tensor, got list"):
         call(good, lengths=[1, 2])
+
+
+@pytest.mark.parametrize("activation", ["swish", "", None, 3])
+def test_unknown_activation(activation):
+    with pytest.raises(ValueError, match=r"^bias_activation_dropout: activation must be one of relu, gelu, .*, got"):
+        call("bias_activation_dropout", activation=activation)
+
+
+@pytest.mark.parametrize("eps", [-1e-5, float("nan")])
+def test_wrong_eps(eps):
+    with pytest.raises(ValueError, match=rf"^residual_layer_norm: eps must be at least 0, got {eps}"):
+        call("residual_layer_norm", eps=eps)

@@ -3,7 +3,7 @@ embedding's gradient and of AR and TAR has to hold."""
 
 import pytest
 import torch
-from fusedseq import nn
+from fusedseq import fused, nn
 from fusedseq.reference import dropout_mask
 from torch.nn import functional as F
 
@@ -174,3 +174,104 @@ def test_embedding_module_in_eval_mode(ops, device):
     ids = torch.arange(50, device=device)
     assert (module(ids) == 0).any()
     assert torch.equal(module.eval()(ids), module.weight)
+
+
+@probabilities
+def test_the_norm_drops_as_dropout_does(ops, p, device):
+    """Bit for bit: s of prenorm without a residual is the dropout."""
+    x = torch.randn(5, 3, 17, device=device)
+    _, s = ops.residual_layer_norm(x, p=p, prenorm=True, seed=SEED)
+    assert torch.equal(s, ops.dropout(x, p, SEED))
+
+
+@probabilities
+@pytest.mark.parametrize("prenorm", [False, True], ids=["post", "pre"])
+def test_residual_layer_norm(ops, p, prenorm, device):
+    residual, weight, bias = (
+        torch.randn(4, 6, device=device),
+        torch.randn(6, device=device),
+        torch.randn(6, device=device),
+    )
+
+    def formula(x):
+        s = residual + x * scaled(x.shape, p, x)
+        centered = s - s.mean(-1, keepdim=True)
+        y = centered / (centered.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight + bias
+        return torch.cat([y, s]) if prenorm else y
+
+    def ours(x):
+        y = ops.residual_layer_norm(x, residual, weight, bias, p=p, eps=1e-3, prenorm=prenorm, seed=SEED)
+        return torch.cat(y) if prenorm else y
+
+    equal(ours, formula, torch.randn(4, 6, device=device))
+
+
+def test_rows_of_the_norm_without_variance_or_with_nan_are_as_torch_has_them(ops, device):
+    x = torch.ones(4, 9, device=device)
+    x[1, 4], x[2, 3] = torch.nan, torch.inf
+    x[3] = 1e20  # the square overflows nothing: the mean is taken off first
+    torch.testing.assert_close(ops.residual_layer_norm(x), F.layer_norm(x, (9,)), equal_nan=True)
+    flat = ops.residual_layer_norm(x[:1], eps=0.0)
+    torch.testing.assert_close(flat, F.layer_norm(x[:1], (9,), eps=0.0), equal_nan=True)
+
+
+def test_the_norm_keeps_its_precision_far_from_zero(ops, device):
+    x = torch.randn(3, 700, device=device, dtype=torch.float64)
+    y = ops.residual_layer_norm((x + 1000).float())
+    torch.testing.assert_close(
+        y.double(), F.layer_norm((x + 1000).float().double(), (700,)), atol=2**-14, rtol=0
+    )  # an ulp of 1000
+
+
+def test_sums_over_rows_do_not_depend_on_threads(threads, device):
+    """Gradients of weight, bias and b, bit for bit."""
+    x, w, b = torch.randn(5003, 33), torch.randn(33), torch.randn(33)
+
+    def grads():
+        given = [t.to(device).clone().requires_grad_() for t in (x, w, b)]
+        y = fused.residual_layer_norm(*given[:1], None, *given[1:], p=0.2, seed=SEED)
+        z = fused.bias_activation_dropout(y, given[2], "gelu", 0.3, SEED)
+        return torch.autograd.grad(z.square().sum(), given)
+
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(grads())
+    assert all(torch.equal(a, b) for more in found[1:] for a, b in zip(found[0], more, strict=True))
+
+
+@probabilities
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "tanh"])
+def test_bias_activation_dropout(ops, p, activation, device):
+    """gelu by the normal distribution's own integral, gelu_tanh as published."""
+    formulas = {
+        "relu": lambda x: x.clamp(min=0),
+        "gelu": lambda x: x * torch.special.ndtr(x),
+        "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+        "tanh": torch.tanh,
+    }
+    x, b = torch.randn(6, 7, device=device) * 3, torch.randn(7, device=device)
+    equal(lambda x: ops.bias_activation_dropout(x, b, activation, p, SEED),
+          lambda x: formulas[activation](x + b) * scaled(x.shape, p, x), x)  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "tanh"])
+def test_activations_at_the_ends(ops, activation, device):
+    x = torch.tensor([-1e30, -200.0, -20.0, -1e-30, 0.0, 1e-30, 20.0, 200.0, 1e30, torch.nan], device=device)
+    y = ops.bias_activation_dropout(x, None, activation)
+    wanted = {"relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "tanh": torch.tanh}
+    torch.testing.assert_close(y, wanted[activation](x), equal_nan=True)
+
+
+def test_autocast_mixes_as_torch_does(device):
+    """The product in bf16, the residual and the parameters in fp32: the norm in fp32; b as the product."""
+    x, wide, b = (
+        torch.randn(4, 6, dtype=torch.bfloat16, device=device),
+        torch.randn(4, 6, device=device),
+        torch.randn(6, device=device),
+    )
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = fused.residual_layer_norm(x, wide, b, b)
+        z = fused.bias_activation_dropout(x, b)
+    torch.testing.assert_close(y, F.layer_norm(x.float() + wide, (6,), b, b))
+    assert torch.equal(z, fused.bias_activation_dropout(x, b.bfloat16()))

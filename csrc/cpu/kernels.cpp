@@ -2,8 +2,10 @@
 #include "kernels.h"
 
 #include "attention_backward.h"
+#include "bias_activation_dropout.h"
 #include "linear.h"
 #include "recurrence_backward.h"
+#include "residual_layer_norm.h"
 
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
@@ -59,6 +61,10 @@ const cpu::Kernels kernels = {
     linear_backward<double>,
     attention,
     attention_backward,
+    residual_layer_norm,
+    residual_layer_norm_backward,
+    bias_activation_dropout,
+    bias_activation_dropout_backward,
     gemm_f32,
 };
 

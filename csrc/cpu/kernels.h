@@ -114,6 +114,38 @@ struct Attention {
   void* drelative_keys;                   // (2K + 1, D)
 };
 
+// Rows of LN(residual + dropout(x)); mean and rstd are in the computing type, as are the gradients of weight and bias.
+struct ResidualLayerNorm {
+  Type type;
+  int64_t M, D;
+  const void *x, *residual;   // (M, D), residual may be null
+  const void *weight, *bias;  // (D,) or null
+  double eps;
+  Mask mask;                  // (M, D); a threshold of 0: none
+  void *y, *s;                // (M, D); s null where not wanted
+  void *mean, *rstd;          // (M,)
+};
+
+struct ResidualLayerNormBackward {
+  ResidualLayerNorm forward;  // read: mean, rstd, and s, which is made again from x and residual where it is null
+  const void *dy, *ds;        // (M, D), ds may be null
+  void *dx, *dresidual;       // (M, D), null where not needed, as what follows
+  void *dweight, *dbias;      // (D,)
+};
+
+enum class Activation { relu, gelu, gelu_tanh, tanh };
+
+struct BiasActivationDropout {
+  Type type;
+  Activation activation;
+  int64_t M, D;
+  const void *x, *b;  // (M, D), (D,) or null
+  void* y;            // (M, D)
+  Mask mask;          // (M, D); a threshold of 0: none
+  const void* dy;     // (M, D), backward only, as what follows; null where not needed
+  void *dx, *db;      // (M, D), (D,) in the computing type
+};
+
 struct Kernels {
   const char* isa;
   int vector_bytes;
@@ -133,6 +165,10 @@ struct Kernels {
   void (*linear_backward_f64)(const Linear<double>&, Parallel, int threads);
   void (*attention)(const Attention&, Parallel, int threads);
   void (*attention_backward)(const Attention&, Parallel, int threads);
+  void (*residual_layer_norm)(const ResidualLayerNorm&, Parallel);
+  void (*residual_layer_norm_backward)(const ResidualLayerNormBackward&, Parallel);
+  void (*bias_activation_dropout)(const BiasActivationDropout&, Parallel);
+  void (*bias_activation_dropout_backward)(const BiasActivationDropout&, Parallel);
   double (*gemm_f32)(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C, int64_t repeats, Parallel, int threads);
 };
 

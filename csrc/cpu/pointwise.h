@@ -31,7 +31,8 @@ HD float load_scalar(const bfloat16* p) {
 }
 
 // y = kept ? x * scale : 0 for n elements whose mask is `keep`; a select, so that an infinity is dropped too.
-template <class S> HD void drop(const S* x, S* y, const uint32_t* keep, int64_t n, typename Compute<S>::type scale) {
+template <class S, class O>
+HD void drop(const S* x, O* y, const uint32_t* keep, int64_t n, typename Compute<S>::type scale) {
   using C = typename Compute<S>::type;
   int64_t i = 0;
   if constexpr (sizeof(C) == 4)

@@ -78,6 +78,8 @@ def roundings(op, args, leaves):
     if op == "attention":
         (B, N, L, D), S = leaves[0].shape, leaves[1].size(2)
         return (L + S + D) * max(1, B * N if len(leaves) > 3 else 1)  # a bias or relative keys: summed over the heads
+    if op in ("residual_layer_norm", "bias_activation_dropout"):
+        return max(leaves[0].numel(), 1)  # a sum over the rows, or over one
     if op in ("embedding", "activation_regularization"):
         return args[0].numel()  # one sum, over the ids of a word or over the activations
     return 1  # one product
@@ -138,6 +140,9 @@ def run(function, args, kwargs, needs=None, outputs=None, expanded=False, upstre
         return results, []
     used = [y for i, y in enumerate(results) if outputs is None or i in outputs]
     upstream = convert(upstream, used[0].device, used[0].dtype) if upstream else cotangents(used, expanded)
+    # A result may depend on none of the leaves.
+    depend = [i for i, y in enumerate(used) if y.requires_grad]
+    used, upstream = [used[i] for i in depend], [upstream[i] for i in depend]
     grads = torch.autograd.grad(used, leaves, upstream, materialize_grads=True)
     return [y.detach() for y in results], list(grads)
 
@@ -307,6 +312,28 @@ def attention_case(B, N, L, S, D, *options, N_kv=None, projected=False, **settin
     return Case("attention", "-".join(w for w in words if w), make)
 
 
+def residual_layer_norm_case(shape, *, residual=True, weight=True, bias=True, scale=1.0, **options):
+    """scale: of the rows; 0 for rows without variance"""
+
+    def make(randn):
+        D = shape[-1]
+        args = scale * randn(*shape), scale * randn(*shape) if residual else None
+        return (*args, 1 + 0.1 * randn(D) if weight else None, randn(D) if bias else None), options
+
+    without = [f"no{name}" for name, given in (("residual", residual), ("weight", weight), ("bias", bias)) if not given]
+    words = ["x".join(map(str, shape)), *without, *[f"scale{scale:g}"] * (scale != 1)]
+    words += [f"{k}{v:g}" for k, v in options.items() if k != "seed"]
+    return Case("residual_layer_norm", "-".join(words), make)
+
+
+def bias_activation_dropout_case(shape, activation, p=0.0, seed=7, *, bias=True):
+    def make(randn):
+        return (randn(*shape), randn(shape[-1]) if bias else None, activation, p, seed), {}
+
+    name = f"{'x'.join(map(str, shape))}-{activation}-p{p:g}" + "-nobias" * (not bias)
+    return Case("bias_activation_dropout", name, make)
+
+
 # T, B, X, H
 SIZES = [(1, 1, 1, 1), (3, 2, 3, 1), (1, 3, 17, 3), (5, 1, 5, 17), (4, 3, 3, 17), (3, 0, 5, 4), (2, 2, 650, 650)]
 
@@ -400,6 +427,30 @@ CASES = [
     *(activation_regularization_case(*size) for size in ((1, 1, 1), (1, 3, 5), (2, 1, 1), (5, 3, 17), (20, 7, 650))),
     activation_regularization_case(5, 3, 17, 0.0, 1.0),
     activation_regularization_case(5, 3, 17, 1.0, 0.0),
+    *(residual_layer_norm_case((3, D)) for D in (1, 2, 5, 16, 17, 33)),
+    *(residual_layer_norm_case((3, 7), p=p, prenorm=n, seed=3) for p in (0.0, 0.4, 1.0) for n in (False, True)),
+    *(residual_layer_norm_case((2, 3, 5), residual=False, p=0.3, prenorm=n, seed=-8) for n in (False, True)),
+    residual_layer_norm_case((3, 5), weight=False, bias=False, p=0.3),
+    residual_layer_norm_case((3, 5), weight=False),
+    residual_layer_norm_case((3, 5), bias=False, prenorm=True),
+    residual_layer_norm_case((9,), p=0.2, seed=5),
+    residual_layer_norm_case((0, 5), p=0.2, prenorm=True),
+    residual_layer_norm_case((3, 5), scale=0.0, p=0.2, eps=0.1),
+    residual_layer_norm_case((3, 5), scale=100.0, eps=0.0),
+    residual_layer_norm_case((5, 3, 6), p=0.5, prenorm=True, seed=2**40 + 1),
+    residual_layer_norm_case((37, 4, 30), p=0.1, seed=torch.tensor(-4)),
+    residual_layer_norm_case((67, 650), p=0.3, prenorm=True, seed=6),
+    residual_layer_norm_case((2, 3001), p=0.3, seed=6),
+    residual_layer_norm_case((5001, 3), p=0.3, seed=6),  # blocks of more than 16 rows
+    *(bias_activation_dropout_case((2, 3, 5), a, p) for a in ("relu", "gelu", "gelu_tanh", "tanh") for p in (0.0, 0.4)),
+    *(bias_activation_dropout_case((D,), "gelu", 0.2) for D in (1, 16, 17)),
+    bias_activation_dropout_case((3, 7), "relu", 1.0),
+    bias_activation_dropout_case((3, 7), "relu", 0.3, torch.tensor(-5), bias=False),
+    bias_activation_dropout_case((3, 7), "gelu", 0.3, bias=False),
+    bias_activation_dropout_case((0, 5), "gelu", 0.3),
+    bias_activation_dropout_case((4, 0), "relu", 0.3),
+    *(bias_activation_dropout_case((130, 257), a, 0.1, 2**50) for a in ("relu", "gelu", "gelu_tanh", "tanh")),
+    bias_activation_dropout_case((5001, 3), "gelu", 0.1, -1),
     *(dropout_mask_case((3, last), 0.5, 2**32 + last) for last in (*range(10), 650)),
     *(dropout_mask_case((2, 3, 5), p, -4) for p in (0.0, 1e-9, 0.3, 1.0)),
     dropout_mask_case((7,), 0.5, torch.tensor(-(2**63))),

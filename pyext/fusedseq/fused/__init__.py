@@ -7,6 +7,7 @@ kernels.register("CUDA")
 
 from fusedseq.fused.activation_regularization import activation_regularization  # noqa: E402
 from fusedseq.fused.attention import attention  # noqa: E402
+from fusedseq.fused.bias_activation_dropout import bias_activation_dropout  # noqa: E402
 from fusedseq.fused.dropout import dropout  # noqa: E402
 from fusedseq.fused.dropout_mask import dropout_mask  # noqa: E402
 from fusedseq.fused.embedding import embedding  # noqa: E402
@@ -15,11 +16,13 @@ from fusedseq.fused.linear import linear  # noqa: E402
 from fusedseq.fused.locked_dropout import locked_dropout  # noqa: E402
 from fusedseq.fused.lstm import lstm  # noqa: E402
 from fusedseq.fused.mogrifier_lstm import mogrifier_lstm  # noqa: E402
+from fusedseq.fused.residual_layer_norm import residual_layer_norm  # noqa: E402
 from fusedseq.fused.weight_drop import weight_drop  # noqa: E402
 
 __all__ = [
     "activation_regularization",
     "attention",
+    "bias_activation_dropout",
     "dropout",
     "dropout_mask",
     "embedding",
@@ -28,5 +31,6 @@ __all__ = [
     "locked_dropout",
     "lstm",
     "mogrifier_lstm",
+    "residual_layer_norm",
     "weight_drop",
 ]

@@ -1,5 +1,7 @@
 """Registration of what is the same for every operator: fakes, gradients, second gradients, autocast."""
 
+import functools
+
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -33,9 +35,22 @@ def through_oracle(oracle, inputs, needs, grads):
     return [next(found) if need else None for need in needs]
 
 
+def autocast_is_on(device_type):
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
 def autocast(device_type, *tensors):
     """The tensors as torch's autocast wants them for matrix products: fp32 ones in its dtype, where it is on."""
-    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
+    if not autocast_is_on(device_type):
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
     return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype == torch.float32 else t for t in tensors)
+
+
+def widest(device_type, *tensors):
+    """Under autocast the tensors in the widest of their dtypes, as torch promotes those of a sum; else as they are."""
+    if not autocast_is_on(device_type):
+        return tensors
+    floats = [t.dtype for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    dtype = functools.reduce(torch.promote_types, floats) if floats else None
+    return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in tensors)

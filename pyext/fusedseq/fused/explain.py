@@ -7,6 +7,7 @@ from fusedseq import _load, kernels
 CPU_KERNELS = {
     "activation_regularization": ("csrc/cpu/pointwise.h", "one pass over both outputs"),
     "attention": ("csrc/cpu/attention.h", "blocks of queries against all keys, (B, N, L, S) never in memory"),
+    "bias_activation_dropout": ("csrc/cpu/bias_activation_dropout.h", "one pass, the backward from x again"),
     "dropout": ("csrc/cpu/pointwise.h", "the mask made on the way"),
     "dropout_mask": ("csrc/cpu/pointwise.h", "Philox4x32-10"),
     "embedding": ("csrc/cpu/pointwise.h", "the dropout in the gather"),
@@ -14,6 +15,7 @@ CPU_KERNELS = {
     "locked_dropout": ("csrc/cpu/pointwise.h", "one mask for all steps"),
     "lstm": ("csrc/cpu/recurrence.h", "the input's product hoisted out of the time loop"),
     "mogrifier_lstm": ("csrc/cpu/recurrence.h", "the input's product inside the time loop, which gates it"),
+    "residual_layer_norm": ("csrc/cpu/residual_layer_norm.h", "one pass, a row at a time in the cache"),
     "weight_drop": ("csrc/cpu/pointwise.h", "the mask made on the way"),
 }
 

@@ -6,6 +6,7 @@ number of times, and the same random masks bit for bit. They are not written for
 
 from fusedseq.reference.activation_regularization import activation_regularization
 from fusedseq.reference.attention import attention
+from fusedseq.reference.bias_activation_dropout import bias_activation_dropout
 from fusedseq.reference.dropout import dropout
 from fusedseq.reference.dropout_mask import dropout_mask
 from fusedseq.reference.embedding import embedding
@@ -13,11 +14,13 @@ from fusedseq.reference.linear import linear
 from fusedseq.reference.locked_dropout import locked_dropout
 from fusedseq.reference.lstm import lstm
 from fusedseq.reference.mogrifier_lstm import mogrifier_lstm
+from fusedseq.reference.residual_layer_norm import residual_layer_norm
 from fusedseq.reference.weight_drop import weight_drop
 
 __all__ = [
     "activation_regularization",
     "attention",
+    "bias_activation_dropout",
     "dropout",
     "dropout_mask",
     "embedding",
@@ -25,5 +28,6 @@ __all__ = [
     "locked_dropout",
     "lstm",
     "mogrifier_lstm",
+    "residual_layer_norm",
     "weight_drop",
 ]

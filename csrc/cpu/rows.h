@@ -1,0 +1,79 @@
+// What operators on (M, D) rows share: one row in memory that stays in the cache, and sums over the rows.
+#pragma once
+#include "pointwise.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+template <class F> void by_type(cpu::Type type, F f) {
+  switch (type) {
+    case cpu::Type::f32: return f(float());
+    case cpu::Type::f64: return f(double());
+    case cpu::Type::bf16: return f(bfloat16());
+  }
+}
+
+// Rows in blocks that depend on their number alone: a sum over the rows is the sum of the blocks' sums in order, and
+// does not depend on the number of threads. At most 256, so that their sums are little memory.
+struct RowBlocks {
+  int64_t M, size, count;
+  explicit RowBlocks(int64_t M) : M(M), size(M > 16 * 256 ? (M + 255) / 256 : 16), count((M + size - 1) / size) {}
+  HD int64_t begin(int64_t block) const { return block * size; }
+  HD int64_t end(int64_t block) const { return block * size + size < M ? block * size + size : M; }
+};
+
+// One sum of rows of D for each block: accumulated in `of(block)`, then put together.
+template <class C> class BlockSums {
+ public:
+  BlockSums(const RowBlocks& blocks, int64_t D, bool wanted)
+      : blocks_(blocks), D_(D), stride_(round_up<C>(D)), sums_(wanted ? blocks.count * stride_ : 0) {}
+  // Zeroed by the block that fills it; null where not wanted.
+  C* of(int64_t block) const {
+    if (!sums_) return nullptr;
+    memset(sums_ + block * stride_, 0, stride_ * sizeof(C));
+    return sums_ + block * stride_;
+  }
+  void total(C* out, cpu::Parallel run) const {
+    if (!out) return;
+    constexpr int64_t COLUMNS = 512;
+    parallel(run, (D_ + COLUMNS - 1) / COLUMNS, [&](int64_t begin, int64_t end) {
+      const int64_t j = begin * COLUMNS, n = (end * COLUMNS < D_ ? end * COLUMNS : D_) - j;
+      memset(out + j, 0, n * sizeof(C));
+      for (int64_t block = 0; block < blocks_.count; ++block) add_row(sums_ + block * stride_ + j, out + j, n, C(1));
+    });
+  }
+
+ private:
+  RowBlocks blocks_;
+  int64_t D_, stride_;
+  Buffer<C> sums_;
+};
+
+// The row's mask, all ones where kept; nothing to make where there is no dropout.
+HD void row_mask(const cpu::Mask& mask, int64_t m, int64_t D, uint32_t* keep) {
+  if (mask.threshold) mask_values<uint32_t>(mask, m, D, 0, D, ~0u, 0u, keep);
+}
+// y = dropout(x) for a row whose mask `row_mask` made.
+template <class S, class O> HD void drop_row(const cpu::Mask& mask, const uint32_t* keep, const S* x, O* y, int64_t D) {
+  using C = typename Compute<S>::type;
+  if (mask.threshold) return drop(x, y, keep, D, C(mask.scale));
+  for (int64_t j = 0; j < D; j += LANES<C>) store_up_to<O>(y + j, load_up_to(x + j, D - j), D - j);
+}
+
+template <class C> HD C sum_lanes(Vec<C> v) {
+  C sum = 0;
+  for (int i = 0; i < LANES<C>; ++i) sum += v.v[i];
+  return sum;
+}
+
+// The sum of f(j), vectors from element j on, over a row of D; two chains, for one alone waits on its own latency.
+template <class C, class F> HD C sum_row(int64_t D, F f) {
+  Vec<C> even(C(0)), odd(C(0));
+  int64_t j = 0;
+  for (; j + LANES<C> < D; j += 2 * LANES<C>) even = even + f(j), odd = odd + f(j + LANES<C>);
+  if (j < D) even = even + f(j);
+  return sum_lanes(even + odd);
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

@@ -1,0 +1,73 @@
+"""What stands around the sublayers of a Transformer: ResidualLayerNorm and FeedForward, against torch's own modules."""
+
+import copy
+
+import pytest
+import torch
+from fusedseq import nn
+from torch import nn as torch_nn
+
+
+@pytest.mark.parametrize("prenorm", [False, True], ids=["post", "pre"])
+def test_norm_equals_torch_and_loads_its_state_dict(prenorm, ops, device):
+    theirs = torch_nn.LayerNorm(6, eps=1e-3, device=device)
+    torch_nn.init.normal_(theirs.weight)
+    ours = nn.ResidualLayerNorm(6, 0.5, eps=1e-3, prenorm=prenorm, ops=ops, device=device).eval()
+    ours.load_state_dict(theirs.state_dict())
+    x, residual = torch.randn(4, 3, 6, device=device), torch.randn(4, 3, 6, device=device)
+    y = ours(x, residual)
+    torch.testing.assert_close(y, (theirs(x + residual), x + residual) if prenorm else theirs(x + residual))
+
+
+@pytest.mark.parametrize("options", [{"bias": False}, {"elementwise_affine": False}], ids=str)
+def test_norm_without_parameters(options, ops):
+    ours, theirs = nn.ResidualLayerNorm(6, ops=ops, **options), torch_nn.LayerNorm(6, **options)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_prenorm_chains(ops, device):
+    """x + sublayer(norm(x)), twice: as torch's encoder layer with norm_first."""
+    norms = [nn.ResidualLayerNorm(6, prenorm=True, ops=ops, device=device) for _ in range(2)]
+    sublayer = torch_nn.Linear(6, 6, device=device)
+    x = torch.randn(3, 6, device=device)
+    y, s = norms[0](x)
+    y, s = norms[1](sublayer(y), s)
+    wanted = x + sublayer(torch_nn.functional.layer_norm(x, (6,)))
+    torch.testing.assert_close(s, wanted)
+    torch.testing.assert_close(y, torch_nn.functional.layer_norm(wanted, (6,)))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("relu", torch.relu), ("gelu", torch_nn.functional.gelu)])
+def test_feed_forward_is_that_of_torch(ours, theirs, ops, device):
+    layer = torch_nn.TransformerEncoderLayer(6, 2, 9, 0.0, theirs, device=device)
+    module = nn.FeedForward(6, 9, 0.3, ours, ops=ops, device=device).eval()
+    module.load_state_dict({k: v for k, v in layer.state_dict().items() if k.startswith("linear")})
+    x = torch.randn(4, 3, 6, device=device)
+    torch.testing.assert_close(module(x), layer._ff_block(x))
+
+
+MODULES = {
+    "norm": lambda ops: nn.ResidualLayerNorm(6, 0.4, ops=ops),
+    "feed_forward": lambda ops: nn.FeedForward(6, 9, 0.4, ops=ops),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_masks_are_drawn_in_training_alone(name, ops, device):
+    module, x = MODULES[name](ops).to(device), torch.randn(5, 6, device=device)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(module(x))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+    module.eval()
+    assert torch.equal(module(x), copy.deepcopy(module)(x))
+
+
+@pytest.mark.parametrize("build", [nn.ResidualLayerNorm, nn.FeedForward])
+def test_bad_probability_is_named(build):
+    with pytest.raises(ValueError, match=rf"^{build.__name__}: dropout must be in \[0, 1\], got 1.5"):
+        build(6, dropout=1.5)
