@@ -11,6 +11,7 @@ from fusedseq.testing import (
     dropout_case,
     embedding_case,
     linear_case,
+    linear_cross_entropy_case,
     lstm_case,
     mogrifier_lstm_case,
     residual_layer_norm_case,
@@ -29,6 +30,7 @@ GOOD = {
     "bias_activation_dropout": bias_activation_dropout_case((3, 5), "gelu", 0.5),
     "linear": linear_case(3, 5, 4),
     "residual_layer_norm": residual_layer_norm_case((3, 5), p=0.5),
+    "linear_cross_entropy": linear_cross_entropy_case(3, 5, 4, weighted=True),
 }
 
 
@@ -61,6 +63,11 @@ SHAPES = [
     ("residual_layer_norm", "residual", (5,), r"\(\.\.\., D\) = \(3, 5\)"),
     ("residual_layer_norm", "weight", (3,), r"\(D,\) = \(5,\)"),
     ("residual_layer_norm", "bias", (3, 5), r"\(D,\) = \(5,\)"),
+    ("linear_cross_entropy", "x", (3, 4), r"\(\.\.\., E\) with W's E = 5"),
+    ("linear_cross_entropy", "W", (4, 5, 1), r"\(V, E\)"),
+    ("linear_cross_entropy", "W", (0, 5), r"\(V, E\), both at least 1"),
+    ("linear_cross_entropy", "b", (5,), r"\(V,\) = \(4,\)"),
+    ("linear_cross_entropy", "class_weights", (3,), r"\(V,\) = \(4,\)"),
     ("lstm", "x", (2, 5), r"\(T, B, X\)"),
     ("lstm", "x", (0, 2, 5), r"T"),
     ("lstm", "x", (3, 2, 0), r"X"),
@@ -161,6 +168,7 @@ FLOATS = [
     ("linear", "x"), ("linear", "W"), ("linear", "b"),
     ("bias_activation_dropout", "x"), ("bias_activation_dropout", "b"),
     *(("residual_layer_norm", name) for name in ("x", "residual", "weight", "bias")),
+    ("linear_cross_entropy", "x"), ("linear_cross_entropy", "W"), ("linear_cross_entropy", "b"),
 ]  # fmt: skip
 FLOAT_IDS = [f"{c}-{n}" for c, n in FLOATS]
 
@@ -194,7 +202,8 @@ def test_no_tensor(good, name):
             call(good, **{name: value})
 
 
-@pytest.mark.parametrize(("good", "name"), [*MIXED, ("embedding", "ids"), ("lstm", "lengths")], ids=str)
+@pytest.mark.parametrize(("good", "name"), [*MIXED, ("embedding", "ids"), ("lstm", "lengths"), ("linear_cross_entropy", "target"),
+                                              ("linear_cross_entropy", "class_weights")], ids=str)
 def test_devices_differ(good, name):
     with pytest.raises(ValueError, match=rf"^{good}: .*device.*(meta|cpu)"):
         call(good, **{name: lambda t: torch.zeros(B, dtype=torch.int64, device="meta") if t is None else t.to("meta")})
@@ -203,6 +212,7 @@ def test_devices_differ(good, name):
 PROBABILITIES = [
     *((op, "p") for op in (*ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm")),
     *(("mogrifier_lstm", name) for name in ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c")),
+    ("linear_cross_entropy", "label_smoothing"),
 ]
 
 
@@ -286,3 +296,32 @@ def test_unknown_activation(activation):
 def test_wrong_eps(eps):
     with pytest.raises(ValueError, match=rf"^residual_layer_norm: eps must be at least 0, got {eps}"):
         call("residual_layer_norm", eps=eps)
+@pytest.mark.parametrize("bad", [-1, 4, 2**40, -(2**63)])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_target_outside_the_vocabulary(bad, reduction):
+    target = torch.tensor([0, bad, -100])
+    with pytest.raises(IndexError, match=rf"^linear_cross_entropy: target must be in \[0, V\) = \[0, 4\) or ignore_index = -100, got {bad}"):
+        call("linear_cross_entropy", target=target, reduction=reduction)
+    call("linear_cross_entropy", target=target[:2], x=lambda x: x[:2], reduction=reduction, ignore_index=bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("target", torch.zeros(4, dtype=torch.int64), r"\(\.\.\.,\) of x = \(3,\), got \(4,\)"),
+        ("z_loss", -1.0, "at least 0, got -1"),
+        ("z_loss", float("nan"), "at least 0, got nan"),
+        ("temperature", 0.0, "above 0, got 0"),
+        ("temperature", -2.0, "above 0, got -2"),
+        ("reduction", "average", "one of none, mean, sum, got average"),
+    ],
+)  # fmt: skip
+def test_wrong_option_of_the_loss(name, value, wanted):
+    with pytest.raises(ValueError, match=rf"^linear_cross_entropy: {name} must be {wanted}"):
+        call("linear_cross_entropy", **{name: value})
+
+
+@pytest.mark.parametrize("name", ["target", "class_weights"])
+def test_wrong_dtype_in_the_loss(name):
+    with pytest.raises(TypeError, match=rf"^linear_cross_entropy: {name} must be .*, got torch.float16"):
+        call("linear_cross_entropy", **{name: lambda t: t.half()})

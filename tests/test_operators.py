@@ -144,9 +144,15 @@ def expanded(t):
     return t[:1].expand_as(t) if t.dim() else t
 
 
+def expanded_rows(t):
+    return t[..., :1].expand_as(t) if t.dim() else t
+
+
 @cases(lambda case: elements(case) < 20000)
 @pytest.mark.parametrize("view", [transposed, strided, offset, expanded])
 def test_views(case, view, device, dtype):
+    if view is expanded and case.op == "linear_cross_entropy":
+        view = expanded_rows  # equal classes have a gradient of zero for x, of which no error is a small part
     viewed = tree_map(lambda t: view(t) if isinstance(t, torch.Tensor) and t.numel() else t, case.inputs(device, dtype))
     check(case.op, *viewed)
 
@@ -244,7 +250,7 @@ def test_autocast(case, device):
     with torch.autocast(device, dtype=low):
         results, grads = run(getattr(fused, case.op), args, kwargs)
     assert all(g.dtype == torch.float32 for g in grads)
-    products = case.op in ("attention", "lstm", "mogrifier_lstm", "linear")
+    products = case.op in ("attention", "linear", "linear_cross_entropy", "lstm", "mogrifier_lstm")
     cast = convert((args, kwargs), dtype=low) if products else (args, kwargs)
     cast[1].update({name: value for name, value in kwargs.items() if name in CONSTANTS})
     wanted, wanted_grads = run(getattr(fused, case.op), *cast)

@@ -3,7 +3,7 @@
 
 #include "attention_backward.h"
 #include "bias_activation_dropout.h"
-#include "linear.h"
+#include "linear_cross_entropy.h"
 #include "recurrence_backward.h"
 #include "residual_layer_norm.h"
 
@@ -65,6 +65,8 @@ const cpu::Kernels kernels = {
     residual_layer_norm_backward,
     bias_activation_dropout,
     bias_activation_dropout_backward,
+    linear_cross_entropy<float>,
+    linear_cross_entropy<double>,
     gemm_f32,
 };
 

@@ -146,6 +146,22 @@ struct BiasActivationDropout {
   void *dx, *db;      // (M, D), (D,) in the computing type
 };
 
+// The rows of a cross-entropy over logits z = (x W^T + b) / temperature, every row with a target.
+template <class T> struct LinearCrossEntropy {
+  int64_t N, E, V;
+  const T *x, *W, *b;      // (N, E), (V, E), (V,) or null
+  const int64_t* target;   // (N,) in [0, V)
+  const T* class_weights;  // (V,), null where all are 1
+  double weights_sum;      // of class_weights
+  double label_smoothing, z_loss, temperature;
+  bool statistics;         // whether loss, lse, log_prob and argmax are to be found; else lse is given
+  T *loss, *lse, *log_prob;  // (N,)
+  int64_t* argmax;         // (N,)
+  double dloss_of_all;     // every row's, where dloss is null
+  const T *dloss, *dlog_prob, *dlse;  // (N,) or null
+  T *dx, *dW, *db;         // (N, E), (V, E), (V,); null where not needed
+};
+
 struct Kernels {
   const char* isa;
   int vector_bytes;
@@ -169,6 +185,8 @@ struct Kernels {
   void (*residual_layer_norm_backward)(const ResidualLayerNormBackward&, Parallel);
   void (*bias_activation_dropout)(const BiasActivationDropout&, Parallel);
   void (*bias_activation_dropout_backward)(const BiasActivationDropout&, Parallel);
+  void (*linear_cross_entropy_f32)(const LinearCrossEntropy<float>&, Parallel, int threads);
+  void (*linear_cross_entropy_f64)(const LinearCrossEntropy<double>&, Parallel, int threads);
   double (*gemm_f32)(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C, int64_t repeats, Parallel, int threads);
 };
 

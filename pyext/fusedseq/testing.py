@@ -28,10 +28,10 @@ def budget(exact, plain, dtype, terms):
     """
     if exact.numel() == 0:
         return 0.0
-    eps = torch.finfo(dtype).eps
+    eps = torch.finfo(dtype).eps  # in which the products were rounded, also where the result is wider
     accumulator = min(eps, torch.finfo(torch.float32).eps)
     scale = exact.abs().max().item()
-    own = (plain.double() - exact).abs().max().item() * eps / torch.finfo(plain.dtype).eps
+    own = (plain.double() - exact).abs().max().item() * eps / torch.finfo(plain_dtype(dtype)).eps
     return (3 if dtype == torch.float64 else 2) * own + 2 * eps * scale + 2 * accumulator * math.sqrt(terms) * scale
 
 
@@ -41,7 +41,8 @@ def plain_dtype(dtype):
 
 
 def assert_within_budget(name, got, plain, exact, dtype, terms):
-    """`got` is a tensor of `dtype` in the layout of `plain`, and within budget; returns its error over the budget."""
+    """`got`, computed in `dtype`, is of the dtype and the layout of `plain` (of fp64 where `dtype` is), and within budget;
+    returns its error over the budget."""
     assert got.layout == plain.layout, f"{name}: layout {got.layout}, the oracle's is {plain.layout}"
     got, plain, exact = (t.detach().to_dense() if t.is_sparse else t.detach() for t in (got, plain, exact))
     assert got.shape == exact.shape, f"{name}: shape {tuple(got.shape)}, the oracle's is {tuple(exact.shape)}"
@@ -50,7 +51,8 @@ def assert_within_budget(name, got, plain, exact, dtype, terms):
         assert got.dtype == exact.dtype, f"{name}: {got.dtype}, wanted {exact.dtype}"
         assert torch.equal(got, exact), f"{name}: differs from the oracle"
         return 0.0
-    assert got.dtype == dtype, f"{name}: {got.dtype}, wanted {dtype}"
+    wanted = dtype if dtype == torch.float64 else plain.dtype
+    assert got.dtype == wanted, f"{name}: {got.dtype}, wanted {wanted}"
     if got.numel() == 0:
         return 0.0
     allowed, error = budget(exact, plain, dtype, terms), (got.double() - exact).abs().nan_to_num(math.inf)
@@ -80,6 +82,8 @@ def roundings(op, args, leaves):
         return (L + S + D) * max(1, B * N if len(leaves) > 3 else 1)  # a bias or relative keys: summed over the heads
     if op in ("residual_layer_norm", "bias_activation_dropout"):
         return max(leaves[0].numel(), 1)  # a sum over the rows, or over one
+    if op == "linear_cross_entropy":
+        return longest_sum(leaves) + len(args[1])  # and those of the vocabulary
     if op in ("embedding", "activation_regularization"):
         return args[0].numel()  # one sum, over the ids of a word or over the activations
     return 1  # one product
@@ -96,7 +100,7 @@ def convert(tree, device=None, dtype=None):
     return tree_map(move, tree)
 
 
-CONSTANTS = {"alibi", "rope"}  # float arguments without a gradient, given by name
+CONSTANTS = {"alibi", "class_weights", "rope"}  # float arguments without a gradient, given by name
 
 
 def differentiable(args, kwargs):
@@ -123,8 +127,14 @@ def cotangents(outputs, expanded=False):
     return [torch.randn(y.shape, generator=generator).to(y.device, y.dtype) for y in outputs]
 
 
+def chosen(results, outputs):
+    """The float results, of these numbers or all."""
+    return [y for i, y in enumerate(results) if y.is_floating_point() and (outputs is None or i in outputs)]
+
+
 def run(function, args, kwargs, needs=None, outputs=None, expanded=False, upstream=None):
-    """Calls `function` and differentiates it: (its results, gradients of the inputs `needs`), both flat lists.
+    """Calls `function` and differentiates it: (its results, gradients of the inputs `needs`), both flat lists. Results
+    that are no floats have no gradient.
 
     needs: which of `differentiable(args, kwargs)` require a gradient; all by default, [] for no backward
     outputs: which of the results have a gradient; all by default    expanded: as in `cotangents`
@@ -138,7 +148,7 @@ def run(function, args, kwargs, needs=None, outputs=None, expanded=False, upstre
     results = tree_leaves(function(*args, **kwargs))
     if not leaves:
         return results, []
-    used = [y for i, y in enumerate(results) if outputs is None or i in outputs]
+    used = chosen(results, outputs)
     upstream = convert(upstream, used[0].device, used[0].dtype) if upstream else cotangents(used, expanded)
     # A result may depend on none of the leaves.
     depend = [i for i, y in enumerate(used) if y.requires_grad]
@@ -157,7 +167,7 @@ def check(op, args, kwargs, *, needs=None, backward=True, outputs=None, expanded
     dtype = leaves[0].dtype if leaves else torch.float32
     needs = [] if not backward or not leaves else list(range(len(leaves))) if needs is None else needs
     results, grads = run(function or getattr(fused, op), args, kwargs, needs, outputs, expanded)
-    used = [y for i, y in enumerate(results) if outputs is None or i in outputs]
+    used = chosen(results, outputs)
     upstream = cotangents(used, expanded) if needs else None  # those of dtype, also where the oracle is wider
     oracle = [
         run(getattr(reference, op), *convert((args, kwargs), dtype=t), needs, outputs, upstream=upstream)
@@ -334,6 +344,25 @@ def bias_activation_dropout_case(shape, activation, p=0.0, seed=7, *, bias=True)
     return Case("bias_activation_dropout", name, make)
 
 
+def linear_cross_entropy_case(N, E, V, bias=True, *, ignored=0, weighted=False, **options):
+    """ignored: every so many rows have no target, 1 for all; N: a number of rows, or a shape; options: the operator's own"""
+    shape = N if isinstance(N, tuple) else (N,)
+
+    def make(randn):
+        row = torch.arange(math.prod(shape))
+        target = row.square() % V
+        if ignored:
+            target = torch.where(row % ignored == 0, options.get("ignore_index", -100), target)
+        inputs = randn(*shape, E), E**-0.5 * randn(V, E), target.reshape(shape), randn(V) if bias else None
+        weights = {"class_weights": (1 + torch.arange(V) % 7) / 4} if weighted else {}  # exact in every dtype
+        return inputs, options | weights
+
+    words = ["x".join(map(str, shape)), f"E{E}", f"V{V}", "nobias" * (not bias), f"ignored{ignored}" * bool(ignored),
+             "weighted" * weighted]  # fmt: skip
+    words += [f"{name}{value:g}" if not isinstance(value, str) else value for name, value in options.items()]
+    return Case("linear_cross_entropy", "-".join(w for w in words if w), make)
+
+
 # T, B, X, H
 SIZES = [(1, 1, 1, 1), (3, 2, 3, 1), (1, 3, 17, 3), (5, 1, 5, 17), (4, 3, 3, 17), (3, 0, 5, 4), (2, 2, 650, 650)]
 
@@ -424,6 +453,18 @@ CASES = [
     *(linear_case(*size) for size in ((1, 1, 1), (3, 17, 1), (0, 3, 5), (7, 5, 33), (150, 33, 100), (20, 800, 70))),
     linear_case(5, 7, 9, bias=False),
     Case("linear", "T2-B3-K5-N4", lambda randn: ((randn(2, 3, 5), randn(4, 5), randn(4)), {})),
+    *(linear_cross_entropy_case(*size) for size in (
+        (1, 1, 1), (3, 17, 1), (0, 3, 5), (1, 5, 1000), (7, 5, 33), (300, 33, 100), (20, 80, 1700), (700, 9, 600))),
+    linear_cross_entropy_case((2, 3), 5, 9, bias=False),
+    *(linear_cross_entropy_case((2, 3), 5, 9, ignored=3, reduction=r, return_details=True) for r in ("mean", "sum", "none")),
+    *(linear_cross_entropy_case(7, 5, 9, ignored=1, reduction=r, return_details=True) for r in ("mean", "none")),
+    linear_cross_entropy_case(9, 5, 33, label_smoothing=0.1),
+    linear_cross_entropy_case(9, 5, 33, z_loss=0.1),
+    linear_cross_entropy_case(9, 5, 33, temperature=0.5),
+    *(linear_cross_entropy_case(9, 5, 33, bias, weighted=True, ignored=4, ignore_index=3, label_smoothing=0.25, z_loss=0.1,
+                                temperature=0.75, reduction=r, return_details=True)
+      for bias, r in ((True, "mean"), (False, "sum"), (True, "none"))),
+    linear_cross_entropy_case(400, 20, 700, weighted=True, ignored=5, label_smoothing=0.25, z_loss=0.1, temperature=2.0),
     *(activation_regularization_case(*size) for size in ((1, 1, 1), (1, 3, 5), (2, 1, 1), (5, 3, 17), (20, 7, 650))),
     activation_regularization_case(5, 3, 17, 0.0, 1.0),
     activation_regularization_case(5, 3, 17, 1.0, 0.0),

@@ -13,6 +13,7 @@ from fusedseq.fused.dropout_mask import dropout_mask  # noqa: E402
 from fusedseq.fused.embedding import embedding  # noqa: E402
 from fusedseq.fused.explain import explain  # noqa: E402
 from fusedseq.fused.linear import linear  # noqa: E402
+from fusedseq.fused.linear_cross_entropy import linear_cross_entropy  # noqa: E402
 from fusedseq.fused.locked_dropout import locked_dropout  # noqa: E402
 from fusedseq.fused.lstm import lstm  # noqa: E402
 from fusedseq.fused.mogrifier_lstm import mogrifier_lstm  # noqa: E402
@@ -28,6 +29,7 @@ __all__ = [
     "embedding",
     "explain",
     "linear",
+    "linear_cross_entropy",
     "locked_dropout",
     "lstm",
     "mogrifier_lstm",

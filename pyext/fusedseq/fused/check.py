@@ -59,6 +59,19 @@ def whole_numbers(op, name, value, low, high, symbols, error=ValueError):
         raise error(f"{op}: {name} must be in {symbols}, got {least if least < low else most}")
 
 
+def classes(op, name, value, V, ignore_index):
+    """int64 class numbers in [0, V), or ignore_index; as `whole_numbers`, but for ignore_index anywhere."""
+    tensor(op, name, value)
+    if value.dtype != torch.int64:
+        raise TypeError(f"{op}: {name} must be int64, got {value.dtype}")
+    if torch.compiler.is_compiling() or value.device.type != "cpu":
+        return
+    wrong = ((value < 0) | (value >= V)) & (value != ignore_index)
+    if wrong.any():
+        raise IndexError(f"{op}: {name} must be in [0, V) = [0, {V}) or ignore_index = {ignore_index}, got "
+                         f"{value[wrong][0]}")  # fmt: skip
+
+
 def seed(op, value, device):
     """The seed, any 64-bit integer or an int64 tensor of one element, as the tensor that the operators take."""
     if isinstance(value, torch.Tensor):

@@ -12,6 +12,7 @@ CPU_KERNELS = {
     "dropout_mask": ("csrc/cpu/pointwise.h", "Philox4x32-10"),
     "embedding": ("csrc/cpu/pointwise.h", "the dropout in the gather"),
     "linear": ("csrc/cpu/linear.h", "the recurrences' product"),
+    "linear_cross_entropy": ("csrc/cpu/linear_cross_entropy.h", "by blocks of logits"),
     "locked_dropout": ("csrc/cpu/pointwise.h", "one mask for all steps"),
     "lstm": ("csrc/cpu/recurrence.h", "the input's product hoisted out of the time loop"),
     "mogrifier_lstm": ("csrc/cpu/recurrence.h", "the input's product inside the time loop, which gates it"),

@@ -11,6 +11,7 @@ from fusedseq.reference.dropout import dropout
 from fusedseq.reference.dropout_mask import dropout_mask
 from fusedseq.reference.embedding import embedding
 from fusedseq.reference.linear import linear
+from fusedseq.reference.linear_cross_entropy import linear_cross_entropy
 from fusedseq.reference.locked_dropout import locked_dropout
 from fusedseq.reference.lstm import lstm
 from fusedseq.reference.mogrifier_lstm import mogrifier_lstm
@@ -25,6 +26,7 @@ __all__ = [
     "dropout_mask",
     "embedding",
     "linear",
+    "linear_cross_entropy",
     "locked_dropout",
     "lstm",
     "mogrifier_lstm",
