@@ -4,6 +4,8 @@ They say what is fast, not what is right: masks come from torch's own generator 
 ignored, and torch's own operator serves where there is one. `bench.baselines` can stand for `ops` in `fusedseq.nn`.
 """
 
+import time
+
 import torch
 from torch.nn import functional as F
 
@@ -131,6 +133,50 @@ def residual_layer_norm(x, residual=None, weight=None, bias=None, *, p=0.0, eps=
 
 def linear(x, W, b=None):
     return F.linear(x, W, b)
+
+
+def linear_cross_entropy(
+    x, W, target, b=None, *, class_weights=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
+    reduction="mean", return_details=False,
+):  # fmt: skip
+    logits = F.linear(x, W, b).flatten(0, -2)
+    logits = logits / temperature if temperature != 1 else logits
+    loss = F.cross_entropy(
+        logits, target.flatten(), class_weights, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )  # fmt: skip
+    if not z_loss and not return_details:
+        return loss.reshape(target.shape) if reduction == "none" else loss
+    raise NotImplementedError("the baseline takes no z_loss and returns no details")
+
+
+def linear_cross_entropy_chunked(x, W, target, b=None, chunk=None):
+    """torch's own (2.13 on), by chunks of so many rows, or of its default."""
+    options = torch.nn.LinearCrossEntropyOptions(
+        **{} if chunk is None else {"batch_chunk_size": chunk, "chunking_method": None}
+    )
+    return F.linear_cross_entropy(x, W, target, linear_bias=b, options=options)
+
+
+class BestChunk:
+    """torch's own with the fastest of these chunks, found at the first call."""
+
+    CHUNKS = (256, 512, 1024, 2048)
+
+    def __init__(self):
+        self.best = None
+
+    def __call__(self, *args):
+        if self.best is None:
+            self.best = min(self.CHUNKS, key=lambda chunk: self.seconds(args, chunk))
+        return linear_cross_entropy_chunked(*args, chunk=self.best)
+
+    def seconds(self, args, chunk):
+        times = []
+        for _ in range(2):
+            start = time.perf_counter()
+            linear_cross_entropy_chunked(*args, chunk=chunk)  # its gradients too, formed with the loss
+            times.append(time.perf_counter() - start)
+        return min(times)
 
 
 def activation_regularization(dropped, raw, alpha, beta):

@@ -11,10 +11,11 @@ from bench import baselines, compiled
 
 @dataclass(frozen=True)
 class Bar:
-    """`fused` must be at least `least` times as fast as provider `against`, or reach that part of its row's roof."""
+    """`fused` must be at least `figure` times as fast as provider `against`, or reach that part of its row's roof, or take
+    at most that part of a provider's memory."""
 
-    against: str  # a provider (eager, torch, ...), or "roof"
-    least: float
+    against: str  # a provider (eager, torch, ...), "roof", or "memory of PROVIDER"
+    figure: float
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Row:
     bars: tuple = ()
     eager: Callable | None = None  # instead of the function in baselines
     others: dict = field(default_factory=dict)  # more providers; "torch" is torch's own way, where `eager` is not it
+    slow: dict = field(default_factory=dict)  # more providers, in the full set only
     whole: bool = False  # in the full set, also compile the loop as a whole
     full: bool = False  # only in the full set
 
@@ -67,7 +69,8 @@ class Row:
     def providers(self, full):
         """{name: function}, `fused` and all it is compared with; for "compiled" see bench/compiled.py."""
         eager = self.eager or self.run(baselines)
-        found = {"fused": self.run(fused), "eager": eager, **self.others, "compiled": self.run(compiled)}
+        slow = self.slow if full else {}
+        found = {"fused": self.run(fused), "eager": eager, **self.others, **slow, "compiled": self.run(compiled)}
         if self.whole and full:
             found["compiled whole"] = compiled.whole(eager)
         return found
@@ -180,6 +183,15 @@ def feed_forward(M, D, activation, *bars, **row):
                bars=bars, **row)  # fmt: skip
 
 
+def cross_entropy(N, E, V, *bars, bias=False, **row):
+    """torch's own with the fastest of its chunks; with its default, which may be many times slower, in the full set."""
+    make = testing.linear_cross_entropy_case(N, E, V, bias).make
+    own = hasattr(torch.nn.functional, "linear_cross_entropy")  # torch 2.13
+    return Row("linear_cross_entropy", f"{N}-{E}-{V}", make, flops=2.0 * N * E * V, bars=bars,
+               others={"torch": baselines.BestChunk()} if own else {},
+               slow={"torch default": baselines.linear_cross_entropy_chunked} if own else {}, **row)  # fmt: skip
+
+
 def regularization(T, B, H, *bars):
     make = testing.activation_regularization_case(T, B, H).make
     return Row(
@@ -230,6 +242,8 @@ ROWS = [
     norm(64 * 90, 512, prenorm=True),
     feed_forward(64 * 90, 2048, "relu", Bar("eager", 3.0)),
     feed_forward(64 * 90, 2048, "gelu", Bar("eager", 3.0)),
+    cross_entropy(2048, 256, 100_000, Bar("eager", 1.55), Bar("torch", 1.05), Bar("memory of eager", 0.15)),
+    cross_entropy(4900, 650, 10_000, Bar("eager", 1.2), Bar("torch", 1.03), Bar("memory of eager", 0.25), bias=True),
     # Only in the full set: the paper's model, its dropouts, lengths that vary, bf16, sparse gradients.
     mogrifier(70, 64, 912, rank=84, suffix="-rank84", full=True),
     mogrifier(70, 64, 912, rank=84, suffix="-rank84-paper", full=True, input_dropout=0.729, state_dropout=0.387,
@@ -244,4 +258,6 @@ ROWS = [
     elementwise("dropout", (4900, 650), 0.5, dtype=torch.bfloat16, full=True),
     norm(64 * 90, 512, dtype=torch.bfloat16, full=True),
     feed_forward(64 * 90, 2048, "relu", dtype=torch.bfloat16, full=True),
+    cross_entropy(2048, 256, 100_000, backward=False, full=True),
+    cross_entropy(4900, 650, 10_000, bias=True, dtype=torch.bfloat16, full=True),
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The figures of a result's row, derived from its raw medians: nothing here is measured."""
 
 BASELINES = ("eager", "torch")  # what a gain is over where no bar names something else
+MEMORY = "memory of "  # what a bar on a provider's memory begins with
 BUSY = 0.1  # cores: with others using more, a row counts as disturbed
 
 
@@ -12,7 +13,7 @@ def gain(row, against):
 
 def baseline(row):
     """The provider that the gain is quoted over: the bar's, else the faster one of BASELINES."""
-    named = [against for against, _ in row["bars"] if against != "roof"]
+    named = [against for against, _ in row["bars"] if against != "roof" and not against.startswith(MEMORY)]
     present = [name for name in BASELINES if name in row["median"]]
     return named[0] if named else min(present, key=row["median"].get)
 
@@ -37,16 +38,25 @@ def parts_of_roof(document, row):
     return {name: rate(row)[0] / roof for name, roof in roofs(document, row).items()}
 
 
+def part_of_memory(row, against):
+    """The part of a provider's peak memory that the fused operator takes; None where either is unknown."""
+    ours, theirs = row["memory"].get("fused"), row["memory"].get(against)
+    return ours / theirs if ours is not None and theirs else None
+
+
 def verdicts(document, row):
     """[(the bar in words, met)]; met is None where what it compares with was left out."""
     found = []
-    for against, least in row["bars"]:
+    for against, figure in row["bars"]:
         if against == "roof":
             name, value = next(iter(parts_of_roof(document, row).items()))
-            found.append((f"≥ {least:.0%} of {name}", value >= least))
+            found.append((f"≥ {figure:.0%} of {name}", value >= figure))
+        elif against.startswith(MEMORY):
+            value = part_of_memory(row, against.removeprefix(MEMORY))
+            found.append((f"≤ {figure:.0%} of {against}", None if value is None else value <= figure))
         else:
             value = gain(row, against)
-            found.append((f"≥ {least:g}× {against}", None if value is None else value >= least))
+            found.append((f"≥ {figure:g}× {against}", None if value is None else value >= figure))
     return found
 
 

@@ -71,7 +71,7 @@ def test_row(row, benchmark, session):
         "memory": {name: memory(calls[name], median(ts), session.device) for name, ts in times.items()},
         "flops": row.flops * (3 if row.backward else 1), "bytes": row.traffic * row.dtype.itemsize,
         "roof": roof, "others busy": busy, "left out": left_out,
-        "bars": [[bar.against, bar.least] for bar in row.bars] if session.device == "cpu" else [],
+        "bars": [[bar.against, bar.figure] for bar in row.bars] if session.device == "cpu" else [],
     }  # fmt: skip
     benchmark.extra_info.update(result)
     session.results.append(result)

@@ -202,8 +202,17 @@ def test_no_tensor(good, name):
             call(good, **{name: value})
 
 
-@pytest.mark.parametrize(("good", "name"), [*MIXED, ("embedding", "ids"), ("lstm", "lengths"), ("linear_cross_entropy", "target"),
-                                              ("linear_cross_entropy", "class_weights")], ids=str)
+@pytest.mark.parametrize(
+    ("good", "name"),
+    [
+        *MIXED,
+        ("embedding", "ids"),
+        ("lstm", "lengths"),
+        ("linear_cross_entropy", "target"),
+        ("linear_cross_entropy", "class_weights"),
+    ],
+    ids=str,
+)
 def test_devices_differ(good, name):
     with pytest.raises(ValueError, match=rf"^{good}: .*device.*(meta|cpu)"):
         call(good, **{name: lambda t: torch.zeros(B, dtype=torch.int64, device="meta") if t is None else t.to("meta")})
@@ -300,7 +309,10 @@ def test_wrong_eps(eps):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_target_outside_the_vocabulary(bad, reduction):
     target = torch.tensor([0, bad, -100])
-    with pytest.raises(IndexError, match=rf"^linear_cross_entropy: target must be in \[0, V\) = \[0, 4\) or ignore_index = -100, got {bad}"):
+    with pytest.raises(
+        IndexError,
+        match=rf"^linear_cross_entropy: target must be in \[0, V\) = \[0, 4\) or ignore_index = -100, got {bad}",
+    ):
         call("linear_cross_entropy", target=target, reduction=reduction)
     call("linear_cross_entropy", target=target[:2], x=lambda x: x[:2], reduction=reduction, ignore_index=bad)
 
