@@ -305,6 +305,8 @@ def test_unknown_activation(activation):
 def test_wrong_eps(eps):
     with pytest.raises(ValueError, match=rf"^residual_layer_norm: eps must be at least 0, got {eps}"):
         call("residual_layer_norm", eps=eps)
+
+
 @pytest.mark.parametrize("bad", [-1, 4, 2**40, -(2**63)])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_target_outside_the_vocabulary(bad, reduction):

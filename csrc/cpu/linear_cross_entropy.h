@@ -31,18 +31,6 @@ template <class T> void add(const Statistics<T>& from, Statistics<T>& to) {
   to.weighted += from.weighted;
 }
 
-template <class T> HD Vec<T> max_(Vec<T> a, Vec<T> b) { return select<T>(a.v > b.v, a, b); }
-template <class T> HD T horizontal_max(Vec<T> x) {
-  T top = x.v[0];
-  for (int i = 1; i < LANES<T>; ++i) top = x.v[i] > top ? x.v[i] : top;
-  return top;
-}
-template <class T> HD double horizontal_sum(Vec<T> x) {
-  double sum = 0;
-  for (int i = 0; i < LANES<T>; ++i) sum += x.v[i];
-  return sum;
-}
-
 template <class T> class CrossEntropy {
  public:
   CrossEntropy(const cpu::LinearCrossEntropy<T>& l, int parts)
@@ -161,7 +149,7 @@ template <class T> class CrossEntropy {
     const V scales(scale);
     V high(LOWEST<T>), total(T(0));
     for (int64_t j = 0; j < n; j += L) high = max_(high, V::load(z + j) * scales);
-    Statistics<T> here{horizontal_max(high), 0, 0, 0};
+    Statistics<T> here{largest(high), 0, 0, 0};
     if (here.top > s.top)
       for (int64_t j = 0; j < n; ++j)
         if (z[j] * scale == here.top) {
@@ -170,7 +158,7 @@ template <class T> class CrossEntropy {
         }
     const V top(here.top > s.top ? here.top : s.top);
     for (int64_t j = 0; j < n; j += L) total = total + exp_(V::load(z + j) * scales - top);
-    here.sum = horizontal_sum(total);
+    here.sum = sum(total);
     if (l.label_smoothing != 0) here.weighted = weighted_sum(z, block);
     if (here.top <= s.top) here.top = s.top;
     add(here, s);
@@ -182,7 +170,7 @@ template <class T> class CrossEntropy {
       const Vec<T> x = Vec<T>::load(z + j, n - j);
       total = total + (l.class_weights ? x * Vec<T>::load(l.class_weights + block.begin + j, n - j) : x);
     }
-    return horizontal_sum(total) * scale;
+    return double(sum(total)) * scale;
   }
 
   T weight(int64_t row) { return l.class_weights ? l.class_weights[l.target[row]] : T(1); }
