@@ -72,6 +72,11 @@ def test_one_graph_for_every_length(make, device):
     assert len(graphs) == 1
 
 
+class SelfAttention(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x, is_causal=True)[0]
+
+
 MODULES = {
     "lstm": lambda: nn.LSTM(6, 5, 2, dropout=0.3, weight_dropout=0.4),
     "mogrifier": lambda: nn.MogrifierLSTM(
@@ -81,6 +86,13 @@ MODULES = {
     "locked_dropout": lambda: nn.LockedDropout(0.5),
     "residual_layer_norm": lambda: nn.ResidualLayerNorm(6, 0.3),
     "feed_forward": lambda: nn.FeedForward(6, 9, 0.3, "gelu"),
+    "attention": lambda: SelfAttention(6, 2, 0.3),
+    "attention with alibi": lambda: SelfAttention(6, 2, 0.3, positions=nn.ALiBi(2)),
+    "attention with relative bias": lambda: SelfAttention(6, 2, 0.3, positions=nn.RelativeBias(2)),
+    "attention with relative keys": lambda: SelfAttention(6, 2, 0.3, positions=nn.RelativeKeys(2, 3)),
+    "attention with rotary": lambda: SelfAttention(6, 3, 0.3, positions=nn.Rotary(2, max_positions=3)),
+    "sinusoidal": lambda: nn.SinusoidalPositions(6, 0.3, max_positions=3),
+    "learned": lambda: nn.LearnedPositions(5, 6, 0.3),
 }
 
 

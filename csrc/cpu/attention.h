@@ -116,7 +116,10 @@ template <class E, class T = typename Compute<E>::type> struct AttentionProblem 
       x.store(s + j);
       most = max_(x, most);
     }
-    return largest(most);
+    const T top = largest(most);
+    for (int64_t j = 0; top == -INFINITE<T> && j < n; ++j)
+      if (s[j] != s[j]) return s[j];  // a row of NaN is not a masked one
+    return top;
   }
   // f(key, row of relative_keys) for the first n keys.
   template <class F> HD void each_distance(int64_t position, int64_t n, F f) const {

@@ -45,9 +45,9 @@ def attention(
     if bias is not None:
         logits = logits + bias
     if alibi is not None:
-        logits = logits - alibi.detach()[:, None, None] * (i - j).abs()
+        logits = logits - (alibi.detach()[:, None, None] * (i - j).abs()).to(q.dtype)
 
-    seen = logits > -torch.inf
+    seen = logits != -torch.inf
     if causal:
         seen = seen & (j <= i)
     if key_lengths is not None:
@@ -64,4 +64,4 @@ def attention(
 def rotate(x, table):
     """The pairs of x (..., L, D) turned by the angles of table (L, D)."""
     (cos, sin), (a, b) = table.detach().unflatten(-1, (-1, 2)).unbind(-1), x.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)

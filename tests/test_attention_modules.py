@@ -1,0 +1,366 @@
+"""MultiheadAttention and the modules of positions: torch's own where it has them, the papers' formulas, cached decoding.
+In fp64, where a rounding is no question; that of each dtype is the operator's, test_operators.py."""
+
+import copy
+import math
+
+import pytest
+import torch
+from fusedseq import nn
+from torch import nn as torch_nn
+
+E, N, D, B = 12, 3, 4, 2
+# Sizes of query and key; the second is key and value, the third key, value and query.
+INPUTS = {"self": (5, 5), "cross": (4, 6), "three": (4, 6)}
+POSITIONS = {
+    "none": lambda: None,
+    "alibi": lambda: nn.ALiBi(N),
+    "bias": lambda: nn.RelativeBias(N, 8, 16),
+    "keys": lambda: nn.RelativeKeys(2, D),
+    "rotary": lambda: nn.Rotary(D, max_positions=3),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fp64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(params=POSITIONS)
+def positions(request):
+    return POSITIONS[request.param]()
+
+
+def inputs(kind, batch_first=False, kdim=E, vdim=E):
+    L, S = INPUTS[kind]
+    query, key, value = torch.randn(L, B, E), torch.randn(S, B, kdim), torch.randn(S, B, vdim)
+    given = {"self": (query, query, query), "cross": (query, key, key), "three": (query, key, value)}[kind]
+    return tuple(t.transpose(0, 1) for t in given) if batch_first else given
+
+
+def pair(ops, *args, **options):
+    """torch's module and ours with its numbers."""
+    theirs = torch_nn.MultiheadAttention(*args, **options)
+    for p in theirs.parameters():
+        torch_nn.init.normal_(p, std=0.3)
+    ours = nn.MultiheadAttention(*args, ops=ops, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+MASKS = {
+    "none": lambda L, S: {},
+    "padding": lambda L, S: {"key_padding_mask": torch.arange(S) >= torch.tensor([[S], [S - 2]])},
+    "added padding": lambda L, S: {"key_padding_mask": torch.randn(B, S)},
+    "bool": lambda L, S: {"attn_mask": torch.ones(L, S, dtype=torch.bool).triu(1)},
+    "float": lambda L, S: {"attn_mask": torch.randn(L, S)},
+    "by head": lambda L, S: {"attn_mask": torch.randn(B * N, L, S)},
+    "both": lambda L, S: {
+        "attn_mask": torch.ones(L, S, dtype=torch.bool).triu(2),
+        "key_padding_mask": torch.arange(S) >= torch.tensor([[S], [S - 1]]),
+    },
+}
+
+
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("batch_first", [False, True], ids=["LBE", "BLE"])
+def test_equals_torch_and_loads_its_state_dict(kind, masks, batch_first, ops):
+    theirs, ours = pair(ops, E, N, batch_first=batch_first)
+    given, options = inputs(kind, batch_first), MASKS[masks](*INPUTS[kind])
+    wanted = theirs(*given, **options)
+    got = ours(*given, **options, need_weights=True)
+    torch.testing.assert_close(got, wanted)
+    grads = [torch.autograd.grad(y[0].square().sum(), [*m.parameters()]) for y, m in ((got, ours), (wanted, theirs))]
+    for (name, _), a, b in zip(ours.named_parameters(), *grads, strict=True):
+        torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(
+    "options", [{"bias": False}, {"kdim": 5, "vdim": 7}, {"kdim": 5, "vdim": 5, "bias": False}], ids=str
+)
+def test_other_parameters_are_torchs_too(options, ops):
+    theirs, ours = pair(ops, E, N, **options)
+    sizes = {k: v for k, v in options.items() if k != "bias"}
+    given = inputs("three", **sizes)
+    torch.testing.assert_close(ours(*given, need_weights=True, average_attn_weights=False),
+                               theirs(*given, average_attn_weights=False))  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": 5}], ids=str)
+def test_starts_from_torchs_numbers(options):
+    states = []
+    for build in (nn.MultiheadAttention, torch_nn.MultiheadAttention):
+        torch.manual_seed(3)
+        states.append(build(E, N, **options).state_dict())
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+    assert list(states[0]) == list(states[1])
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("batch_first", [False, True], ids=["LBE", "BLE"])
+def test_stands_in_torchs_encoder_layer(training, batch_first, ops):
+    theirs = torch_nn.TransformerEncoderLayer(E, N, 16, 0.0, batch_first=batch_first).train(training)
+    ours = copy.deepcopy(theirs)
+    ours.self_attn = nn.MultiheadAttention(E, N, batch_first=batch_first, ops=ops).train(training)
+    ours.load_state_dict(theirs.state_dict())
+    (x, _, _), padding = inputs("self", batch_first), torch.arange(5) >= torch.tensor([[5], [3]])
+    causal = torch_nn.Transformer.generate_square_subsequent_mask(5).isinf()
+    with torch.set_grad_enabled(training):
+        for options in ({}, {"src_key_padding_mask": padding}, {"src_mask": causal, "is_causal": True}):
+            torch.testing.assert_close(
+                ours(x, **options), theirs(x, **options), msg=lambda text, options=options: f"{list(options)}: {text}"
+            )
+
+
+def test_causal_is_aligned_at_the_end(ops):
+    module = nn.MultiheadAttention(E, N, ops=ops)
+    (query, key, _) = inputs("cross")
+    mask = torch.ones(4, 6, dtype=torch.bool).triu(6 - 4 + 1)
+    torch.testing.assert_close(module(query, key, key, is_causal=True), module(query, key, key, attn_mask=mask))
+
+
+def test_key_lengths_are_a_padding_mask(ops, positions):
+    module = nn.MultiheadAttention(E, N, positions=positions, ops=ops)
+    x = torch.randn(5, B, E)
+    lengths = torch.tensor([5, 3])
+    wanted = module(x, x, x, key_padding_mask=torch.arange(5) >= lengths[:, None])
+    torch.testing.assert_close(module(x, x, x, key_lengths=lengths), wanted)
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_weights_are_those_of_the_result(kind, ops, positions):
+    """After dropout, as torch's."""
+    module = nn.MultiheadAttention(E, N, 0.4, positions=positions, ops=ops)
+    given = inputs(kind)
+    y, p = module(*given, need_weights=True, average_attn_weights=False, is_causal=True)
+    (v,) = module._project(given[2], 2, 3)
+    torch.testing.assert_close(y, module.out_proj((p @ v).permute(2, 0, 1, 3).flatten(2)))
+    assert (p == 0).any()
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("batch_first", [False, True], ids=["LBE", "BLE"])
+def test_heads_are_views_of_few_products(kind, batch_first, monkeypatch):
+    """Self-attention is one product, cross-attention two; nothing is copied between product and operator."""
+    module = nn.MultiheadAttention(E, N, batch_first=batch_first)
+    given = inputs(kind)
+    given = tuple(t.transpose(0, 1).contiguous() for t in given) if batch_first else given
+    given = {"self": (given[0],) * 3, "cross": (given[0], given[1], given[1]), "three": given}[kind]
+    products, seen = [], []
+
+    def linear(*args, original=module._linear):
+        products.append(original(*args))
+        return products[-1]
+
+    def attention(*args, original=module._attention, **options):
+        seen.extend(t.untyped_storage().data_ptr() for t in args)
+        seen.append(original(*args, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(module, "_linear", linear)
+    monkeypatch.setattr(module, "_attention", attention)
+    module(*given)
+    assert len(products) == {"self": 1, "cross": 2, "three": 3}[kind] + 1
+    assert {*seen[:3]} == {t.untyped_storage().data_ptr() for t in products[:-1]}
+    assert seen[3].transpose(1, 2).is_contiguous()
+
+
+# ------------------------------------------------------------------------------------------------ positions
+
+
+@pytest.mark.parametrize("heads", range(1, 20))
+def test_alibi_slopes(heads):
+    """Press et al., 2022: 'starts at 2^(-8/n) and uses that same value as its ratio'; the rest from twice the power."""
+    power = 1
+    while 2 * power <= heads:
+        power *= 2
+    first, ratio = 2.0 ** (-8 / power), 2.0 ** (-8 / power)
+    wanted = [first * ratio**n for n in range(power)]
+    first = ratio = 2.0 ** (-8 / (2 * power))
+    wanted += [first * ratio**n for n in range(2 * power)][0::2][: heads - power]
+    torch.testing.assert_close(nn.ALiBi(heads)(3, 4, 1), torch.tensor(wanted).float())
+
+
+def t5_bucket(distance, bidirectional, num_buckets, max_distance):
+    """Raffel et al., 2020, section 2.1, one distance at a time, as the paper words it."""
+    bucket, behind = 0, -distance
+    if bidirectional:
+        num_buckets //= 2
+        bucket = num_buckets if distance > 0 else 0
+        behind = abs(distance)
+    behind = max(behind, 0)
+    exact = num_buckets // 2
+    if behind < exact:
+        return bucket + behind
+    share = math.log(behind / exact) / math.log(max_distance / exact)  # 0 at the first wide bucket, 1 past the last
+    # An exact power's share may fall to either side of its whole number; fp32's is not wanted here.
+    return bucket + min(exact + int(share * (num_buckets - exact) + 1e-6), num_buckets - 1)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "most"), [(32, 128), (8, 20), (6, 9), (4, 3)])
+def test_t5_buckets(bidirectional, buckets, most):
+    module = nn.RelativeBias(N, buckets, most, bidirectional=bidirectional)
+    L, S, offset = 40, 200, 90
+    bias = module(L, S, offset)
+    assert bias.shape == (1, N, L, S)
+    for i in (0, 1, 17, 39):
+        wanted = [t5_bucket(j - (i + offset), bidirectional, buckets, most) for j in range(S)]
+        assert torch.equal(bias[0, :, i], module.weight[wanted].T), i
+    assert {t5_bucket(d, bidirectional, buckets, most) for d in range(-most, most + 1)} == {*range(buckets)} - (
+        {buckets // 2} if bidirectional else set()  # a key ahead is at least 1 away
+    )
+
+
+def test_t5_gradient_is_each_buckets_sum(threads):
+    """And the same bits each time, on any number of threads."""
+    module = nn.RelativeBias(N, dtype=torch.float32)
+    found = []
+    for n in (1, 2, 2, 2):
+        threads(n)
+        upstream = torch.randn(1, N, 90, 100, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
+        found.append(torch.autograd.grad(module(90, 100, 10), module.weight, upstream)[0])
+    bucket = module.buckets(torch.arange(100) - torch.arange(90)[:, None] - 10)
+    wanted = torch.zeros(32, N)
+    wanted.index_add_(0, bucket.flatten(), upstream.double().flatten(2)[0].T)
+    torch.testing.assert_close(found[0], wanted.float())
+    assert all(torch.equal(found[0], g) for g in found)
+
+
+def test_tables_stay_fp32_and_out_of_the_state_dict():
+    for build in (lambda: nn.ALiBi(3), lambda: nn.Rotary(8, max_positions=50), lambda: nn.SinusoidalPositions(8)):
+        module, half = build(), build().bfloat16()
+        assert not module.state_dict()
+        (table,), (narrow,) = module.buffers(), half.buffers()
+        assert narrow.dtype == torch.float32
+        assert torch.equal(table, narrow)
+        assert [t.device.type for t in copy.deepcopy(module).to("meta").buffers()] == ["meta"]
+
+
+def test_rotary_table_grows_and_keeps_its_rows():
+    module = nn.Rotary(8, max_positions=4)
+    first = module(3, 4, 1).clone()
+    grown = module(2, 9, 7)
+    assert len(grown) >= 9
+    assert torch.equal(grown[:4], first)
+    p, m = 8, 3
+    torch.testing.assert_close(grown[p, 2 * m : 2 * m + 2].tolist(),
+                               [math.cos(p * 10000 ** (-2 * m / 8)), math.sin(p * 10000 ** (-2 * m / 8))])  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1, 6, 7])
+def test_sinusoidal_positions(width, ops):
+    """Vaswani et al., 2017, section 3.5."""
+    module = nn.SinusoidalPositions(width, max_positions=2, ops=ops)
+    y = module(torch.zeros(9, 2, width), offset=3)
+    for p in range(3, 12):
+        row = [(math.cos if c % 2 else math.sin)(p / 10000 ** (2 * (c // 2) / width)) for c in range(width)]
+        torch.testing.assert_close(y[p - 3], torch.tensor([row, row]))
+
+
+ADDED = {
+    "sinusoidal": lambda **options: nn.SinusoidalPositions(6, **options),
+    "learned": lambda **options: nn.LearnedPositions(9, 6, **options),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_added_positions_one_by_one(name, ops):
+    module = ADDED[name](ops=ops, batch_first=True).eval()
+    x = torch.randn(2, 9, 6)
+    steps = [module(x[:, p : p + 1], offset=p) for p in range(9)]
+    assert torch.equal(torch.cat(steps, 1), module(x))
+    module.batch_first = False
+    assert torch.equal(module(x.transpose(0, 1)).transpose(0, 1), torch.cat(steps, 1))
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_added_positions_are_dropped_with_the_embeddings(name, ops):
+    y = ADDED[name](dropout=1.0, ops=ops)(torch.randn(4, 2, 6))
+    assert not y.any()
+
+
+def test_learned_positions_end():
+    with pytest.raises(ValueError, match=r"^LearnedPositions: there are max_positions = 9 rows, got 10 positions"):
+        ADDED["learned"]()(torch.zeros(4, 2, 6), offset=6)
+
+
+# --------------------------------------------------------------------------------------------- cached decoding
+
+
+@pytest.mark.parametrize("batch_first", [False, True], ids=["LBE", "BLE"])
+def test_cached_decoding_equals_full(ops, positions, batch_first):
+    """A prefix at once, then step by step."""
+    module = nn.MultiheadAttention(E, N, positions=positions, batch_first=batch_first, ops=ops).eval()
+    x = torch.randn((B, 9, E) if batch_first else (9, B, E))
+    with torch.no_grad():
+        wanted, _ = module(x, x, x, is_causal=True)
+        cache, time, got = module.cache(B, 9), int(batch_first), []
+        for part in x.split([4, 1, 1, 2, 1], dim=time):
+            got.append(module(part, part, part, is_causal=True, cache=cache)[0])
+    torch.testing.assert_close(torch.cat(got, time), wanted)
+
+
+def test_cross_attention_keeps_its_keys(ops):
+    module = nn.MultiheadAttention(E, N, ops=ops).eval()
+    query, memory, _ = inputs("cross")
+    lengths = torch.tensor([6, 4])
+    with torch.no_grad():
+        wanted, _ = module(query, memory, memory, key_lengths=lengths)
+        cache = module.cache(B, 6)
+        got = [module(query[:1], memory, memory, key_lengths=lengths, cache=cache)[0]]
+        got += [module(q[None], cache=cache, key_lengths=lengths)[0] for q in query[1:]]
+    torch.testing.assert_close(torch.cat(got), wanted)
+
+
+def test_a_beam_moves_its_table_and_copies_no_cache(ops, positions):
+    """Hypotheses that are dropped, doubled and exchanged at each step, against caches that are copied."""
+    module = nn.MultiheadAttention(E, N, positions=positions, batch_first=True, ops=ops).eval()
+    rows = 4
+    history, cache = torch.empty(rows, 0, E), module.cache(rows, 6)
+    with torch.no_grad():
+        for step in range(6):
+            x = torch.randn(rows, 1, E)
+            history = torch.cat([history, x], 1)
+            wanted = module(history, history, history, is_causal=True)[0][:, -1:]
+            torch.testing.assert_close(module(x, x, x, is_causal=True, cache=cache)[0], wanted)
+            place = cache.k.data_ptr()
+            parents = torch.randint(rows, (rows,), generator=torch.Generator().manual_seed(step))
+            history = history[parents]
+            cache.reorder(parents)
+            assert cache.k.data_ptr() == place
+
+
+def test_a_beam_shares_the_keys_of_its_sentence(ops):
+    module = nn.MultiheadAttention(E, N, batch_first=True, ops=ops).eval()
+    memory, query, sentence = torch.randn(2, 6, E), torch.randn(5, 1, E), torch.tensor([0, 0, 0, 1, 1])
+    with torch.no_grad():
+        cache = module.cache(2, 6)
+        module(query[:2], memory, memory, cache=cache)
+        cache.reorder(sentence)
+        torch.testing.assert_close(module(query, cache=cache)[0], module(query, memory[sentence], memory[sentence])[0])
+
+
+def test_a_cache_takes_no_gradients(ops):
+    module, x = nn.MultiheadAttention(E, N, ops=ops), torch.randn(1, B, E)
+    with pytest.raises(RuntimeError, match="KeyValueCache: is for inference and must come without gradients"):
+        module(x, x, x, cache=module.cache(B, 3))
+
+
+@torch.no_grad()
+def test_a_full_cache_and_other_rows_are_named():
+    module, x = nn.MultiheadAttention(E, N), torch.randn(2, B, E)
+    cache = module.cache(B, 3)
+    module(x, x, x, cache=cache)
+    with pytest.raises(ValueError, match="KeyValueCache: positions must be at most max_length = 3, got 4"):
+        module(x, x, x, cache=cache)
+    with pytest.raises(ValueError, match="KeyValueCache: keys must be for 2 rows, as many as reserved, got 1"):
+        module(x[:, :1], x[:, :1], x[:, :1], cache=cache)
+    cache.reorder(torch.tensor([0]))
+    with pytest.raises(
+        ValueError, match="KeyValueCache: keys must be for 2 rows, as many as reserved, got 2 for 1 hypo"
+    ):
+        module(x, x, x, cache=cache)
