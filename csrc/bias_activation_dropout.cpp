@@ -54,9 +54,9 @@ std::tuple<Tensor, Tensor> bias_activation_dropout_backward(Tensor dy_, Tensor x
   Tensor dx = needs & 1 ? output_like(x) : output(x, {0});
   const ScalarType type = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
   Tensor db = output(x, {needs & 2 ? f.D : 0}, type);
-  f.dy = dy.const_data_ptr();
+  f.backward = true, f.dy = dy.const_data_ptr();
   f.dx = dx.numel() ? dx.mutable_data_ptr() : nullptr, f.db = db.numel() ? db.mutable_data_ptr() : nullptr;
-  cpu::kernels().bias_activation_dropout_backward(f, parallel);
+  cpu::kernels().bias_activation_dropout(f, parallel);
   return {dx, as_type(db, x.scalar_type())};
 }
 

@@ -33,51 +33,44 @@ void bias_activation_dropout_backward_row(const cpu::BiasActivationDropout& f, i
   }
 }
 
-template <class F> void by_activation(cpu::Activation activation, F f) {
-  switch (activation) {
-    case cpu::Activation::relu: return f(Relu());
-    case cpu::Activation::gelu: return f(Gelu());
-    case cpu::Activation::gelu_tanh: return f(GeluTanh());
-    case cpu::Activation::tanh: return f(Tanh());
-  }
-}
-
-// body(block, S(), A(), keep, row), with the buffers of a row, for each block of rows.
-template <class F> void each_row_block(const cpu::BiasActivationDropout& f, const RowBlocks& blocks, cpu::Parallel run, F body) {
-  by_type(f.type, [&](auto s) {
-    by_activation(f.activation, [&](auto a) {
-      using C = typename Compute<decltype(s)>::type;
-      parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
-        Buffer<C> row(round_up<C>(f.D));
-        Buffer<uint32_t> keep(f.D);
-        for (int64_t block = begin; block < end; ++block) body(block, s, a, (uint32_t*)keep, (C*)row);
-      });
-    });
-  });
-}
-
-inline void bias_activation_dropout(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
+template <class S, class A> void bias_activation_dropout_rows(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
   const RowBlocks blocks(f.M);
-  each_row_block(f, blocks, run, [&](int64_t block, auto s, auto a, uint32_t* keep, auto* row) {
-    for (int64_t m = blocks.begin(block); m < blocks.end(block); ++m)
-      bias_activation_dropout_row<decltype(s), decltype(a)>(f, m, keep, row);
+  parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
+    Buffer<typename Compute<S>::type> row(round_up<typename Compute<S>::type>(f.D));
+    Buffer<uint32_t> keep(f.D);
+    for (int64_t m = blocks.begin(begin); m < blocks.end(end - 1); ++m) bias_activation_dropout_row<S, A>(f, m, keep, row);
   });
 }
 
-template <class C> void bias_activation_dropout_backward_as(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
+template <class S, class A> void bias_activation_dropout_backward_rows(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
+  using C = typename Compute<S>::type;
   const RowBlocks blocks(f.M);
   const BlockSums<C> db(blocks, f.D, f.db);
-  each_row_block(f, blocks, run, [&](int64_t block, auto s, auto a, uint32_t* keep, auto* row) {
-    auto* sums = reinterpret_cast<decltype(row)>(db.of(block));
-    for (int64_t m = blocks.begin(block); m < blocks.end(block); ++m)
-      bias_activation_dropout_backward_row<decltype(s), decltype(a)>(f, m, keep, row, sums);
+  parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
+    Buffer<C> row(round_up<C>(f.D));
+    Buffer<uint32_t> keep(f.D);
+    for (int64_t block = begin; block < end; ++block) {
+      C* sums = db.of(block);
+      for (int64_t m = blocks.begin(block); m < blocks.end(block); ++m)
+        bias_activation_dropout_backward_row<S, A>(f, m, keep, (C*)row, sums);
+    }
   });
   db.total(static_cast<C*>(f.db), run);
 }
 
-inline void bias_activation_dropout_backward(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
-  f.type == cpu::Type::f64 ? bias_activation_dropout_backward_as<double>(f, run)
-                           : bias_activation_dropout_backward_as<float>(f, run);
+template <class A> void bias_activation_dropout_of(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
+  by_type(f.type, [&](auto s) {
+    f.backward ? bias_activation_dropout_backward_rows<decltype(s), A>(f, run) : bias_activation_dropout_rows<decltype(s), A>(f, run);
+  });
+}
+
+inline void bias_activation_dropout(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
+  switch (f.activation) {
+    case cpu::Activation::relu: return bias_activation_dropout_of<Relu>(f, run);
+    case cpu::Activation::gelu: return bias_activation_dropout_of<Gelu>(f, run);
+    case cpu::Activation::gelu_tanh: return bias_activation_dropout_of<GeluTanh>(f, run);
+    case cpu::Activation::tanh: return bias_activation_dropout_of<Tanh>(f, run);
+  }
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -4,6 +4,7 @@
 #include "attention_backward.h"
 #include "bias_activation_dropout.h"
 #include "linear_cross_entropy.h"
+#include "nt_asgd.h"
 #include "recurrence_backward.h"
 #include "residual_layer_norm.h"
 
@@ -64,9 +65,10 @@ const cpu::Kernels kernels = {
     residual_layer_norm,
     residual_layer_norm_backward,
     bias_activation_dropout,
-    bias_activation_dropout_backward,
     linear_cross_entropy<float>,
     linear_cross_entropy<double>,
+    nt_asgd_squares,
+    nt_asgd_step,
     gemm_f32,
 };
 

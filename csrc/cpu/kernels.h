@@ -142,6 +142,7 @@ struct BiasActivationDropout {
   const void *x, *b;  // (M, D), (D,) or null
   void* y;            // (M, D)
   Mask mask;          // (M, D); a threshold of 0: none
+  bool backward;
   const void* dy;     // (M, D), backward only, as what follows; null where not needed
   void *dx, *db;      // (M, D), (D,) in the computing type
 };
@@ -160,6 +161,22 @@ template <class T> struct LinearCrossEntropy {
   double dloss_of_all;     // every row's, where dloss is null
   const T *dloss, *dlog_prob, *dlse;  // (N,) or null
   T *dx, *dW, *db;         // (N, E), (V, E), (V,); null where not needed
+};
+
+// A tensor of an optimiser. The average is of the computing type, fp32 for bf16, in which a mean would soon stand still.
+struct NtAsgdTensor {
+  Type type;
+  int64_t n;
+  const void* g;  // (n,)
+  void* p;        // (n,)  null where only the norm is asked for
+  void* average;  // (n,)  null where there is none
+};
+
+struct NtAsgd {
+  const NtAsgdTensor* tensors;
+  int64_t count;
+  double clip, lr, weight_decay;
+  double mu;  // 1: the average begins with this p
 };
 
 struct Kernels {
@@ -184,9 +201,10 @@ struct Kernels {
   void (*residual_layer_norm)(const ResidualLayerNorm&, Parallel);
   void (*residual_layer_norm_backward)(const ResidualLayerNormBackward&, Parallel);
   void (*bias_activation_dropout)(const BiasActivationDropout&, Parallel);
-  void (*bias_activation_dropout_backward)(const BiasActivationDropout&, Parallel);
   void (*linear_cross_entropy_f32)(const LinearCrossEntropy<float>&, Parallel, int threads);
   void (*linear_cross_entropy_f64)(const LinearCrossEntropy<double>&, Parallel, int threads);
+  double (*nt_asgd_squares)(const NtAsgd&, Parallel);  // the sum of the squares of all g
+  void (*nt_asgd_step)(const NtAsgd&, Parallel);
   double (*gemm_f32)(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C, int64_t repeats, Parallel, int threads);
 };
 

@@ -1,11 +1,12 @@
 """The optimiser, its averaging, and the decisions taken after each validation; no task knowledge."""
 
 import math
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch.nn.utils import clip_grad_norm_
+
+from fusedseq.optim import NTASGD, non_monotone, replaced
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class TrainingSettings:
     anneal_after: int | None = None  # validations without improvement (and every so many), then lr *= anneal_factor
     anneal_factor: float = 0.25
     stop_after: int | None = None  # validations without improvement
-    averaging: str = "none"  # "nt-asgd": switch to ASGD (Merity et al., 2018); "tail": average the weights beside it
+    averaging: str = "none"  # "nt-asgd": SGD, then ASGD (Merity et al., 2018); "tail": average the weights beside it
     nonmono: int = 5  # n of NT-ASGD
     tail_after: int = 50  # "tail" begins after so many validations without improvement,
     tail_from: int = 800  # or at this validation
@@ -53,32 +54,35 @@ class Optimization:
 
     def __init__(self, parameters, settings):
         self.parameters, self.settings = [p for p in parameters if p.requires_grad], settings
-        self.lr, self.kind = settings.lr, settings.optimizer
+        self.lr = settings.lr
         self.optimizer = self._build()
         self.tail: list[torch.Tensor] | None = None
         self.tail_steps = 0  # how many weights the mean is over
 
     def _build(self):
         s, common = self.settings, {"lr": self.lr, "weight_decay": self.settings.weight_decay}
-        if self.kind == "asgd":  # averaging from the first step on, without the decay of Polyak & Juditsky's ASGD
-            return torch.optim.ASGD(self.parameters, t0=0, lambd=0.0, **common)
+        if s.averaging == "nt-asgd":
+            return NTASGD(self.parameters, max_norm=s.clip or math.inf, n=s.nonmono, **common)
         fused = all(p.device.type in ("cpu", "cuda") for p in self.parameters)
-        if self.kind == "adam":
+        if s.optimizer == "adam":
             return torch.optim.Adam(self.parameters, betas=(s.beta1, s.beta2), eps=s.eps, fused=fused, **common)
         return torch.optim.SGD(self.parameters, fused=fused, **common)
 
     @property
     def averaging(self):
-        return self.kind == "asgd" or self.tail is not None
+        return self.tail is not None or (isinstance(self.optimizer, NTASGD) and self.optimizer.averaging)
 
     def step(self, lr_scale):
         """One step with lr * lr_scale, gradients clipped; returns their norm before it, a scalar tensor.
 
-        torch's ASGD reads the learning rate after its step, for the next one: there the scale lags by a step, as in
-        the AWD-LSTM code.
+        Where NT-ASGD averages it reads the learning rate after its step, for the next one: there the scale lags by a
+        step, as in the AWD-LSTM code.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * lr_scale
+        if isinstance(self.optimizer, NTASGD):  # which clips on the way
+            self.optimizer.step()
+            return self.optimizer.grad_norm
         norm = clip_grad_norm_(self.parameters, self.settings.clip or math.inf)
         self.optimizer.step()
         if self.tail is not None:
@@ -94,41 +98,31 @@ class Optimization:
         self.lr *= self.settings.anneal_factor
 
     def start_averaging(self):
-        if self.settings.averaging == "nt-asgd":
-            self.kind = "asgd"
-            self.optimizer = self._build()
+        if isinstance(self.optimizer, NTASGD):
+            self.optimizer.start_averaging()
         else:
             self.tail = [torch.zeros_like(p) for p in self.parameters]
 
     def _averages(self):
         """(parameter, its average) for those that have one."""
-        if self.kind == "asgd":
-            return [(p, self.optimizer.state[p]["ax"]) for p in self.parameters if p in self.optimizer.state]
+        if isinstance(self.optimizer, NTASGD):
+            return self.optimizer.averages()
         if self.tail is None or not self.tail_steps:
             return []
         return list(zip(self.parameters, self.tail, strict=True))
 
-    @contextmanager
     def averaged(self):
         """Within it the parameters are their averages, where there are any; after it they are what they were."""
-        pairs = [(p, average, p.detach().clone()) for p, average in self._averages()]
-        with torch.no_grad():
-            for p, average, _ in pairs:
-                p.copy_(average)
-            try:
-                yield
-            finally:
-                for p, _, raw in pairs:
-                    p.copy_(raw)
+        return replaced(self._averages())
 
     def state_dict(self):
         return {
-            "kind": self.kind, "lr": self.lr, "optimizer": self.optimizer.state_dict(), "tail": self.tail,
+            "lr": self.lr, "optimizer": self.optimizer.state_dict(), "tail": self.tail,
             "tail_steps": self.tail_steps,
         }  # fmt: skip
 
     def load_state_dict(self, state):
-        self.kind, self.lr, self.tail_steps = state["kind"], state["lr"], state["tail_steps"]
+        self.lr, self.tail_steps = state["lr"], state["tail_steps"]
         self.optimizer = self._build()
         self.optimizer.load_state_dict(state["optimizer"])
         if state["tail"] is not None:
@@ -152,9 +146,8 @@ class Schedule:
 
     def observe(self, loss):
         """Takes one more validation loss; returns the set of what follows from it: improved, anneal, average."""
-        s, earlier, follows = self.settings, self.losses[: -self.settings.nonmono], set()
-        # NT-ASGD's trigger, on the log before this loss is in it.
-        if s.averaging == "nt-asgd" and earlier and loss > min(earlier):
+        s, follows = self.settings, set()
+        if s.averaging == "nt-asgd" and non_monotone(self.losses, loss, s.nonmono):
             follows.add("average")
         self.losses.append(loss)
         if self.best is None or loss < self.best:
