@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 from fusedseq import fused, reference
-from fusedseq.testing import attention_case, run
-from torch.nn import functional as F
+from fusedseq.testing import run
 
 INF, NAN = math.inf, math.nan
 
