@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from bench import roofline
 from fusedseq import fused, nn, reference
 from fusedseq.testing import CASES, check, run
 from torch.nn import functional as F
+
+from bench import roofline
 
 INF, NAN = math.inf, math.nan
 OPERATORS = pytest.mark.parametrize("op", [fused.attention, reference.attention], ids=["fused", "reference"])

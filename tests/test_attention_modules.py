@@ -364,3 +364,46 @@ def test_a_full_cache_and_other_rows_are_named():
         ValueError, match="KeyValueCache: keys must be for 2 rows, as many as reserved, got 2 for 1 hypo"
     ):
         module(x, x, x, cache=cache)
+
+
+# -------------------------------------------------------------------------------------------------- bad input
+
+X = torch.zeros(5, B, E, dtype=torch.float64)
+BAD = [
+    # the call's arguments, the error, its sentence
+    ((X[0], X, X), {}, ValueError, r"query must be \(L, B, 12\), got \(2, 12\)"),
+    ((X, X[..., :4], X), {}, ValueError, r"key must be \(L, B, 12\), got \(5, 2, 4\)"),
+    ((X, X, X[..., :4]), {}, ValueError, r"value must be \(L, B, 12\), got \(5, 2, 4\)"),
+    ((X, X), {}, TypeError, "value must be a tensor, got NoneType; only with a cache"),
+    ((X,), {}, TypeError, "key must be a tensor, got NoneType; only with a cache"),
+    ((X, X, X), {"key_padding_mask": torch.ones(5, B) > 0}, ValueError, r"key_padding_mask must be \(B, S\) = \(2, 5\), got"),
+    ((X, X, X), {"key_padding_mask": torch.ones(B, 5).long()}, TypeError, "key_padding_mask must be bool, True .* got torch.int64"),
+    ((X, X, X), {"attn_mask": torch.ones(5, 4) > 0}, ValueError, r"attn_mask must be \(L, S\) = \(5, 5\), got \(5, 4\)"),
+    ((X, X, X), {"attn_mask": torch.ones(B, 5, 5)}, ValueError, r"attn_mask must be \(B N, L, S\) = \(6, 5, 5\), got"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "options", "error", "sentence"), BAD, ids=[entry[3][:30] for entry in BAD])
+def test_bad_input_is_named(args, options, error, sentence):
+    with pytest.raises(error, match=f"^MultiheadAttention: {sentence}"):
+        nn.MultiheadAttention(E, N)(*args, **options)
+
+
+BAD_SIZES = {
+    "MultiheadAttention: embed_dim must be a multiple of num_heads, got 12 and 5": lambda: nn.MultiheadAttention(12, 5),
+    r"MultiheadAttention: dropout must be in \[0, 1\], got 1.5": lambda: nn.MultiheadAttention(12, 3, 1.5),
+    "ALiBi: num_heads must be at least 1, got 0": lambda: nn.ALiBi(0),
+    "RelativeBias: num_heads must be at least 1, .* got 3, 2 and 128": lambda: nn.RelativeBias(3, 2),
+    "RelativeBias: .* max_distance above the 8 .* got 3, 32 and 8": lambda: nn.RelativeBias(3, 32, 8),
+    "RelativeKeys: max_distance must be at least 0 .* got -1 and 4": lambda: nn.RelativeKeys(-1, 4),
+    "Rotary: head_dim must be even and at least 2, got 5": lambda: nn.Rotary(5),
+    r"SinusoidalPositions: x must be \(L, B, 6\) .*, got \(4, 2, 5\)": lambda: nn.SinusoidalPositions(6)(torch.zeros(4, 2, 5)),
+    "SinusoidalPositions: .* offset at least 0, got .* and -1": lambda: nn.SinusoidalPositions(6)(torch.zeros(4, 2, 6), -1),
+    r"attention: alibi must be \(N,\) = \(3,\), got \(4,\)": lambda: nn.MultiheadAttention(E, N, positions=nn.ALiBi(4))(X, X, X),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", BAD_SIZES)
+def test_bad_sizes_are_named(sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        BAD_SIZES[sentence]()

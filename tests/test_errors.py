@@ -7,6 +7,7 @@ import torch
 from fusedseq import fused, reference
 from fusedseq.testing import (
     activation_regularization_case,
+    attention_case,
     bias_activation_dropout_case,
     dropout_case,
     embedding_case,
@@ -27,6 +28,9 @@ GOOD = {
     "weight_drop": dropout_case("weight_drop", (6, 5), 0.5),
     "embedding": embedding_case((3, 2), 7, 4, 0.5),
     "activation_regularization": activation_regularization_case(3, 2, 4),
+    "attention": attention_case(
+        2, 2, 4, 5, 6, "biasNLS", "mask", "lengths", "alibi", "relative2", "rope", dropout=0.5, scale=1.0
+    ),
     "bias_activation_dropout": bias_activation_dropout_case((3, 5), "gelu", 0.5),
     "linear": linear_case(3, 5, 4),
     "residual_layer_norm": residual_layer_norm_case((3, 5), p=0.5),
@@ -55,6 +59,28 @@ SHAPES = [
     ("linear", "x", (3, 4), r"\(\.\.\., K\) with W's K = 5"),
     ("linear", "W", (4, 5, 1), r"\(N, K\)"),
     ("linear", "b", (5,), r"\(N,\) = \(4,\)"),
+    ("attention", "q", (2, 4, 6), r"\(B, N, L, D\)"),
+    ("attention", "q", (2, 0, 4, 6), r"\(B, N, L, D\) with N and L at least 1"),
+    ("attention", "q", (2, 2, 0, 6), r"\(B, N, L, D\) with N and L at least 1"),
+    ("attention", "q", (2, 2, 4, 0), r"D in \[1, 2048\]"),
+    ("attention", "q", (2, 2, 4, 2049), r"D in \[1, 2048\]"),
+    ("attention", "k", (2, 5, 6), r"\(B, N_kv, S, D\)"),
+    ("attention", "k", (2, 2, 0, 6), r"\(B, N_kv, S, D\) with D = 6, S at least 1"),
+    ("attention", "k", (2, 2, 5, 4), r"\(B, N_kv, S, D\) with D = 6"),
+    ("attention", "k", (2, 3, 5, 6), r"N_kv that divides N = 2"),
+    ("attention", "k", (2, 0, 5, 6), r"N_kv that divides N = 2"),
+    ("attention", "v", (2, 2, 4, 6), r"\(B, N_kv, S, D\) = \(2, 2, 5, 6\)"),
+    ("attention", "v", (2, 2, 5, 7), r"\(B, N_kv, S, D\) = \(2, 2, 5, 6\)"),
+    ("attention", "bias", (2, 3, 4, 5), r"broadcastable to \(B, N, L, S\) = \(2, 2, 4, 5\)"),
+    ("attention", "bias", (1, 2, 2, 4, 5), r"broadcastable to \(B, N, L, S\) = \(2, 2, 4, 5\)"),
+    ("attention", "alibi", (3,), r"\(N,\) = \(2,\)"),
+    ("attention", "alibi", (1, 2), r"\(N,\) = \(2,\)"),
+    ("attention", "relative_keys", (5,), r"\(2K \+ 1, D\)"),
+    ("attention", "relative_keys", (5, 4), r"\(2K \+ 1, D\) with D = 6"),
+    ("attention", "relative_keys", (4, 6), r"odd number of rows"),
+    ("attention", "rope", (9,), r"\(P, D\)"),
+    ("attention", "rope", (4, 6), r"\(P, D\) with an even D = 6 and P at least 5"),
+    ("attention", "rope", (9, 4), r"\(P, D\) with an even D = 6"),
     ("bias_activation_dropout", "x", (), r"\(\.\.\., D\)"),
     ("bias_activation_dropout", "b", (4,), r"\(D,\) = \(5,\)"),
     ("bias_activation_dropout", "b", (1, 5), r"\(D,\) = \(5,\)"),
@@ -165,6 +191,7 @@ FLOATS = [
     *(("mogrifier_lstm", name) for name in ("x", "W_ih", "W_hh", "b", "h0", "c0", "Q", "R", "Q_bias", "R_bias")),
     ("dropout", "x"), ("locked_dropout", "x"), ("weight_drop", "W"), ("embedding", "W"),
     ("activation_regularization", "dropped"), ("activation_regularization", "raw"),
+    *(("attention", name) for name in ("q", "k", "v", "bias", "relative_keys")),
     ("linear", "x"), ("linear", "W"), ("linear", "b"),
     ("bias_activation_dropout", "x"), ("bias_activation_dropout", "b"),
     *(("residual_layer_norm", name) for name in ("x", "residual", "weight", "bias")),
@@ -173,8 +200,12 @@ FLOATS = [
 FLOAT_IDS = [f"{c}-{n}" for c, n in FLOATS]
 
 
-@pytest.mark.parametrize(("good", "name"), FLOATS, ids=FLOAT_IDS)
-@pytest.mark.parametrize("other", [torch.int64, torch.float16, torch.complex64, torch.bool], ids=str)
+# attention takes fp16.
+DTYPES = [(c, n, t) for c, n in FLOATS for t in (torch.int64, torch.float16, torch.complex64, torch.bool)
+          if (c, n, t) != ("attention", "q", torch.float16)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("good", "name", "other"), DTYPES, ids=[f"{c}-{n}-{t}" for c, n, t in DTYPES])
 def test_wrong_dtype(good, name, other):
     with pytest.raises(TypeError, match=rf"^{good}: {name} .*, got {other}"):
         call(good, **{name: lambda t: t.to(other)})
@@ -192,7 +223,7 @@ def test_mixed_dtypes(good, name, other):
         call(good, **{name: lambda t: t.to(other)})
 
 
-MAY_BE_NONE = ("b", "residual", "weight", "bias", "Q", "R", "Q_bias", "R_bias")
+MAY_BE_NONE = ("b", "residual", "weight", "bias", "relative_keys", "Q", "R", "Q_bias", "R_bias")
 
 
 @pytest.mark.parametrize(("good", "name"), FLOATS, ids=FLOAT_IDS)
@@ -222,6 +253,7 @@ PROBABILITIES = [
     *((op, "p") for op in (*ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm")),
     *(("mogrifier_lstm", name) for name in ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c")),
     ("linear_cross_entropy", "label_smoothing"),
+    ("attention", "dropout"),
 ]
 
 
@@ -240,7 +272,7 @@ def test_probability_of_a_mask(p):
         fused.dropout_mask(0, p, (3, 4))
 
 
-SEEDED = ["mogrifier_lstm", *ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm"]
+SEEDED = ["attention", "mogrifier_lstm", *ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm"]
 
 
 @pytest.mark.parametrize("good", SEEDED)
@@ -339,3 +371,66 @@ def test_wrong_option_of_the_loss(name, value, wanted):
 def test_wrong_dtype_in_the_loss(name):
     with pytest.raises(TypeError, match=rf"^linear_cross_entropy: {name} must be .*, got torch.float16"):
         call("linear_cross_entropy", **{name: lambda t: t.half()})
+
+
+@pytest.mark.parametrize("name", ["alibi", "rope", "mask", "key_lengths", "key_rows"])
+def test_what_stands_beside_q_in_attention(name):
+    with pytest.raises(ValueError, match=rf"^attention: {name} must be on the device of q, cpu, got meta"):
+        call("attention", **{name: torch.zeros(B, 5, dtype=torch.int64, device="meta")})
+    with pytest.raises(TypeError, match=rf"^attention: {name} must be a tensor, got list"):
+        call("attention", **{name: [1, 2]})
+
+
+ATTENTION = [
+    # argument, value, the error, the sentence
+    ("alibi", torch.zeros(2).double(), TypeError, "float32 or of the dtype of q, torch.float32, got torch.float64"),
+    ("rope", torch.zeros(9, 6).half(), TypeError, "float32 or of the dtype of q, torch.float32, got torch.float16"),
+    ("mask", torch.zeros(4, 5), TypeError, "bool, True where a key is seen, got torch.float32; a float mask is a bias"),
+    ("mask", torch.ones(4, 4) > 0, ValueError, r"broadcastable to \(B, N, L, S\) = \(2, 2, 4, 5\), got \(4, 4\)"),
+    ("key_lengths", torch.tensor([3, 6]), ValueError, r"in \[0, S\] = \[0, 5\], got 6"),
+    ("key_lengths", torch.tensor([-1, 3]), ValueError, r"in \[0, S\] = \[0, 5\], got -1"),
+    ("key_lengths", torch.tensor([3]), ValueError, r"\(B,\) = \(2,\), got \(1,\)"),
+    ("key_lengths", torch.tensor([3.0, 4.0]), TypeError, "int64, got torch.float32"),
+    ("offset", 1.5, TypeError, "a whole number, got float"),
+    ("offset", True, TypeError, "a whole number, got bool"),
+    ("scale", "large", TypeError, "a number, got str"),
+    ("scale", torch.tensor(1.0), TypeError, "a number, got Tensor"),
+    ("causal", 1, TypeError, "True or False, got 1"),
+    ("key_rows", torch.zeros(2, dtype=torch.int64), ValueError, r"\(B, S\), got \(2,\)"),
+    ("key_rows", torch.zeros(3, 5, dtype=torch.int64), ValueError, r"\(B, S\) with B = 2 and S in \[1, 5\], got \(3, 5\)"),
+    ("key_rows", torch.zeros(2, 6, dtype=torch.int64), ValueError, r"\(B, S\) with B = 2 and S in \[1, 5\], got \(2, 6\)"),
+    ("key_rows", torch.full((2, 5), 2), ValueError, r"in \[0, 2\), the rows of k, got 2"),
+    ("key_rows", torch.full((2, 5), -1), ValueError, r"in \[0, 2\), the rows of k, got -1"),
+    ("key_rows", torch.zeros(2, 5), TypeError, "int64, got torch.float32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "error", "sentence"), ATTENTION, ids=[f"{a[0]}-{a[3]}" for a in ATTENTION])
+def test_wrong_option_of_attention(name, value, error, sentence):
+    with pytest.raises(error, match=rf"^attention: {name} must be {sentence}"):
+        call("attention", **{name: value})
+
+
+def test_positions_of_attention_before_the_first():
+    """Without a table of rotations a query may stand before all keys."""
+    call("attention", offset=-1, rope=None)
+    with pytest.raises(
+        ValueError, match=r"^attention: rope must be .*, and offset at least 0, got \(73, 6\) and offset -1"
+    ):
+        call("attention", offset=-1)
+
+
+def test_rows_of_another_batch():
+    with pytest.raises(
+        ValueError, match=r"^attention: k must be \(B, N_kv, S, D\) = \(2, 2, 5, 6\), got \(3, 2, 5, 6\)"
+    ):
+        call("attention", k=torch.zeros(3, 2, 5, 6), v=torch.zeros(3, 2, 5, 6))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "bias", "relative_keys"])
+def test_a_beams_table_has_no_gradients(name):
+    rows = torch.zeros(2, 5, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match=r"^attention: key_rows is for inference and must come without gradients"):
+        call("attention", key_rows=rows, **{name: lambda t: t.requires_grad_()})
+    with torch.no_grad():
+        call("attention", key_rows=rows, **{name: lambda t: t.requires_grad_()})

@@ -15,6 +15,9 @@ def attention(
     probabilities only their log-sum-exp is kept. Any strides are taken as they are if the last is 1, so q, k and v may be
     views of one projection; the result lies in memory as (B, L, N, D), ready to be flattened for the next projection.
 
+    What stands in k and v behind key_lengths is never looked at: it may be uninitialised memory. Other keys that are masked,
+    by causality too, must be finite: their probability is 0, and 0 * inf or NaN is NaN. (The oracle needs it of all.)
+
     Under autocast q, k, v, bias and relative_keys are cast to its dtype; alibi and rope may be fp32 beside any dtype. All is
     accumulated in fp32 (fp64 for fp64), in an order that depends on the shapes and the number of threads alone.
     Errors: ValueError or TypeError naming the argument, for shapes, devices, D above 2048, dtypes other than fp32, bf16,
@@ -26,17 +29,19 @@ def attention(
     q, k, v, bias, relative_keys = autograd.autocast(q.device.type, q, k, v, bias, relative_keys)
     check.like(op, q, "q", ("bias", "relative_keys"), dtypes=DTYPES, k=k, v=v, bias=bias, relative_keys=relative_keys)
     S = check_shapes(op, q, k, v, key_rows)
+    if key_rows is not None:
+        check_key_rows(op, key_rows, q, k, S)
+        check_no_gradients(op, q, k, v, bias, relative_keys)
     B, N, L, D = q.shape
     offset = S - L if offset is None else offset
-    if isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
-        raise TypeError(f"{op}: offset must be a whole number, got {type(offset).__name__}")
+    check_kind(op, "offset", offset, "a whole number", int, torch.SymInt)
     check.probability(op, "dropout", dropout)
     mask = check_mask(op, mask, q, S)
     bias = check_broadcast(op, "bias", bias, q, S)
     if key_lengths is not None:
+        check_beside(op, "key_lengths", key_lengths, q)
         check.whole_numbers(op, "key_lengths", key_lengths, 0, S, f"[0, S] = [0, {S}]")
         check.shape(op, "key_lengths", key_lengths, "(B,)", (B,))
-        check_device(op, "key_lengths", key_lengths, q)
     alibi = check_constant(op, "alibi", alibi, q)
     if alibi is not None:
         check.shape(op, "alibi", alibi, "(N,)", (N,))
@@ -47,9 +52,12 @@ def attention(
                              f"{tuple(relative_keys.shape)}")  # fmt: skip
     rope = check_rope(op, rope, q, S, offset)
     seed = check.seed(op, seed, q.device)
-    scale = D**-0.5 if scale is None else float(scale)
+    scale = D**-0.5 if scale is None else scale
+    check_kind(op, "scale", scale, "a number", int, float, torch.SymInt, torch.SymFloat)
+    if not isinstance(causal, bool):
+        raise TypeError(f"{op}: causal must be True or False, got {causal!r}")
     return torch.ops.fusedseq.attention(
-        q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, bool(causal), offset,
+        q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, float(scale), causal, offset,
         float(dropout),
     )[0]  # fmt: skip
 
@@ -58,7 +66,7 @@ def check_shapes(op, q, k, v, key_rows):
     """The number of keys."""
     for name, t, symbols in (("q", q, "(B, N, L, D)"), ("k", k, "(B, N_kv, S, D)")):
         check.dimensions(op, name, t, symbols)
-    (B, N, L, D), (rows, N_kv, S, _) = q.shape, k.shape
+    (B, N, L, D), (_, N_kv, S, _) = q.shape, k.shape
     if N == 0 or L == 0 or not 1 <= D <= MAX_HEAD_DIM:
         raise ValueError(
             f"{op}: q must be (B, N, L, D) with N and L at least 1 and D in [1, {MAX_HEAD_DIM}], got {tuple(q.shape)}"
@@ -67,22 +75,36 @@ def check_shapes(op, q, k, v, key_rows):
         raise ValueError(f"{op}: k must be (B, N_kv, S, D) with D = {D}, S at least 1 and an N_kv that divides N = {N}, got "
                          f"{tuple(k.shape)}")  # fmt: skip
     check.shape(op, "v", v, "(B, N_kv, S, D)", k.shape)
-    if key_rows is None:
-        check.shape(op, "k", k, "(B, N_kv, S, D)", (B, N_kv, S, D))
-        return S
-    check.whole_numbers(op, "key_rows", key_rows, 0, rows - 1, f"[0, {rows}), the rows of k")
-    check.dimensions(op, "key_rows", key_rows, "(B, S)")
-    if key_rows.size(0) != B or not 1 <= key_rows.size(1) <= S:
-        raise ValueError(f"{op}: key_rows must be (B, S) with B = {B} and S in [1, {S}], got {tuple(key_rows.shape)}")
-    check_device(op, "key_rows", key_rows, q)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
-        raise RuntimeError(
-            f"{op}: key_rows is for inference and must come without gradients, got q, k or v that requires one"
+    if key_rows is not None:
+        check_beside(op, "key_rows", key_rows, q)
+        check.dimensions(op, "key_rows", key_rows, "(B, S)")
+        return key_rows.size(1)
+    check.shape(op, "k", k, "(B, N_kv, S, D)", (B, N_kv, S, D))
+    return S
+
+
+def check_key_rows(op, key_rows, q, k, S):
+    rows, _, most, _ = k.shape
+    if key_rows.size(0) != q.size(0) or not 1 <= S <= most:
+        raise ValueError(
+            f"{op}: key_rows must be (B, S) with B = {q.size(0)} and S in [1, {most}], got {tuple(key_rows.shape)}"
         )
-    return key_rows.size(1)
+    check.whole_numbers(op, "key_rows", key_rows, 0, rows - 1, f"[0, {rows}), the rows of k")
 
 
-def check_device(op, name, value, q):
+def check_no_gradients(op, *tensors):
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        raise RuntimeError(f"{op}: key_rows is for inference and must come without gradients, got q, k, v, bias or "
+                           "relative_keys that requires one")  # fmt: skip
+
+
+def check_kind(op, name, value, wanted, *types):
+    if isinstance(value, bool) or not isinstance(value, types):
+        raise TypeError(f"{op}: {name} must be {wanted}, got {type(value).__name__}")
+
+
+def check_beside(op, name, value, q):
+    check.tensor(op, name, value)
     if value.device != q.device:
         raise ValueError(f"{op}: {name} must be on the device of q, {q.device}, got {value.device}")
 
@@ -103,20 +125,18 @@ def check_broadcast(op, name, value, q, S):
 def check_mask(op, mask, q, S):
     if mask is None:
         return None
-    check.tensor(op, "mask", mask)
+    check_beside(op, "mask", mask, q)
     if mask.dtype != torch.bool:
         raise TypeError(f"{op}: mask must be bool, True where a key is seen, got {mask.dtype}; a float mask is a bias")
-    check_device(op, "mask", mask, q)
     return check_broadcast(op, "mask", mask, q, S)
 
 
 def check_constant(op, name, value, q):
     if value is None:
         return None
-    check.tensor(op, name, value)
+    check_beside(op, name, value, q)
     if value.dtype not in (torch.float32, q.dtype):
         raise TypeError(f"{op}: {name} must be float32 or of the dtype of q, {q.dtype}, got {value.dtype}")
-    check_device(op, name, value, q)
     return value.detach()
 
 

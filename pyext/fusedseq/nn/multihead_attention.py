@@ -136,9 +136,10 @@ class MultiheadAttention(nn.Module):
     def _terms(self, q, S, attn_mask, key_padding_mask):
         """The operator's mask and bias, and the argument that the positions are for."""
         (B, N, L, _), terms = q.shape, {}
-        if attn_mask is not None and attn_mask.dim() == 3:
-            check_mask("attn_mask", attn_mask, "(B N, L, S)", (B * N, L, S))
-            attn_mask = attn_mask.unflatten(0, (B, N))
+        if attn_mask is not None:
+            wanted = {2: (L, S), 3: (B * N, L, S)}.get(attn_mask.dim())
+            check_mask("attn_mask", attn_mask, "(L, S)" if attn_mask.dim() == 2 else "(B N, L, S)", wanted)
+            attn_mask = attn_mask.unflatten(0, (B, N)) if attn_mask.dim() == 3 else attn_mask
         if key_padding_mask is not None:
             check_mask("key_padding_mask", key_padding_mask, "(B, S)", (B, S))
             key_padding_mask = key_padding_mask[:, None, None]
@@ -158,7 +159,11 @@ class MultiheadAttention(nn.Module):
 
 
 def check_mask(name, mask, symbols, wanted):
-    if tuple(mask.shape) != wanted:
+    """wanted: a shape, or None for one that the operator judges"""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"MultiheadAttention: {name} must be bool, True where a key is not seen, or a float that is added to "
+                        f"the logits, got {mask.dtype}")  # fmt: skip
+    if wanted is not None and tuple(mask.shape) != wanted:
         raise ValueError(f"MultiheadAttention: {name} must be {symbols} = {wanted}, got {tuple(mask.shape)}")
 
 
