@@ -4,6 +4,7 @@ They say what is fast, not what is right: masks come from torch's own generator 
 ignored, and torch's own operator serves where there is one. `bench.baselines` can stand for `ops` in `fusedseq.nn`.
 """
 
+import itertools
 import time
 
 import torch
@@ -155,6 +156,31 @@ def linear_cross_entropy_chunked(x, W, target, b=None, chunk=None):
         **{} if chunk is None else {"batch_chunk_size": chunk, "chunking_method": None}
     )
     return F.linear_cross_entropy(x, W, target, linear_bias=b, options=options)
+
+
+def split_cross_entropy(
+    x, W, target, tombstones, splits, b=None, tombstone_bias=None, *, ignore_index=-100, reduction="mean"
+):  # fmt: skip
+    """SplitCrossEntropyLoss of the AWD-LSTM code with its faults mended: the rows of each tail are gathered."""
+    if not splits:
+        return linear_cross_entropy(x, W, target, b, ignore_index=ignore_index, reduction=reduction)
+    rows, targets = x.flatten(0, -2), target.flatten()
+    biases = None if b is None and tombstone_bias is None else torch.cat(
+        [W.new_zeros(splits[0]) if b is None else b[: splits[0]],
+         W.new_zeros(len(splits)) if tombstone_bias is None else tombstone_bias])  # fmt: skip
+    head = F.log_softmax(F.linear(rows, torch.cat([W[: splits[0]], tombstones]), biases), -1)
+    kept, loss = targets != ignore_index, rows.new_zeros(len(rows))
+    for i, (start, end) in enumerate(itertools.pairwise((0, *splits, len(W)))):
+        mine = (kept & (targets >= start) & (targets < end)).nonzero()[:, 0]
+        if i == 0:
+            loss = loss.index_put((mine,), -head[mine, targets[mine]])
+            continue
+        tail = F.log_softmax(F.linear(rows[mine], W[start:end], None if b is None else b[start:end]), -1)
+        in_tail = tail.gather(1, targets[mine, None] - start)[:, 0]
+        loss = loss.index_put((mine,), -head[mine, splits[0] + i - 1] - in_tail)
+    if reduction == "none":
+        return loss.reshape(target.shape)
+    return loss.sum() / kept.sum().clamp(min=1) if reduction == "mean" else loss.sum()
 
 
 class BestChunk:

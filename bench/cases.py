@@ -1,5 +1,7 @@
 """What is timed: the shapes of the documented models, each with the bars it has to pass."""
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -192,6 +194,19 @@ def cross_entropy(N, E, V, *bars, bias=False, **row):
                slow={"torch default": baselines.linear_cross_entropy_chunked} if own else {}, **row)  # fmt: skip
 
 
+def split_cross_entropy(N, E, V, splits, *bars, **row):
+    """Words as frequent as in text, so that a tail has its share of the rows."""
+
+    def make(randn):
+        (x, W, _, *rest), kwargs = testing.split_cross_entropy_case(N, E, V, splits).make(randn)
+        return (x, W, words(randn, N, V), *rest), kwargs
+
+    edges = (*splits, V)
+    tails = sum((end - start) * math.log(end / start, V) for start, end in itertools.pairwise(edges))
+    flops = 2.0 * N * E * (splits[0] + len(splits) + tails)
+    return Row("split_cross_entropy", f"{N}-{E}-{V}", make, flops=flops, bars=bars, **row)
+
+
 def regularization(T, B, H, *bars):
     make = testing.activation_regularization_case(T, B, H).make
     return Row(
@@ -244,6 +259,7 @@ ROWS = [
     feed_forward(64 * 90, 2048, "gelu", Bar("eager", 3.0)),
     cross_entropy(2048, 256, 100_000, Bar("eager", 1.55), Bar("torch", 1.05), Bar("memory of eager", 0.15)),
     cross_entropy(4900, 650, 10_000, Bar("eager", 1.2), Bar("torch", 1.03), Bar("memory of eager", 0.25), bias=True),
+    split_cross_entropy(1400, 400, 100_000, (2800, 20_000, 76_000), Bar("eager", 1.0)),  # the AWD-LSTM code's splits
     # Only in the full set: the paper's model, its dropouts, lengths that vary, bf16, sparse gradients.
     mogrifier(70, 64, 912, rank=84, suffix="-rank84", full=True),
     mogrifier(70, 64, 912, rank=84, suffix="-rank84-paper", full=True, input_dropout=0.729, state_dropout=0.387,

@@ -24,6 +24,7 @@ bias_activation_dropout = whole(baselines.bias_activation_dropout)
 residual_layer_norm = whole(baselines.residual_layer_norm)
 linear = whole(baselines.linear)
 linear_cross_entropy = whole(baselines.linear_cross_entropy)
+split_cross_entropy = whole(baselines.split_cross_entropy)
 _lstm_step = whole(baselines.lstm_step)
 _mogrifier_step = whole(baselines.mogrifier_step)
 

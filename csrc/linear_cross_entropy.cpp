@@ -189,7 +189,7 @@ template <class T> Tensor scaled(const Tensor& gradient, const Tensor& dloss) {
 }
 
 // A gradient formed with the loss, once the gradient of the loss is known; the first stays as it is, for another backward.
-Tensor linear_cross_entropy_scaled(Tensor gradient, Tensor dloss) {
+Tensor linear_cross_entropy_backward_scale(Tensor gradient, Tensor dloss) {
   require(dloss.numel() == 1 && gradient.is_contiguous(), OP, "dloss must be a scalar and the gradient contiguous");
   return gradient.scalar_type() == ScalarType::Double ? scaled<double>(gradient, dloss) : scaled<float>(gradient, dloss);
 }
@@ -203,12 +203,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   m.def("linear_cross_entropy_backward(Tensor? dloss, Tensor? dlog_prob, Tensor? dlse, Tensor lse, Tensor x, Tensor W, "
         "Tensor target, Tensor? b, Tensor? class_weights, int ignore_index, float label_smoothing, float z_loss, "
         "float temperature, int reduction, int needs) -> (Tensor, Tensor, Tensor)");
-  m.def("linear_cross_entropy_scaled(Tensor gradient, Tensor dloss) -> Tensor");
+  m.def("linear_cross_entropy_backward_scale(Tensor gradient, Tensor dloss) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("linear_cross_entropy", TORCH_BOX(&linear_cross_entropy));
   m.impl("linear_cross_entropy_backward", TORCH_BOX(&linear_cross_entropy_backward));
-  m.impl("linear_cross_entropy_scaled", TORCH_BOX(&linear_cross_entropy_scaled));
+  m.impl("linear_cross_entropy_backward_scale", TORCH_BOX(&linear_cross_entropy_backward_scale));
 }
 
 }  // namespace fusedseq

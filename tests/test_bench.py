@@ -16,7 +16,7 @@ from bench import baselines, cases, compiled, figures, machine, report, roofline
 PLAIN = [
     case
     for case in testing.CASES
-    if case.op in ("activation_regularization", "attention", "linear_cross_entropy", "lstm", "mogrifier_lstm")
+    if case.op in ("activation_regularization", "attention", "linear_cross_entropy", "lstm", "mogrifier_lstm", "split_cross_entropy")
     or "-p0" in f"{case.id}-"
     if case.op != "dropout_mask" and "p0." not in case.id and 0 not in case.inputs()[0][0].shape
     if not any(word in case.id for word in ("lengths", "dropout", "sparse", "z_loss", "details")) and ("zoneout" not in case.id or "training0" in case.id)

@@ -16,6 +16,7 @@ from fusedseq.testing import (
     lstm_case,
     mogrifier_lstm_case,
     residual_layer_norm_case,
+    split_cross_entropy_case,
 )
 
 T, B, X, H = 3, 2, 5, 4
@@ -35,6 +36,7 @@ GOOD = {
     "linear": linear_case(3, 5, 4),
     "residual_layer_norm": residual_layer_norm_case((3, 5), p=0.5),
     "linear_cross_entropy": linear_cross_entropy_case(3, 5, 4, weighted=True),
+    "split_cross_entropy": split_cross_entropy_case(3, 5, 4, (1, 2)),
 }
 
 
@@ -94,6 +96,10 @@ SHAPES = [
     ("linear_cross_entropy", "W", (0, 5), r"\(V, E\), both at least 1"),
     ("linear_cross_entropy", "b", (5,), r"\(V,\) = \(4,\)"),
     ("linear_cross_entropy", "class_weights", (3,), r"\(V,\) = \(4,\)"),
+    ("split_cross_entropy", "x", (3, 4), r"\(\.\.\., E\) with W's E = 5"),
+    ("split_cross_entropy", "b", (5,), r"\(V,\) = \(4,\)"),
+    ("split_cross_entropy", "tombstones", (3, 5), r"\(K, E\) = \(2, 5\)"),
+    ("split_cross_entropy", "tombstone_bias", (3,), r"\(K,\) = \(2,\)"),
     ("lstm", "x", (2, 5), r"\(T, B, X\)"),
     ("lstm", "x", (0, 2, 5), r"T"),
     ("lstm", "x", (3, 2, 0), r"X"),
@@ -195,6 +201,7 @@ FLOATS = [
     ("linear", "x"), ("linear", "W"), ("linear", "b"),
     ("bias_activation_dropout", "x"), ("bias_activation_dropout", "b"),
     *(("residual_layer_norm", name) for name in ("x", "residual", "weight", "bias")),
+    *(("split_cross_entropy", name) for name in ("x", "W", "b", "tombstones", "tombstone_bias")),
     ("linear_cross_entropy", "x"), ("linear_cross_entropy", "W"), ("linear_cross_entropy", "b"),
 ]  # fmt: skip
 FLOAT_IDS = [f"{c}-{n}" for c, n in FLOATS]
@@ -223,7 +230,7 @@ def test_mixed_dtypes(good, name, other):
         call(good, **{name: lambda t: t.to(other)})
 
 
-MAY_BE_NONE = ("b", "residual", "weight", "bias", "relative_keys", "Q", "R", "Q_bias", "R_bias")
+MAY_BE_NONE = ("b", "tombstone_bias", "residual", "weight", "bias", "relative_keys", "Q", "R", "Q_bias", "R_bias")
 
 
 @pytest.mark.parametrize(("good", "name"), FLOATS, ids=FLOAT_IDS)
@@ -365,6 +372,17 @@ def test_target_outside_the_vocabulary(bad, reduction):
 def test_wrong_option_of_the_loss(name, value, wanted):
     with pytest.raises(ValueError, match=rf"^linear_cross_entropy: {name} must be {wanted}"):
         call("linear_cross_entropy", **{name: value})
+
+
+@pytest.mark.parametrize("splits", [(0, 2), (2, 2), (3, 2), (2, 4), (-1,), (5,)])
+def test_splits_that_cut_nothing(splits):
+    with pytest.raises(ValueError, match=r"^split_cross_entropy: splits must ascend in \(0, V\) = \(0, 4\), got"):
+        call("split_cross_entropy", splits=splits)
+
+
+def test_splits_that_are_no_numbers():
+    with pytest.raises(TypeError, match=r"^split_cross_entropy: splits must be whole numbers, got \(1.5,\)"):
+        call("split_cross_entropy", splits=(1.5,))
 
 
 @pytest.mark.parametrize("name", ["target", "class_weights"])

@@ -151,7 +151,7 @@ def expanded_rows(t):
 @cases(lambda case: elements(case) < 20000)
 @pytest.mark.parametrize("view", [transposed, strided, offset, expanded])
 def test_views(case, view, device, dtype):
-    if view is expanded and case.op == "linear_cross_entropy":
+    if view is expanded and case.op.endswith("cross_entropy"):
         view = expanded_rows  # equal classes have a gradient of zero for x, of which no error is a small part
     viewed = tree_map(lambda t: view(t) if isinstance(t, torch.Tensor) and t.numel() else t, case.inputs(device, dtype))
     check(case.op, *viewed)
@@ -250,7 +250,14 @@ def test_autocast(case, device):
     with torch.autocast(device, dtype=low):
         results, grads = run(getattr(fused, case.op), args, kwargs)
     assert all(g.dtype == torch.float32 for g in grads)
-    products = case.op in ("attention", "linear", "linear_cross_entropy", "lstm", "mogrifier_lstm")
+    products = case.op in (
+        "attention",
+        "linear",
+        "linear_cross_entropy",
+        "lstm",
+        "mogrifier_lstm",
+        "split_cross_entropy",
+    )
     cast = convert((args, kwargs), dtype=low) if products else (args, kwargs)
     cast[1].update({name: value for name, value in kwargs.items() if name in CONSTANTS})
     wanted, wanted_grads = run(getattr(fused, case.op), *cast)

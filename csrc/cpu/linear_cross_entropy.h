@@ -1,8 +1,8 @@
 // The cross-entropy of a linear map's rows, by blocks of the vocabulary: a block of logits is made by the product of
 // gemm.h and used while it is in the second cache, for the statistics first and, once they are known, for the gradients.
 //
-// Two schedules. Where some hundreds of rows of logits fit into KEPT bytes, rows go by in chunks, whose logits wait between the
-// two uses: three products, and a chunk reads W twice and adds to dW. Otherwise all rows go by at once, and the second
+// Two schedules. Where some hundreds of rows of logits fit into KEPT bytes, rows go by in chunks, whose logits wait between
+// the two uses: three products, and a chunk reads W twice and adds to dW. Otherwise all rows go by at once, and the second
 // use makes each block anew: four products, but W is read twice and dW written once, whatever the number of rows.
 #pragma once
 #include "linear.h"
@@ -99,7 +99,7 @@ template <class T> class CrossEntropy {
   const cpu::LinearCrossEntropy<T>& l;
   int parts;
   bool gradients, keep;
-  T scale;
+  T scale;  // of the logits
   int64_t rows, ld;
   Buffer<T> logits;                   // keep: (rows, ld); else (parts, SUB, ld)
   Buffer<T> packed, packed_rows;      // of each part, a block's columns of W^T, and of W
@@ -124,8 +124,12 @@ template <class T> class CrossEntropy {
   void make_logits(int64_t part, Range block, int64_t s0, int64_t s1, T* z) {
     gemm(s1 - s0, l.E, l.x + s0 * l.E, l.E, (const T*)packed + part * l.E * round_up<T>(COLUMNS), block.size(), z, ld, true,
          false, l.b ? l.b + block.begin : nullptr);
-    for (int64_t i = 0; i < s1 - s0; ++i)  // so that rows are whole vectors
-      for (int64_t j = block.size(); j % LANES<T>; ++j) z[i * ld + j] = LOWEST<T>;
+    for (int64_t i = 0; i < s1 - s0; ++i) {
+      T* const row = z + i * ld;
+      if (l.temperature != 1)
+        for (int64_t j = 0; j < block.size(); j += LANES<T>) (Vec<T>::load(row + j) * Vec<T>(scale)).store(row + j);
+      for (int64_t j = block.size(); j % LANES<T>; ++j) row[j] = LOWEST<T>;  // so that rows are whole vectors
+    }
   }
 
   void first_use(int64_t part, Range block, int64_t r0, int64_t r1) {
@@ -137,7 +141,7 @@ template <class T> class CrossEntropy {
       for (int64_t s = s0; s < s1; ++s, z += ld) {
         take(z, block, statistics[part * rows + s - r0]);
         const int64_t y = l.target[s];
-        if (block.begin <= y && y < block.end) target_logit[s - r0] = z[y - block.begin] * scale;
+        if (block.begin <= y && y < block.end) target_logit[s - r0] = z[y - block.begin];
       }
     }
   }
@@ -146,18 +150,17 @@ template <class T> class CrossEntropy {
     using V = Vec<T>;
     constexpr int L = LANES<T>;
     const int64_t n = block.size();
-    const V scales(scale);
     V high(LOWEST<T>), total(T(0));
-    for (int64_t j = 0; j < n; j += L) high = max_(high, V::load(z + j) * scales);
+    for (int64_t j = 0; j < n; j += L) high = max_(high, V::load(z + j));
     Statistics<T> here{largest(high), 0, 0, 0};
     if (here.top > s.top)
       for (int64_t j = 0; j < n; ++j)
-        if (z[j] * scale == here.top) {
+        if (z[j] == here.top) {
           here.argmax = block.begin + j;
           break;
         }
     const V top(here.top > s.top ? here.top : s.top);
-    for (int64_t j = 0; j < n; j += L) total = total + exp_(V::load(z + j) * scales - top);
+    for (int64_t j = 0; j < n; j += L) total = total + exp_(V::load(z + j) - top);
     here.sum = sum(total);
     if (l.label_smoothing != 0) here.weighted = weighted_sum(z, block);
     if (here.top <= s.top) here.top = s.top;
@@ -170,7 +173,7 @@ template <class T> class CrossEntropy {
       const Vec<T> x = Vec<T>::load(z + j, n - j);
       total = total + (l.class_weights ? x * Vec<T>::load(l.class_weights + block.begin + j, n - j) : x);
     }
-    return double(sum(total)) * scale;
+    return sum(total);
   }
 
   T weight(int64_t row) { return l.class_weights ? l.class_weights[l.target[row]] : T(1); }
@@ -222,12 +225,12 @@ template <class T> class CrossEntropy {
     using V = Vec<T>;
     constexpr int L = LANES<T>;
     const int64_t columns = block.size();
-    const V scales(scale), lse(l.lse[n]), p(c.p), classes(c.classes);
+    const V lse(l.lse[n]), p(c.p), classes(c.classes);
     if (l.class_weights && c.classes != 0)
       for (int64_t j = 0; j < columns; j += L)
-        (p * exp_(V::load(z + j) * scales - lse) - classes * V::load(l.class_weights + block.begin + j, columns - j)).store(z + j);
+        (p * exp_(V::load(z + j) - lse) - classes * V::load(l.class_weights + block.begin + j, columns - j)).store(z + j);
     else
-      for (int64_t j = 0; j < columns; j += L) (p * exp_(V::load(z + j) * scales - lse) - classes).store(z + j);
+      for (int64_t j = 0; j < columns; j += L) (p * exp_(V::load(z + j) - lse) - classes).store(z + j);
     const int64_t y = l.target[n];
     if (block.begin <= y && y < block.end) z[y - block.begin] -= c.target;
   }

@@ -82,7 +82,7 @@ def roundings(op, args, leaves):
         return (L + S + D) * max(1, B * N if len(leaves) > 3 else 1)  # a bias or relative keys: summed over the heads
     if op in ("residual_layer_norm", "bias_activation_dropout"):
         return max(leaves[0].numel(), 1)  # a sum over the rows, or over one
-    if op == "linear_cross_entropy":
+    if op in ("linear_cross_entropy", "split_cross_entropy"):
         return longest_sum(leaves) + len(args[1])  # and those of the vocabulary
     if op in ("embedding", "activation_regularization"):
         return args[0].numel()  # one sum, over the ids of a word or over the activations
@@ -363,6 +363,26 @@ def linear_cross_entropy_case(N, E, V, bias=True, *, ignored=0, weighted=False, 
     return Case("linear_cross_entropy", "-".join(w for w in words if w), make)
 
 
+def split_cross_entropy_case(N, E, V, splits, bias=True, tombstone_bias=True, *, ignored=0, reduction="mean"):
+    """ignored: every so many rows have no target"""
+
+    def make(randn):
+        row, K = torch.arange(N), len(splits)
+        target = row.square() % V
+        target = torch.where(row % ignored == 0, -100, target) if ignored else target
+        tombstones = (
+            randn(K, E) if K else None,
+            splits,
+            randn(V) if bias else None,
+            randn(K) if K and tombstone_bias else None,
+        )
+        return (randn(N, E), E**-0.5 * randn(V, E), target, *tombstones), {"reduction": reduction}
+
+    words = [f"{N}-E{E}-V{V}-splits{'x'.join(map(str, splits))}", "nobias" * (not bias), f"ignored{ignored}" * bool(ignored),
+             "notombstonebias" * (not tombstone_bias), reduction]  # fmt: skip
+    return Case("split_cross_entropy", "-".join(w for w in words if w), make)
+
+
 # T, B, X, H
 SIZES = [(1, 1, 1, 1), (3, 2, 3, 1), (1, 3, 17, 3), (5, 1, 5, 17), (4, 3, 3, 17), (3, 0, 5, 4), (2, 2, 650, 650)]
 
@@ -464,6 +484,13 @@ CASES = [
     *(linear_cross_entropy_case(9, 5, 33, bias, weighted=True, ignored=4, ignore_index=3, label_smoothing=0.25, z_loss=0.1,
                                 temperature=0.75, reduction=r, return_details=True)
       for bias, r in ((True, "mean"), (False, "sum"), (True, "none"))),
+    *(split_cross_entropy_case(9, 5, 33, splits, reduction=r) for splits in ((), (4,), (4, 5, 20)) for r in ("mean", "none")),
+    split_cross_entropy_case(2, 5, 33, (4, 20), ignored=1),
+    split_cross_entropy_case(3, 1, 2, (1,)),
+    split_cross_entropy_case(0, 5, 9, (4,), reduction="sum"),
+    split_cross_entropy_case(9, 5, 33, (4, 20), bias=False, ignored=2, reduction="sum"),
+    split_cross_entropy_case(9, 5, 33, (4, 20), bias=False, tombstone_bias=False),
+    split_cross_entropy_case(300, 20, 700, (50, 80, 200, 600), tombstone_bias=False, ignored=5),
     linear_cross_entropy_case(400, 20, 700, weighted=True, ignored=5, label_smoothing=0.25, z_loss=0.1, temperature=2.0),
     *(activation_regularization_case(*size) for size in ((1, 1, 1), (1, 3, 5), (2, 1, 1), (5, 3, 17), (20, 7, 650))),
     activation_regularization_case(5, 3, 17, 0.0, 1.0),

@@ -18,6 +18,7 @@ from fusedseq.fused.locked_dropout import locked_dropout  # noqa: E402
 from fusedseq.fused.lstm import lstm  # noqa: E402
 from fusedseq.fused.mogrifier_lstm import mogrifier_lstm  # noqa: E402
 from fusedseq.fused.residual_layer_norm import residual_layer_norm  # noqa: E402
+from fusedseq.fused.split_cross_entropy import split_cross_entropy  # noqa: E402
 from fusedseq.fused.weight_drop import weight_drop  # noqa: E402
 
 __all__ = [
@@ -34,5 +35,6 @@ __all__ = [
     "lstm",
     "mogrifier_lstm",
     "residual_layer_norm",
+    "split_cross_entropy",
     "weight_drop",
 ]

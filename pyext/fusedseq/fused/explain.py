@@ -17,8 +17,11 @@ CPU_KERNELS = {
     "lstm": ("csrc/cpu/recurrence.h", "the input's product hoisted out of the time loop"),
     "mogrifier_lstm": ("csrc/cpu/recurrence.h", "the input's product inside the time loop, which gates it"),
     "residual_layer_norm": ("csrc/cpu/residual_layer_norm.h", "one pass, a row at a time in the cache"),
+    "split_cross_entropy": ("csrc/cpu/linear_cross_entropy.h", "the head, and each tail for its own rows"),
     "weight_drop": ("csrc/cpu/pointwise.h", "the mask made on the way"),
 }
+
+MADE_OF = {"split_cross_entropy": "linear_cross_entropy"}  # operators that call another one
 
 
 def explain(op, *args, **kwargs):
@@ -34,11 +37,12 @@ def explain(op, *args, **kwargs):
     device = tensors[0].device.type if tensors else "cpu"
     floats = [t.dtype for t in tensors if t.is_floating_point()]
     dtype = str(floats[0] if floats else torch.float32).removeprefix("torch.")
+    called = MADE_OF.get(name, name)
     key = {"cpu": "CPU", "cuda": "CUDA"}.get(device, device)
-    if key not in ("CPU", "CUDA") or not torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedseq::{name}", key):
+    if key not in ("CPU", "CUDA") or not torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedseq::{called}", key):
         return f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; fusedseq.reference.{name} runs there"
     if key == "CUDA":
-        kernel = kernels.explain(name, *args, **kwargs) if name in kernels.MODULES else f"csrc/{name}.cu"
+        kernel = kernels.explain(called, *args, **kwargs) if called in kernels.MODULES else f"csrc/{name}.cu"
         return f"{name} on {device}, {dtype}: {kernel}"
     file, why = CPU_KERNELS[name]
     if name == "mogrifier_lstm" and kwargs.get("rounds") == 0:

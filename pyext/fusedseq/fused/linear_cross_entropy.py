@@ -36,28 +36,28 @@ def linear_cross_entropy(
     return (loss, *(t.reshape(target.shape) for t in (log_prob, lse, argmax))) if return_details else loss
 
 
-def check_tensors(x, W, target, b, class_weights, ignore_index):
-    check.like(OP, x, "x", ("b",), W=W, b=b)
-    check.dimensions(OP, "W", W, "(V, E)")
+def check_tensors(x, W, target, b, class_weights, ignore_index, op=OP):
+    check.like(op, x, "x", ("b",), W=W, b=b)
+    check.dimensions(op, "W", W, "(V, E)")
     V, E = W.shape
     if V == 0 or E == 0:
-        raise ValueError(f"{OP}: W must be (V, E), both at least 1, got {tuple(W.shape)}")
+        raise ValueError(f"{op}: W must be (V, E), both at least 1, got {tuple(W.shape)}")
     if x.dim() == 0 or x.size(-1) != E:
-        raise ValueError(f"{OP}: x must be (..., E) with W's E = {E}, got {tuple(x.shape)}")
-    check.tensor(OP, "target", target)
-    check.shape(OP, "target", target, "(...,) of x", x.shape[:-1])
-    check.classes(OP, "target", target, V, ignore_index)
+        raise ValueError(f"{op}: x must be (..., E) with W's E = {E}, got {tuple(x.shape)}")
+    check.tensor(op, "target", target)
+    check.shape(op, "target", target, "(...,) of x", x.shape[:-1])
+    check.classes(op, "target", target, V, ignore_index)
     if b is not None:
-        check.shape(OP, "b", b, "(V,)", (V,))
+        check.shape(op, "b", b, "(V,)", (V,))
     if class_weights is not None:
-        check.tensor(OP, "class_weights", class_weights)
-        check.shape(OP, "class_weights", class_weights, "(V,)", (V,))
+        check.tensor(op, "class_weights", class_weights)
+        check.shape(op, "class_weights", class_weights, "(V,)", (V,))
         if class_weights.dtype not in (x.dtype, torch.float32):
-            raise TypeError(f"{OP}: class_weights must be of the dtype of x, {x.dtype}, or torch.float32, got "
+            raise TypeError(f"{op}: class_weights must be of the dtype of x, {x.dtype}, or torch.float32, got "
                             f"{class_weights.dtype}")  # fmt: skip
     for name, t in (("target", target), ("class_weights", class_weights)):
         if t is not None and t.device != x.device:
-            raise ValueError(f"{OP}: {name} must be on the device of x, {x.device}, got {t.device}")
+            raise ValueError(f"{op}: {name} must be on the device of x, {x.device}, got {t.device}")
 
 
 def check_options(label_smoothing, z_loss, temperature, reduction):
@@ -127,7 +127,7 @@ def backward(ctx, dloss, dlog_prob, dlse, *_):
     places = (0, 1, 3)
     bits = wanted(needs[i] for i in places)
     if dlog_prob is None and dlse is None and bits & ctx.formed == bits:
-        found = [torch.ops.fusedseq.linear_cross_entropy_scaled(g, dloss) if needs[i] else None
+        found = [torch.ops.fusedseq.linear_cross_entropy_backward_scale(g, dloss) if needs[i] else None
                  for i, g in zip(places, formed, strict=True)]  # fmt: skip
     else:
         found = torch.ops.fusedseq.linear_cross_entropy_backward(
@@ -144,6 +144,6 @@ autograd.register(
     setup,
     fakes=[
         ("linear_cross_entropy_backward", fake_backward),
-        ("linear_cross_entropy_scaled", lambda gradient, dloss: torch.empty_like(gradient)),
+        ("linear_cross_entropy_backward_scale", lambda gradient, dloss: torch.empty_like(gradient)),
     ],
 )

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from fusedseq import fused
-from fusedseq.nn import LSTM, Dropout, Embedding, LockedDropout, MogrifierLSTM
+from fusedseq.nn import LSTM, Dropout, Embedding, LockedDropout, MogrifierLSTM, SplitCrossEntropy
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,7 @@ class LanguageModelSettings:
     residual: bool = False  # a layer reads the sum of the two outputs below it
     output: str = "last"  # layer's output goes on, or the "sum" of all layers'
     tied: bool = False  # the decoder's weight is the embedding
+    splits: tuple[int, ...] = ()  # where the vocabulary is cut into a head and tails; none is plain cross-entropy
     locked: bool = True  # the three dropouts below: one mask for all steps, or one for each step
     input_dropout: float = 0.0
     dropout: float = 0.0  # between layers
@@ -61,6 +61,7 @@ class LanguageModel(nn.Module):
         self.decoder_bias = nn.Parameter(torch.zeros(vocabulary))
         self._activation_regularization = ops.activation_regularization
         self._linear = ops.linear
+        self.loss = SplitCrossEntropy(s.output_size, s.splits, ops=ops)
         for weight in (self.embedding.weight, self.decoder_weight):
             if weight is not None:
                 nn.init.uniform_(weight, -s.init_range, s.init_range)
@@ -87,14 +88,22 @@ class LanguageModel(nn.Module):
         raw, state = self.recurrent(x, state)
         return self.output_dropout(raw), raw, state
 
+    @property
+    def output_weight(self):
+        """(V, D); a tied decoder's is the clean embedding, without its dropout."""
+        return self.embedding.weight if self.decoder_weight is None else self.decoder_weight
+
     def logits(self, y):
-        """(T, B, D) -> (T, B, V); a tied decoder uses the clean embedding, without its dropout."""
-        weight = self.embedding.weight if self.decoder_weight is None else self.decoder_weight
-        return self._linear(y, weight, self.decoder_bias)
+        """(T, B, D) -> (T, B, V), of a model without splits"""
+        if self.settings.splits:
+            raise ValueError(
+                f"LanguageModel: splits must be none for logits, got {self.settings.splits}; see loss.log_prob"
+            )
+        return self._linear(y, self.output_weight, self.decoder_bias)
 
     def cross_entropy(self, y, targets, reduction="mean"):
         """y: (T, B, D)    targets: (T, B), -100 where there is none    returns nats, a scalar"""
-        return F.cross_entropy(self.logits(y).flatten(0, 1), targets.flatten(), reduction=reduction)
+        return self.loss(y, targets, self.output_weight, self.decoder_bias, reduction)
 
     def regularization(self, dropped, raw):
         """AR on the dropped output, TAR on the raw one, with the weights of the settings; a scalar."""

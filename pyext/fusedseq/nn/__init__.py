@@ -10,6 +10,7 @@ from fusedseq.nn.multihead_attention import MultiheadAttention
 from fusedseq.nn.recurrent import LSTM, MogrifierLSTM
 from fusedseq.nn.relative_positions import ALiBi, RelativeBias, RelativeKeys, Rotary
 from fusedseq.nn.residual_layer_norm import ResidualLayerNorm
+from fusedseq.nn.split_cross_entropy import SplitCrossEntropy
 
 __all__ = [
     "LSTM",
@@ -27,5 +28,6 @@ __all__ = [
     "ResidualLayerNorm",
     "Rotary",
     "SinusoidalPositions",
+    "SplitCrossEntropy",
     "WeightDrop",
 ]

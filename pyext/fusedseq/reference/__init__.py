@@ -16,6 +16,7 @@ from fusedseq.reference.locked_dropout import locked_dropout
 from fusedseq.reference.lstm import lstm
 from fusedseq.reference.mogrifier_lstm import mogrifier_lstm
 from fusedseq.reference.residual_layer_norm import residual_layer_norm
+from fusedseq.reference.split_cross_entropy import split_cross_entropy
 from fusedseq.reference.weight_drop import weight_drop
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "lstm",
     "mogrifier_lstm",
     "residual_layer_norm",
+    "split_cross_entropy",
     "weight_drop",
 ]

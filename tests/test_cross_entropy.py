@@ -1,0 +1,377 @@
+"""What the losses of the output layer mean: torch's cross-entropy, normalised distributions, memory without N times V."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from fusedseq import fused, nn, reference
+from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
+from fusedseq.testing import check
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+OPTIONS = [
+    {},
+    {"label_smoothing": 0.1},
+    {"label_smoothing": 1.0},
+    {"weight": torch.linspace(0.0, 2.0, 37, dtype=torch.float64)},
+    {"ignore_index": 5},
+    {"label_smoothing": 0.3, "weight": torch.linspace(0.5, 2.0, 37, dtype=torch.float64), "ignore_index": 0},
+]
+REDUCTION = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+
+
+def inputs(N=50, E=7, V=37, dtype=torch.float64):
+    x, W, b = (torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((N, E), (V, E), (V,)))
+    return x, W, torch.randint(V, (N,)), b
+
+
+@REDUCTION
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "plain")
+def test_equals_torch(ops, options, reduction):
+    x, W, target, b = inputs()
+    target[3] = options.get("ignore_index", -100)
+    named = {{"weight": "class_weights"}.get(name, name): value for name, value in options.items()}
+    loss = ops.linear_cross_entropy(x, W, target, b, reduction=reduction, **named)
+    wanted = F.cross_entropy(F.linear(x, W, b), target, reduction=reduction, **options)
+    upstream = torch.randn_like(wanted)
+    torch.testing.assert_close(loss, wanted)
+    grads, wanted_grads = (torch.autograd.grad(y, (x, W, b), upstream) for y in (loss, wanted))
+    torch.testing.assert_close(grads, wanted_grads)
+
+
+@REDUCTION
+def test_z_loss_and_temperature_by_their_formulas(ops, reduction):
+    x, W, target, b = inputs()
+    logits = F.linear(x, W, b) / 0.7
+    wanted = F.cross_entropy(logits, target, reduction="none") + 0.01 * logits.logsumexp(-1).square()
+    wanted = wanted if reduction == "none" else getattr(wanted, reduction)()
+    torch.testing.assert_close(
+        ops.linear_cross_entropy(x, W, target, b, temperature=0.7, z_loss=0.01, reduction=reduction), wanted
+    )
+
+
+def test_the_scale_of_class_weights_does_not_matter_to_a_mean(ops):
+    x, W, target, b = inputs()
+    weights = torch.rand(37, dtype=torch.float64)
+    losses = [ops.linear_cross_entropy(x, W, target, b, class_weights=w, z_loss=0.1) for w in (weights, 5 * weights)]
+    torch.testing.assert_close(*losses)
+
+
+def test_details_are_those_of_the_logits(ops):
+    x, W, target, b = inputs()
+    target[::4] = -100
+    logits, kept = F.linear(x, W, b), target >= 0
+    _, log_prob, lse, argmax = ops.linear_cross_entropy(x, W, target, b, return_details=True)
+    wanted = logits.log_softmax(-1)[kept].gather(1, target[kept, None])[:, 0]
+    torch.testing.assert_close(log_prob[kept], wanted)
+    torch.testing.assert_close(lse[kept], logits.logsumexp(-1)[kept])
+    assert torch.equal(argmax[kept], logits.argmax(-1)[kept])
+    assert all((t[~kept] == 0).all() for t in (log_prob, lse))
+    assert (argmax[~kept] == -1).all()
+    assert not argmax.requires_grad
+
+
+def test_the_first_of_equal_logits_is_the_argmax(ops):
+    W = torch.zeros(3000, 4)
+    W[[700, 800, 2999]] = 1.0
+    *_, argmax = ops.linear_cross_entropy(torch.ones(2, 4), W, torch.tensor([0, 1]), return_details=True)
+    assert argmax.tolist() == [700, 700]
+
+
+def test_target_probabilities_sum_to_one(ops):
+    x, W, _, b = inputs()
+    _, log_prob, *_ = ops.linear_cross_entropy(
+        x[:1].expand(37, -1), W, torch.arange(37), b, temperature=2.0, return_details=True
+    )
+    torch.testing.assert_close(log_prob.exp().sum(), torch.tensor(1.0, dtype=torch.float64))
+
+
+@REDUCTION
+def test_a_row_without_a_target_does_not_matter(ops, reduction):
+    """Whatever it holds, also infinities: not to the loss, not to a gradient; its own is zero."""
+    x, W, target, b = inputs()
+    target[::3] = -100
+    wild = x.detach().clone()
+    wild[::3] = math.inf
+    wild[3] = math.nan
+    wild.requires_grad_()
+    found = []
+    for rows in (x, wild):
+        loss = ops.linear_cross_entropy(rows, W, target, b, label_smoothing=0.1, z_loss=0.1, reduction=reduction)
+        found.append((loss, *torch.autograd.grad(loss.sum(), (rows, W, b))))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    assert (found[1][1][::3] == 0).all()
+
+
+@pytest.mark.parametrize("N", [0, 6])
+def test_no_target_at_all(ops, N):
+    """0 with zero gradients, where torch's mean is NaN."""
+    x, W, target, b = inputs(N)
+    loss = ops.linear_cross_entropy(x, W, torch.full_like(target, -100), b, label_smoothing=0.1, z_loss=0.1)
+    assert loss == 0
+    assert all((g == 0).all() for g in torch.autograd.grad(loss, (x, W, b)))
+    weightless = ops.linear_cross_entropy(x, W, target, b, class_weights=torch.zeros(37, dtype=torch.float64))
+    assert weightless == 0
+
+
+def test_one_class_is_certain(ops):
+    x, W, target, b = inputs(5, 3, 1)
+    loss = ops.linear_cross_entropy(x, W, target, b)
+    assert loss == 0
+    assert all((g.abs() < 1e-15).all() for g in torch.autograd.grad(loss, (x, W, b)))
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e30])
+def test_large_logits(scale):
+    """Far beyond exp's range the likely class has probability one; nothing overflows."""
+    x = torch.eye(4).requires_grad_()
+    W = (scale * torch.eye(4)).requires_grad_()
+    for target, wanted in ((torch.arange(4), 0.0), ((torch.arange(4) + 1) % 4, scale)):
+        loss = fused.linear_cross_entropy(x, W, target)
+        torch.testing.assert_close(loss, torch.tensor(wanted))
+        assert all(g.isfinite().all() for g in torch.autograd.grad(loss, (x, W)))
+
+
+def test_a_class_ruled_out_by_its_bias(ops):
+    x, W, _, b = inputs()
+    b = b.detach().clone()
+    b[4:8] = -math.inf
+    target = torch.randint(4, (50,))
+    loss = ops.linear_cross_entropy(x, W, target, b)
+    rest = [*range(4), *range(8, 37)]
+    torch.testing.assert_close(loss, F.cross_entropy(F.linear(x, W[rest], b[rest]), target))
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, (x, W)))
+
+
+def test_not_a_number_is_seen(ops):
+    x, W, target, b = inputs()
+    x = x.detach().clone()
+    x[7, 2] = math.nan
+    losses = ops.linear_cross_entropy(x, W, target, b, reduction="none")
+    assert losses.isnan().nonzero().tolist() == [[7]]
+
+
+def test_tied_weights_add_up_in_autograd(ops):
+    """The gradient of an embedding's weight that is the output's too: the sum of the two, with nobody writing .grad."""
+    ids, target = torch.randint(37, (2, 50))
+    W = torch.randn(37, 7, dtype=torch.float64, requires_grad=True)
+    loss = ops.linear_cross_entropy(ops.embedding(ids, W).tanh(), W, target)
+    wanted = F.cross_entropy(F.linear(F.embedding(ids, W).tanh(), W), target)
+    assert W.grad is None
+    torch.testing.assert_close(*(torch.autograd.grad(y, W) for y in (loss, wanted)))
+
+
+@REDUCTION
+def test_backward_may_be_called_again(ops, reduction):
+    x, W, target, b = inputs()
+    loss = ops.linear_cross_entropy(x, W, target, b, reduction=reduction).sum()
+    first = [g.clone() for g in torch.autograd.grad(3 * loss, (x, W, b), retain_graph=True)]
+    for g in torch.autograd.grad(loss, (x, W, b), retain_graph=True):
+        g.zero_()  # what is handed out is the caller's
+    for again, wanted in zip(torch.autograd.grad(loss, (x, W, b)), first, strict=True):
+        torch.testing.assert_close(3 * again, wanted)
+
+
+def test_w_gradient_of_bf16_is_summed_in_fp32():
+    """Ten thousand rows add to one class: in bf16 a sum would stop growing at 256 times its terms."""
+    N = 10_000
+    x, W = torch.ones(N, 4, dtype=torch.bfloat16), torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
+    fused.linear_cross_entropy(x, W, torch.zeros(N, dtype=torch.int64), reduction="sum").backward()
+    torch.testing.assert_close(W.grad, torch.tensor([[-N / 2], [N / 2]], dtype=torch.bfloat16).expand(2, 4))
+
+
+@pytest.mark.parametrize(("N", "E", "V"), [(700, 20, 3000), (300, 9, 50_000)], ids=str)
+@pytest.mark.parametrize("count", [1, 2])
+def test_two_runs_give_the_same_bits(threads, count, N, E, V):
+    threads(count)
+    x, W, target, b = inputs(N, E, V, torch.float32)
+    runs = []
+    for _ in range(2):
+        loss = fused.linear_cross_entropy(x, W, target, b, label_smoothing=0.1)
+        runs.append((loss, *torch.autograd.grad(loss, (x, W, b))))
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_any_shape_view_and_option(data):
+    draw = data.draw
+    N, E, V = draw(st.integers(0, 600)), draw(st.integers(1, 40)), draw(st.integers(1, 1500))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def matrix(rows, columns):
+        view = draw(st.sampled_from(["dense", "transposed", "strided", "offset"]))
+        if view == "transposed":
+            return torch.randn(columns, rows, generator=generator).to(dtype).T
+        wide = torch.randn(rows + 1, 2 * columns, generator=generator).to(dtype)
+        return {"dense": wide[1:, :columns].contiguous(), "strided": wide[1:, ::2], "offset": wide[1:, columns:]}[view]
+
+    target = torch.randint(V, (N,), generator=generator)
+    if draw(st.booleans()):
+        target[:: draw(st.integers(1, 5))] = -100
+    weights = {"class_weights": torch.rand(V, generator=generator) + 0.5} if draw(st.booleans()) else {}
+    options = {
+        "reduction": draw(st.sampled_from(["mean", "sum", "none"])), "label_smoothing": draw(st.sampled_from([0.0, 0.2])),
+        "z_loss": draw(st.sampled_from([0.0, 0.01])), "temperature": draw(st.sampled_from([1.0, 0.8])), **weights,
+    }  # fmt: skip
+    torch.set_num_threads(draw(st.integers(1, 3)))
+    try:
+        bias = matrix(V, 1)[:, 0] if draw(st.booleans()) else None
+        check("linear_cross_entropy", (matrix(N, E), matrix(V, E) / E**0.5, target, bias), options)
+    finally:
+        torch.set_num_threads(1)
+
+
+def peak(call):
+    """Bytes in use at the worst moment, above those before."""
+    roofline = pytest.importorskip("bench.roofline")
+    call()
+    found = roofline.peak_memory(call, "cpu")
+    if found is None:
+        pytest.skip("this system does not tell")
+    return found
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_memory_has_no_term_of_rows_times_classes(backward, reduction):
+    """Four times the rows take no more memory than rows take; the logits would be 26 and 105 MB, or 78 MB by halves."""
+    V, E, found = 8000, 16, []
+    for N in (8192, 4 * 8192):
+        x, W, target, _ = inputs(N, E, V, torch.float32)
+
+        def call(x=x, W=W, target=target):
+            with torch.set_grad_enabled(backward):
+                loss = fused.linear_cross_entropy(x, W, target, reduction=reduction)
+            return torch.autograd.grad(loss.sum(), (x, W)) if backward else loss
+
+        found.append(peak(call))
+    assert found[1] - found[0] <= 3 * 8192 * (16 + 3 * E) * 4 + 4_000_000
+
+
+# ------------------------------------------------------------------------------------------------------------- split
+
+V = 37
+SPLITS = pytest.mark.parametrize("splits", [(), (10,), (1,), (36,), (5, 20), (5, 6, 30), (1, 2, 3, 4, 5)], ids=str)
+
+
+def split_inputs(splits, N=50, E=7):
+    x, W, target, b = inputs(N, E, V)
+    K = len(splits)
+    tombstones = [torch.randn(K, *rest, dtype=torch.float64, requires_grad=True) if K else None for rest in ((E,), ())]
+    return x, W, target, tombstones[0], splits, b, tombstones[1]
+
+
+@SPLITS
+def test_probabilities_sum_to_one(ops, splits):
+    """Of the loss of every word in turn, and of log_prob over the vocabulary, which are the same."""
+    x, W, _, tombstones, _, b, tombstone_bias = split_inputs(splits)
+    rows = x[:3].repeat_interleave(V, 0)
+    losses = ops.split_cross_entropy(
+        rows, W, torch.arange(V).repeat(3), tombstones, splits, b, tombstone_bias, reduction="none"
+    )
+    torch.testing.assert_close((-losses).reshape(3, V).exp().sum(1), torch.ones(3, dtype=torch.float64))
+    log_probs = reference.split_cross_entropy.__globals__["log_prob"](x[:3], W, tombstones, splits, b, tombstone_bias)
+    torch.testing.assert_close(log_probs, -losses.reshape(3, V))
+
+
+def test_without_splits_it_is_cross_entropy(ops):
+    x, W, target, *_, b, _ = split_inputs(())
+    torch.testing.assert_close(
+        ops.split_cross_entropy(x, W, target, None, (), b), F.cross_entropy(F.linear(x, W, b), target)
+    )
+
+
+@SPLITS
+def test_tombstones_that_know_their_tails_give_the_flat_softmax(ops, splits):
+    """A tombstone's logit that is the log-sum-exp of its tail: for one row, by the tombstone's bias."""
+    x, W, target, tombstones, _, b, _ = split_inputs(splits, N=1)
+    if not splits:
+        return
+    logits = F.linear(x, W, b)[0]
+    edges = itertools.pairwise((*splits, V))
+    tails = torch.stack([logits[start:end].logsumexp(0) for start, end in edges])
+    loss = ops.split_cross_entropy(x, W, target, torch.zeros_like(tombstones), splits, b, tails)
+    torch.testing.assert_close(loss, F.cross_entropy(logits[None], target))
+
+
+def test_tombstone_of_a_split_belongs_to_its_tail(ops):
+    """One that is likely makes the words of its own tail likely."""
+    splits = (5, 20)
+    x, W, _, tombstones, _, b, _ = split_inputs(splits, N=1)
+    for i, (start, end) in enumerate(itertools.pairwise((*splits, V))):
+        bias = torch.zeros(2, dtype=torch.float64)
+        bias[i] = 50.0
+        target = torch.arange(V)
+        losses = ops.split_cross_entropy(x.expand(V, -1), W, target, tombstones, splits, b, bias, reduction="none")
+        assert (-losses[start:end]).exp().sum() > 0.999
+
+
+@SPLITS
+def test_a_split_row_without_a_target_does_not_matter(ops, splits):
+    x, W, target, *rest = split_inputs(splits)
+    wild, kept = x.detach().clone(), torch.arange(50) % 3 != 0
+    wild[~kept] = math.inf
+    target = torch.where(kept, target, 11)
+    wild.requires_grad_()
+    few = target[kept] != 11
+    wanted = ops.split_cross_entropy(x[kept][few], W, target[kept][few], *rest)
+    loss = ops.split_cross_entropy(wild, W, target, *rest, ignore_index=11)
+    torch.testing.assert_close(loss, wanted)
+    (dx, dW), (wanted_dx, wanted_dW) = (torch.autograd.grad(y, (t, W)) for y, t in ((loss, wild), (wanted, x)))
+    torch.testing.assert_close(dW, wanted_dW)
+    torch.testing.assert_close(dx[target != 11], wanted_dx[target != 11])
+    assert (dx[target == 11] == 0).all()
+    assert ops.split_cross_entropy(x, W, torch.full_like(target, 11), *rest, ignore_index=11) == 0
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_module_equals_its_operator(ops, bias):
+    module = nn.SplitCrossEntropy(7, (5, 20), bias, ops=ops).double()
+    torch.nn.init.normal_(module.tombstones)
+    x, W, target, *_, b, _ = split_inputs((5, 20))
+    wanted = reference.split_cross_entropy(x, W, target, module.tombstones, (5, 20), b, module.tombstone_bias)
+    torch.testing.assert_close(module(x, target, W, b), wanted)
+    log_probs = module.log_prob(x, W, b)
+    assert log_probs.shape == (50, V)
+    torch.testing.assert_close(-log_probs.gather(1, target[:, None]).mean(), wanted)
+
+
+def test_module_without_splits_has_the_whole_log_prob_and_no_parameters():
+    module = nn.SplitCrossEntropy(7)
+    x, W, *_, b, _ = split_inputs(())
+    assert not list(module.parameters())
+    assert not module.state_dict()
+    torch.testing.assert_close(module.log_prob(x, W, b), F.linear(x, W, b).log_softmax(-1))
+
+
+def test_weights_of_the_awd_lstm_code_load_in_reverse():
+    """There the tombstone of the i-th split is the i-th from the end of the head."""
+    state = {"loss.tail_vectors": torch.randn(3, 7), "loss.tail_bias": torch.randn(3)}
+    given = {name: value.clone() for name, value in state.items()}
+    model = torch.nn.ModuleDict({"loss": nn.SplitCrossEntropy(7, (5, 20, 30))})
+    model.load_state_dict(state)
+    module = model["loss"]
+    for i in range(3):
+        assert torch.equal(module.tombstones[i], given["loss.tail_vectors"][-(i + 1)])
+        assert module.tombstone_bias[i] == given["loss.tail_bias"][-(i + 1)]
+    model.load_state_dict(model.state_dict())
+    assert torch.equal(module.tombstones[0], given["loss.tail_vectors"][2])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_trains_its_tombstones(ops, tied):
+    """They are among the model's parameters, whatever optimiser takes these."""
+    settings_ = LanguageModelSettings(embedding=6, hidden=6, layers=1, tied=tied, splits=(5, 20))
+    model = LanguageModel(V, settings_, ops=ops)
+    ids, targets = torch.randint(V, (2, 8, 3))
+    model.cross_entropy(model(ids)[0], targets).backward()
+    names = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert {"loss.tombstones", "loss.tombstone_bias"} <= names
+    with pytest.raises(ValueError, match="splits must be none for logits"):
+        model.logits(model(ids)[0])
