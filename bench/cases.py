@@ -133,12 +133,13 @@ def elementwise(op, shape, p, *bars, passes=2, **row):
 
 
 def attention(B, N, L, D, *bars, tensors=(), suffix="", **options):
-    """Self-attention: traffic of q, k, v and out forward, of q, k, v, dout and the three gradients backward."""
+    """Self-attention: traffic of q, k, v and out forward, of q, k, v, dout and the three gradients backward; beside a copy
+    as large as these eight tensors."""
     row = {name: options.pop(name) for name in ("dtype", "full", "roof") if name in options}
     case = testing.attention_case(B, N, L, L, D, *tensors, **options)
     size = B * N * L * D
     return Row("attention", f"L{L}-B{B}-N{N}-D{D}{suffix}", case.make, flops=4.0 * size * L, traffic=11 * size,
-               copied=(B * N * L, D), bars=bars, eager=baselines.attention_eager, others={"torch": baselines.attention},
+               copied=(4 * B * N * L, D), bars=bars, eager=baselines.attention_eager, others={"torch": baselines.attention},
                **row)  # fmt: skip
 
 

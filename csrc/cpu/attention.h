@@ -14,22 +14,12 @@ namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 template <class T> constexpr T INFINITE = std::numeric_limits<T>::infinity();
-template <class T> HD typename Vec<T>::Mask lanes_below(int64_t n) {
-  typename Vec<T>::Mask lane;
-  for (int i = 0; i < LANES<T>; ++i) lane[i] = i < n ? -1 : 0;
-  return lane;
-}
-template <class T> HD Vec<T> lane_numbers() {
-  Vec<T> lane;
-  for (int i = 0; i < LANES<T>; ++i) lane.v[i] = T(i);
-  return lane;
-}
-
 // x's pairs turned by the angles of `table`'s row (cos, sin, cos, sin, ...), back by them for direction = -1.
 template <class T> void rotate(T* x, const T* table, int64_t D, T direction) {
-  typename Vec<T>::Mask swapped, even, odd;
-  Vec<T> sign;
-  for (int i = 0; i < LANES<T>; ++i) swapped[i] = i ^ 1, even[i] = i & ~1, odd[i] = i | 1, sign.v[i] = i % 2 ? direction : -direction;
+  using Mask = typename Vec<T>::Mask;
+  static constexpr Lanes<T> partners([](int i) { return i ^ 1; }), evens([](int i) { return i & ~1; }), odds([](int i) { return i | 1; });
+  const Mask swapped = partners, even = evens, odd = odds;
+  const Vec<T> sign = as_numbers<T>((lane_numbers<T>() & 1) * 2 - 1) * Vec<T>(direction);
   for (int64_t d = 0; d < D; d += LANES<T>) {
     const Vec<T> a = Vec<T>::load(x + d), t = Vec<T>::load(table + d, D - d);
     const Vec<T> cos(__builtin_shuffle(t.v, even)), sin(__builtin_shuffle(t.v, odd)), b(__builtin_shuffle(a.v, swapped));
@@ -111,8 +101,8 @@ template <class E, class T = typename Compute<E>::type> struct AttentionProblem 
     Vec<T> most(-INFINITE<T>);
     for (int64_t j = 0; j < n; j += LANES<T>) {
       Vec<T> x = Vec<T>::load(s + j) * Vec<T>(scale);
-      if (a.alibi) x = x - slope * abs_(lane_numbers<T>() + Vec<T>(T(j - position)));
-      if (j + LANES<T> > n) x = select<T>(lanes_below<T>(n - j), x, Vec<T>(-INFINITE<T>));
+      if (a.alibi) x = x - slope * abs_(as_numbers<T>(lane_numbers<T>()) + Vec<T>(T(j - position)));
+      if (j + LANES<T> > n) x = select<T>(lane_numbers<T>() < typename Vec<T>::Mask{} + int(n - j), x, Vec<T>(-INFINITE<T>));
       x.store(s + j);
       most = max_(x, most);
     }
@@ -181,7 +171,7 @@ template <class P> double attention_work(const P& p) {
   return double(p.a.B) * double(p.a.N) * double(p.a.L) * double(p.a.S) * double(p.a.D);
 }
 
-template <class E> void attention_type(const cpu::Attention& a, cpu::Parallel run, int threads) {
+template <class E> void attention_rows(const cpu::Attention& a, cpu::Parallel run, int threads) {
   using T = typename Compute<E>::type;
   const AttentionProblem<E> p{a};
   const int64_t blocks = (a.L + p.block - 1) / p.block;
@@ -237,14 +227,6 @@ template <class E> void attention_type(const cpu::Attention& a, cpu::Parallel ru
         }
     }
   });
-}
-
-inline void attention(const cpu::Attention& a, cpu::Parallel run, int threads) {
-  switch (a.type) {
-    case cpu::Type::f32: return attention_type<float>(a, run, threads);
-    case cpu::Type::f64: return attention_type<double>(a, run, threads);
-    case cpu::Type::bf16: return attention_type<bfloat16>(a, run, threads);
-  }
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -171,13 +171,5 @@ template <class E> class AttentionBackward {
   }
 };
 
-inline void attention_backward(const cpu::Attention& a, cpu::Parallel run, int threads) {
-  switch (a.type) {
-    case cpu::Type::f32: return AttentionBackward<float>(a, threads).run(run);
-    case cpu::Type::f64: return AttentionBackward<double>(a, threads).run(run);
-    case cpu::Type::bf16: return AttentionBackward<bfloat16>(a, threads).run(run);
-  }
-}
-
 }  // namespace FUSEDSEQ_ISA
 }  // namespace fusedseq

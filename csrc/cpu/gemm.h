@@ -28,8 +28,8 @@ template <class T> HD int64_t packed_size(int64_t K, int64_t columns) { return K
 // 2i + 1 the second half of rows i and i + LANES/2 interleaved.
 template <class T> HD void transpose(Vec<T> (&a)[LANES<T>]) {
   constexpr int L = LANES<T>;
-  typename Vec<T>::Mask low, high;
-  for (int i = 0; i < L; ++i) low[i] = i / 2 + i % 2 * L, high[i] = low[i] + L / 2;
+  static constexpr Lanes<T> lows([](int i) { return i / 2 + i % 2 * L; }), highs([](int i) { return i / 2 + i % 2 * L + L / 2; });
+  const typename Vec<T>::Mask low = lows, high = highs;
   for (int stage = 1; stage < L; stage *= 2) {
     Vec<T> b[L];
 #pragma GCC unroll 8
@@ -40,6 +40,19 @@ template <class T> HD void transpose(Vec<T> (&a)[LANES<T>]) {
     for (int i = 0; i < L; ++i) a[i] = b[i];
   }
 }
+
+// Lane i of horizontal_sums(a) is the sum of the lanes of a[i]: `transpose`, with the pairs that it would make added at
+// once. This is the sum that stands in place i after the stages down to N vectors.
+template <int N, class T> HD Vec<T> pairwise_sums(const Vec<T> (&a)[LANES<T>], int i) {
+  constexpr int L = LANES<T>;
+  if constexpr (N == L) return a[i];
+  else {
+    static constexpr Lanes<T> low([](int i) { return i / 2 + i % 2 * L; }), high([](int i) { return i / 2 + i % 2 * L + L / 2; });
+    const Vec<T> x = pairwise_sums<2 * N>(a, i), y = pairwise_sums<2 * N>(a, i + N);
+    return Vec<T>(__builtin_shuffle(x.v, y.v, typename Vec<T>::Mask(low))) + Vec<T>(__builtin_shuffle(x.v, y.v, typename Vec<T>::Mask(high)));
+  }
+}
+template <class T> HD Vec<T> horizontal_sums(const Vec<T> (&a)[LANES<T>]) { return pairwise_sums<1>(a, 0); }
 
 // Packs B (K, columns), element (k, n) at B[k * sk + n * sn] with one of the strides 1, into panels of PANEL columns, the
 // last one narrower: dst is (panels)(K, panel's columns), zero-padded to whole vectors.

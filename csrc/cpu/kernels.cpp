@@ -2,7 +2,9 @@
 #include "kernels.h"
 
 #include "attention_backward.h"
+#include "attention_packed.h"
 #include "bias_activation_dropout.h"
+#include "linear.h"
 #include "linear_cross_entropy.h"
 #include "nt_asgd.h"
 #include "recurrence_backward.h"
@@ -27,6 +29,20 @@ template <class T> static void recurrence_backward(const cpu::RecurrenceBackward
   };
   r.forward.cap_input_gate ? go(Backward<T, true>(r, threads)) : go(Backward<T, false>(r, threads));
 }
+
+template <class E> static void attention_type(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
+  if (packed_takes<E>(a)) return attention_packed<E>(a, run, threads, forward);
+  forward ? attention_rows<E>(a, run, threads) : AttentionBackward<E>(a, threads).run(run);
+}
+static void attention_any(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
+  switch (a.type) {
+    case cpu::Type::f32: return attention_type<float>(a, run, threads, forward);
+    case cpu::Type::f64: return attention_type<double>(a, run, threads, forward);
+    case cpu::Type::bf16: return attention_type<bfloat16>(a, run, threads, forward);
+  }
+}
+static void attention(const cpu::Attention& a, cpu::Parallel run, int threads) { attention_any(a, run, threads, true); }
+static void attention_backward(const cpu::Attention& a, cpu::Parallel run, int threads) { attention_any(a, run, threads, false); }
 
 // C (M, N) = A (M, K) W^T, W (N, K) packed once and multiplied `repeats` times: the rate of the product inside the
 // recurrence, for the benchmark's roofline. Returns the floating-point operations of the products.

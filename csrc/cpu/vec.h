@@ -2,6 +2,8 @@
 // source. Everything lives in the instruction set's own namespace; see host_device.h for why.
 #pragma once
 #include <cstring>
+#include <initializer_list>
+#include <type_traits>
 #ifdef __SSE2__
 #include <immintrin.h>
 #endif
@@ -80,17 +82,32 @@ template <class T> HD Vec<T> min_(Vec<T> a, Vec<T> b) { return select<T>(a.v < b
 template <class T> HD Vec<T> max_(Vec<T> a, Vec<T> b) { return select<T>(a.v > b.v, a, b); }
 template <class T> HD Vec<T> abs_(Vec<T> a) { return max_(a, 0.f - a); }
 
-// Over the lanes: folded in halves, so that the order is the same on every call.
-template <class T, class F> HD T fold(Vec<T> a, F f) {
-  for (int width = LANES<T> / 2; width; width /= 2) {
-    typename Vec<T>::Mask partner;
-    for (int i = 0; i < LANES<T>; ++i) partner[i] = i ^ width;
-    a = f(a, Vec<T>(__builtin_shuffle(a.v, partner)));
+// f(0), f(1), ... as a vector in memory: GCC 12 builds one that is filled lane by lane anew at every use.
+template <class T> struct Lanes {
+  alignas(VECTOR_BYTES) typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type at[LANES<T>];
+  template <class F> constexpr explicit Lanes(F f) : at{} {
+    for (int i = 0; i < LANES<T>; ++i) at[i] = f(i);
   }
-  return a.v[0];
+  HD operator typename Vec<T>::Mask() const { return *reinterpret_cast<const typename Vec<T>::Mask*>(at); }
+};
+template <class T> HD typename Vec<T>::Mask lane_numbers() {
+  static constexpr Lanes<T> lanes([](int i) { return i; });
+  return lanes;
 }
-template <class T> HD T sum(Vec<T> a) { return fold(a, [](Vec<T> x, Vec<T> y) { return x + y; }); }
-template <class T> HD T largest(Vec<T> a) { return fold(a, [](Vec<T> x, Vec<T> y) { return max_(x, y); }); }
+template <class T> HD Vec<T> as_numbers(typename Vec<T>::Mask m) { return Vec<T>(__builtin_convertvector(m, typename Vec<T>::Raw)); }
+
+// Over each group of `Group` lanes, a power of two, in every lane of it; folded in halves.
+template <int Group, class T, class F> HD Vec<T> fold(Vec<T> a, F f) {
+  if constexpr (Group == 1) return a;
+  else {
+    static constexpr Lanes<T> partner([](int i) { return i ^ (Group / 2); });
+    return fold<Group / 2>(f(a, Vec<T>(__builtin_shuffle(a.v, typename Vec<T>::Mask(partner)))), f);
+  }
+}
+template <int Group, class T> HD Vec<T> sums(Vec<T> a) { return fold<Group>(a, [](Vec<T> x, Vec<T> y) { return x + y; }); }
+template <int Group, class T> HD Vec<T> largest(Vec<T> a) { return fold<Group>(a, [](Vec<T> x, Vec<T> y) { return max_(x, y); }); }
+template <class T> HD T sum(Vec<T> a) { return sums<LANES<T>>(a).v[0]; }
+template <class T> HD T largest(Vec<T> a) { return largest<LANES<T>>(a).v[0]; }
 template <class T> HD Vec<T> choose(Vec<T> m, Vec<T> a, Vec<T> b) {
   const Vec<T> zero(T(0));
   return select<T>(m.v > zero.v, a, select<T>(m.v < zero.v, b, .5f * (a + b)));
@@ -128,7 +145,24 @@ HD Vec<float> tanh_(Vec<float> x) {
   const V y = select<float>(a.v < V(.625f).v, small, large);
   return V(V::Raw(V::Mask(y.v) | sign));
 }
+// log of positive normal floats, about 1 ulp: x = 2^n (1 + r), 1 + r in [sqrt(1/2), sqrt(2)), and a polynomial in r of
+// minimax error 8e-10.
+HD Vec<float> log_(Vec<float> x) {
+  using V = Vec<float>;
+  const V::Mask n = (V::Mask(x.v) - 0x3f3504f3) >> 23;
+  const V r = V(V::Raw(V::Mask(x.v) - (n << 23))) - V(1.f), e = V(__builtin_convertvector(n, V::Raw));
+  V q = V(6.746627251e-02f);
+  for (const float c : {-1.167564824e-01f, 1.188816643e-01f, -1.240558977e-01f, 1.421955187e-01f, -1.666799579e-01f,
+                        2.000211868e-01f, -2.500000960e-01f, 3.333331260e-01f})
+    q = q * r + V(c);
+  const V square = r * r;
+  return e * V(0.693145752f) + (r + (square * r * q + (e * V(1.42860677e-6f) - .5f * square)));
+}
 // In double precision speed matters less than the last bit: libm, lane by lane.
+HD Vec<double> log_(Vec<double> x) {
+  for (int i = 0; i < LANES<double>; ++i) x.v[i] = ::log(x.v[i]);
+  return x;
+}
 HD Vec<double> exp_(Vec<double> x) {
   for (int i = 0; i < LANES<double>; ++i) x.v[i] = ::exp(x.v[i]);
   return x;
