@@ -99,9 +99,10 @@ struct Call {
   }
 };
 
-Tensor heads_last(const Tensor& like, int64_t B, int64_t N, int64_t L, int64_t D) { return output(like, {B, L, N, D}, stored(like)); }
-// The (B, N, L, D) view of a (B, L, N, D), in the type of `like`.
-Tensor heads_first(const Tensor& t, const Tensor& like) { return torch::stable::transpose(as_type(t, like.scalar_type()), 1, 2); }
+// A (B, N, L, D) that lies in memory as (B, L, N, D).
+Tensor heads_last(const Tensor& like, int64_t B, int64_t N, int64_t L, int64_t D) {
+  return output(like, {B, N, L, D}, {L * N * D, D, N * D, 1}, stored(like));
+}
 
 std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, Optional bias, Optional mask, Optional key_lengths, Optional alibi,
                                      Optional relative_keys, Optional rope, Optional key_rows, Tensor seed, double scale, bool causal,
@@ -113,7 +114,7 @@ std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, Optional bias
     a.out = out.mutable_data_ptr(), a.lse = lse.mutable_data_ptr();
     cpu::kernels().attention(a, parallel, threads());
   }
-  return {heads_first(out, q), lse};
+  return {as_type(out, q.scalar_type()), lse};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
@@ -128,11 +129,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   const Tensor dout_ = rows(as_type(dout, q.scalar_type())), lse_ = dense(lse);
   strides_of(dout_, a.dout_strides, 3, false);
   a.dout = dout_.const_data_ptr(), a.lse = const_cast<void*>(lse_.const_data_ptr());
-  const Tensor none = output(q, {0});
-  Tensor dq = none, dk = none, dv = none, dbias = none, drelative_keys = none;
-  if (needs & 1) dq = heads_last(q, a.B, a.N, a.L, a.D), a.dq = dq.mutable_data_ptr();
-  if (needs & 2) dk = heads_last(q, a.B, a.N_kv, a.S, a.D), a.dk = dk.mutable_data_ptr();
-  if (needs & 4) dv = heads_last(q, a.B, a.N_kv, a.S, a.D), a.dv = dv.mutable_data_ptr();
+  // What is not needed is empty; no two results may be the same tensor.
+  Tensor dq = needs & 1 ? heads_last(q, a.B, a.N, a.L, a.D) : output(q, {0});
+  Tensor dk = needs & 2 ? heads_last(q, a.B, a.N_kv, a.S, a.D) : output(q, {0});
+  Tensor dv = needs & 4 ? heads_last(q, a.B, a.N_kv, a.S, a.D) : output(q, {0});
+  Tensor dbias = output(q, {0}), drelative_keys = output(q, {0});
+  const auto at = [](Tensor& t) { return t.numel() ? t.mutable_data_ptr() : nullptr; };
+  a.dq = at(dq), a.dk = at(dk), a.dv = at(dv);
   if (needs & 8 && bias) {
     dbias = output(q, Sizes(bias->sizes().begin(), bias->sizes().end()), computing(q));
     strides_of(dbias, a.dbias_strides, 4, true);
@@ -144,9 +147,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   }
   cpu::kernels().attention_backward(a, parallel, threads());
   const ScalarType type = q.scalar_type();
-  const auto view = [&](const Tensor& t, int bit) { return needs & bit ? heads_first(t, q) : output(q, {0}); };
-  return {view(dq, 1), view(dk, 2), view(dv, 4), needs & 8 ? as_type(dbias, type) : output(q, {0}),
-          needs & 16 ? as_type(drelative_keys, type) : output(q, {0})};
+  return {as_type(dq, type), as_type(dk, type), as_type(dv, type), as_type(dbias, type), as_type(drelative_keys, type)};
 }
 
 }  // namespace

@@ -43,17 +43,25 @@ inline Tensor dense(const Tensor& t, ScalarType type) {
   return dense(t.scalar_type() == type ? t : torch::stable::to(t, type));
 }
 inline Tensor as_type(const Tensor& t, ScalarType type) { return t.scalar_type() == type ? t : torch::stable::to(t, type); }
-// A contiguous CPU tensor; a large one in memory of our own: see cpu/memory.h.
+// A CPU tensor with strides that leave no holes; a large one in memory of our own: see cpu/memory.h. (A small one not by
+// way of torch::stable::new_empty, whose call through the dispatcher takes a microsecond.)
+inline Tensor output(const Tensor& like, const Sizes& shape, const Sizes& strides, ScalarType type) {
+  size_t bytes = type == ScalarType::Bool ? 1 : type == ScalarType::Double || type == ScalarType::Long ? 8 : type == ScalarType::Float ? 4 : 2;
+  for (int64_t n : shape) bytes *= size_t(n);
+  if (type != ScalarType::Bool && bytes >= cpu::LARGE)
+    return torch::stable::from_blob(cpu::allocate(bytes), shape, strides, like.device(), type,
+                                    [bytes](void* p) { cpu::release(p, bytes); });
+  AtenTensorHandle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      shape.size(), shape.data(), strides.data(), torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)),
+      aoti_torch_device_type_cpu(), 0, &made));
+  return Tensor(made);
+}
 inline Tensor output(const Tensor& like, const Sizes& shape, ScalarType type) {
-  int64_t bytes = type == ScalarType::Double || type == ScalarType::Long ? 8 : type == ScalarType::Float ? 4 : 2;
   Sizes strides(shape.size());
   int64_t n = 1;
-  for (size_t d = shape.size(); d-- > 0; n *= shape[d]) strides[d] = n;
-  bytes *= n;
-  if (type == ScalarType::Bool || size_t(bytes) < cpu::LARGE) return torch::stable::new_empty(like, shape, type);
-  const size_t size = bytes;
-  return torch::stable::from_blob(cpu::allocate(size), shape, strides, like.device(), type,
-                                  [size](void* p) { cpu::release(p, size); });
+  for (size_t d = shape.size(); d-- > 0; n *= shape[d] ? shape[d] : 1) strides[d] = n;
+  return output(like, shape, strides, type);
 }
 inline Tensor output(const Tensor& like, const Sizes& shape) { return output(like, shape, like.scalar_type()); }
 inline Tensor output_like(const Tensor& t) { return output(t, Sizes(t.sizes().begin(), t.sizes().end())); }

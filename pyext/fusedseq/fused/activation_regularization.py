@@ -17,7 +17,7 @@ def activation_regularization(dropped, raw, alpha, beta):
     check.shape(op, "raw", raw, "(T, B, H)", dropped.shape)
     if len(raw) == 0:
         raise ValueError(f"{op}: T must be at least 1, got {tuple(raw.shape)}")
-    return torch.ops.fusedseq.activation_regularization(dropped, raw, alpha, beta)
+    return autograd.call("activation_regularization", dropped, raw, alpha, beta)
 
 
 def setup(ctx, inputs, output):

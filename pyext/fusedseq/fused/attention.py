@@ -56,7 +56,8 @@ def attention(
     check_kind(op, "scale", scale, "a number", int, float, torch.SymInt, torch.SymFloat)
     if not isinstance(causal, bool):
         raise TypeError(f"{op}: causal must be True or False, got {causal!r}")
-    return torch.ops.fusedseq.attention(
+    return autograd.call(
+        "attention",
         q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, float(scale), causal, offset,
         float(dropout),
     )[0]  # fmt: skip
@@ -200,9 +201,10 @@ def oracle(
 
 
 def backward(ctx, dout, _):
-    inputs, (out, lse), needs = ctx.saved_tensors[:TENSORS], ctx.saved_tensors[TENSORS:], ctx.needs_input_grad
+    needs = ctx.needs_input_grad
     if dout is None:
         return (None,) * len(needs)
+    *inputs, out, lse = ctx.saved_tensors
     if torch.is_grad_enabled():
         return tuple(autograd.through_oracle(oracle, [*inputs, *ctx.settings], needs, [dout]))
     q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, _, seed = inputs

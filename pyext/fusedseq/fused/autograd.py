@@ -13,6 +13,37 @@ def register(op, fake, backward=None, setup=None, fakes=()):
         torch.library.register_fake(f"fusedseq::{name}", function)
     if backward:
         torch.library.register_autograd(f"fusedseq::{op}", backward, setup_context=setup)
+        _functions[op] = _function(op, backward, setup)
+
+
+_functions: dict[str, type[torch.autograd.Function]] = {}  # operator: its way through autograd
+
+
+def _function(op, backward, setup):
+    class Fused(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            output = _below_autograd(op, inputs)
+            setup(ctx, inputs, output)
+            return output
+
+    Fused.backward = staticmethod(backward)
+    return Fused
+
+
+def call(op, *inputs):
+    """`torch.ops.fusedseq.<op>(*inputs)`, for an operator with a gradient, without the 45 us that torch.library's own way
+    through autograd takes; a compiler or a transform of torch.func is given the registered operator."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return getattr(torch.ops.fusedseq, op)(*inputs)
+    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs):
+        return _functions[op].apply(*inputs)
+    return _below_autograd(op, inputs)
+
+
+def _below_autograd(op, inputs):
+    with torch._C._AutoDispatchBelowAutograd():
+        return getattr(torch.ops.fusedseq, op).default(*inputs)
 
 
 def through_oracle(oracle, inputs, needs, grads):

@@ -27,7 +27,7 @@ def bias_activation_dropout(x, b=None, activation="relu", p=0.0, seed=0):
     if activation not in ACTIVATIONS:
         raise ValueError(f"{OP}: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     check.probability(OP, "p", p)
-    return torch.ops.fusedseq.bias_activation_dropout(x, b, activation, p, check.seed(OP, seed, x.device))
+    return autograd.call("bias_activation_dropout", x, b, activation, p, check.seed(OP, seed, x.device))
 
 
 def setup(ctx, inputs, output):

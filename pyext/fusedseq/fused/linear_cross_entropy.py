@@ -28,7 +28,8 @@ def linear_cross_entropy(
     needs = 0
     if torch.is_grad_enabled() and reduction != "none":
         needs = wanted(t is not None and t.requires_grad for t in (x, W, b))
-    loss, log_prob, lse, argmax, *_ = torch.ops.fusedseq.linear_cross_entropy(
+    loss, log_prob, lse, argmax, *_ = autograd.call(
+        "linear_cross_entropy",
         x.reshape(-1, W.size(1)), W, target.reshape(-1), b, class_weights, ignore_index, label_smoothing, z_loss,
         temperature, REDUCTIONS.index(reduction), needs,
     )  # fmt: skip

@@ -16,7 +16,7 @@ def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None):
     """
     check_gates("lstm", x, W_ih, W_hh, b, h0, c0, lengths)
     x, W_ih, W_hh, b, h0, c0 = autograd.autocast(x.device.type, x, W_ih, W_hh, b, h0, c0)
-    y, h, c, _, _ = torch.ops.fusedseq.lstm(x, W_ih, W_hh, b, h0, c0, lengths)
+    y, h, c, _, _ = autograd.call("lstm", x, W_ih, W_hh, b, h0, c0, lengths)
     return y, (h, c)
 
 

@@ -40,8 +40,8 @@ def mogrifier_lstm(
     tensors = autograd.autocast(
         x.device.type, x, W_ih, W_hh, b, h0, c0, lengths, Q, Q_factor, R, R_factor, Q_bias, R_bias
     )
-    y, h, c, *_ = torch.ops.fusedseq.mogrifier_lstm(
-        *tensors, seed, rounds, cap_input_gate, training, state_dropout, zoneout_h, zoneout_c
+    y, h, c, *_ = autograd.call(
+        "mogrifier_lstm", *tensors, seed, rounds, cap_input_gate, training, state_dropout, zoneout_h, zoneout_c
     )
     return y, (h, c)
 

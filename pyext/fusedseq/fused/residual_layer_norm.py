@@ -29,7 +29,7 @@ def residual_layer_norm(x, residual=None, weight=None, bias=None, *, p=0.0, eps=
     if not eps >= 0:
         raise ValueError(f"{OP}: eps must be at least 0, got {eps}")
     seed = check.seed(OP, seed, x.device)
-    y, s, *_ = torch.ops.fusedseq.residual_layer_norm(x, residual, weight, bias, p, eps, prenorm, seed)
+    y, s, *_ = autograd.call("residual_layer_norm", x, residual, weight, bias, p, eps, prenorm, seed)
     return (y, s) if prenorm else y
 
 

@@ -14,7 +14,7 @@ def weight_drop(W, p, seed, variational=False):
     check.probability("weight_drop", "p", p)
     if p == 0:
         return W.clone()
-    return torch.ops.fusedseq.weight_drop(W, p, check.seed("weight_drop", seed, W.device), variational)
+    return autograd.call("weight_drop", W, p, check.seed("weight_drop", seed, W.device), variational)
 
 
 def setup(ctx, inputs, output):
