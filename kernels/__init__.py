@@ -11,7 +11,11 @@ import torch
 
 # operator: the module that launches it and its backward
 MODULES = {
+    "bias_activation_dropout": "bias_activation_dropout",
+    "bias_activation_dropout_backward": "bias_activation_dropout",
     "dropout_mask": "dropout_mask",
+    "residual_layer_norm": "residual_layer_norm",
+    "residual_layer_norm_backward": "residual_layer_norm",
 }
 _registered: list[torch.library.Library] = []  # a Library unregisters what it registered when it goes
 

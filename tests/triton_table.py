@@ -30,9 +30,48 @@ def empty(*shape, dtype=torch.bfloat16):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def norm(shape, dtype=torch.bfloat16, prenorm=False):
+    """residual_layer_norm and its backward, with all they take."""
+    x, weight, seed = empty(*shape, dtype=dtype), empty(shape[-1], dtype=dtype), empty(1, dtype=torch.int64)
+    module = kernels.module("residual_layer_norm")
+
+    def forward():
+        module.residual_layer_norm(x, x, weight, weight, 0.1, 1e-5, prenorm, seed)
+
+    def backward():
+        rows = empty(x.numel() // x.size(-1), dtype=torch.float32)
+        ds, s = (x, x) if prenorm else (None, None)
+        module.residual_layer_norm_backward(x, ds, x, x, weight, s, rows, rows, 0.1, seed, 15)
+
+    name = f"{shape[0]}x{shape[1]}-{str(dtype)[6:]}" + "-prenorm" * prenorm
+    return {f"residual_layer_norm-{name}": forward, f"residual_layer_norm_backward-{name}": backward}
+
+
+def activation(shape, name, dtype=torch.bfloat16):
+    """bias_activation_dropout and its backward."""
+    x, b, seed = empty(*shape, dtype=dtype), empty(shape[-1], dtype=dtype), empty(1, dtype=torch.int64)
+    module = kernels.module("bias_activation_dropout")
+    label = f"{shape[0]}x{shape[1]}-{name}-{str(dtype)[6:]}"
+    return {
+        f"bias_activation_dropout-{label}": lambda: module.bias_activation_dropout(x, b, name, 0.1, seed),
+        f"bias_activation_dropout_backward-{label}": lambda: module.bias_activation_dropout_backward(
+            x, x, b, name, 0.1, seed, 3
+        ),
+    }
+
+
 # A call of a launcher for each kernel and configuration that ships.
 CALLS = {
     "dropout_mask": lambda: kernels.module("dropout_mask").dropout_mask(empty(1, dtype=torch.int64), 0.3, (90, 90)),
+    **norm((12288, 256), torch.float32),
+    **norm((5760, 512)),
+    **norm((5760, 512), torch.float32, prenorm=True),
+    **norm((64, 8192), torch.float32),
+    **norm((64, 16384), prenorm=True),
+    **activation((5760, 2048), "relu", torch.float32),
+    **activation((5760, 2048), "gelu"),
+    **activation((5760, 2048), "gelu_tanh"),
+    **activation((5760, 2048), "tanh"),
 }
 
 
