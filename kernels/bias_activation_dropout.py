@@ -8,7 +8,7 @@ from fusedseq.kernels import launch, philox, rows
 
 OP = "bias_activation_dropout"
 WIDEST = 1024  # columns
-ELEMENTS = 2048  # of a tile
+ELEMENTS = 1024  # of a tile, 8 in a thread
 NOT_CONSTANT = ["M", "threshold"]
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from fusedseq.kernels import launch, philox, rows
 
 OP = "residual_layer_norm"
-WIDEST = 8192  # columns
+WIDEST = 4096  # columns
 ELEMENTS = 512  # of a tile of short rows, 4 in a thread: with twice as many a backward spills on an A100
 NOT_CONSTANT = ["M", "threshold"]
 
@@ -218,7 +218,7 @@ def configuration(D):
     if D > WIDEST:
         return True, {"R": 1, "N": 4096}, 8
     R, N = rows.tile(D, ELEMENTS, WIDEST)
-    return False, {"R": R, "N": N}, 4 if N <= 2048 else N // 512
+    return False, {"R": R, "N": N}, max(4, N // 256)
 
 
 def residual_layer_norm(x, residual, weight, bias, p, eps, prenorm, seed):

@@ -66,7 +66,7 @@ CALLS = {
     **norm((12288, 256), torch.float32),
     **norm((5760, 512)),
     **norm((5760, 512), torch.float32, prenorm=True),
-    **norm((64, 8192), torch.float32),
+    **norm((64, 4096), torch.float32),
     **norm((64, 16384), prenorm=True),
     **activation((5760, 2048), "relu", torch.float32),
     **activation((5760, 2048), "gelu"),
