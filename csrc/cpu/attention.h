@@ -158,7 +158,7 @@ struct Share {
     if (useful < parts) parts = int(useful);
     if (parts > 1 && units < 2 * parts) chunks = (2 * parts + units - 1) / units;
     if (chunks > blocks) chunks = blocks;
-    if (units * chunks < parts) parts = int(units * chunks);
+    if (units * chunks < parts) parts = units * chunks > 0 ? int(units * chunks) : 1;
   }
   template <class F> void each(cpu::Parallel run, F body) const {
     const int64_t items = units * chunks;

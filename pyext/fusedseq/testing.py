@@ -157,10 +157,11 @@ def run(function, args, kwargs, needs=None, outputs=None, expanded=False, upstre
     return [y.detach() for y in results], list(grads)
 
 
-def check(op, args, kwargs, *, needs=None, backward=True, outputs=None, expanded=False, function=None):
+def check(op, args, kwargs, *, needs=None, backward=True, outputs=None, expanded=False, function=None, together=False):
     """Asserts that `fused.<op>` (or `function`) agrees with the oracle, forward and every gradient, within `budget`.
 
     needs, outputs, expanded: as in `run`    backward=False: the forward alone
+    together: the gradients as one vector, which one that is 0 but for rounding is a part of
     returns the largest error found, as a fraction of its budget
     """
     leaves = differentiable(args, kwargs)
@@ -175,8 +176,11 @@ def check(op, args, kwargs, *, needs=None, backward=True, outputs=None, expanded
     ]
     wrt = names(op, args, kwargs)
     labels = [f"{op}: result {i}" for i in range(len(results))] + [f"{op}: gradient of {wrt[i]}" for i in needs]
-    (plain, plain_grads), (exact, exact_grads) = oracle
-    tensors = zip(labels, results + grads, plain + plain_grads, exact + exact_grads, strict=True)
+    found = [(results, grads), *oracle]
+    if together and needs:
+        labels[len(results) :] = [f"{op}: gradients"]
+        found = [(y, [torch.cat([g.flatten() for g in grads])]) for y, grads in found]
+    tensors = zip(labels, *(y + grads for y, grads in found), strict=True)
     return max(assert_within_budget(*each, dtype, roundings(op, args, leaves)) for each in tensors)
 
 
@@ -459,6 +463,7 @@ CASES = [
     attention_case(2, 3, 5, 6, 4, "alibi"),
     attention_case(2, 3, 6, 6, 4, "alibi", causal=True),
     *(attention_case(2, 2, 5, 6, 4, f"relative{K}") for K in (0, 2, 9)),
+    attention_case(0, 2, 3, 4, 5, "relative2", "biasNLS"),
     attention_case(2, 2, 35, 34, 6, "relative3", "lengths", causal=True, dropout=0.2, seed=4),
     attention_case(2, 2, 5, 6, 4, "rope"),
     attention_case(2, 2, 6, 6, 20, "rope", causal=True, offset=3),
