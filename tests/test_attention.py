@@ -77,9 +77,10 @@ def test_masked_keys_do_not_matter(way, besides, op):
 
 
 @pytest.mark.parametrize("value", [INF, NAN])
-def test_keys_behind_the_lengths_are_never_looked_at(value):
+@pytest.mark.parametrize("L", [1, 5, 30])
+def test_keys_behind_the_lengths_are_never_looked_at(L, dtype, value):
     """What stands there may be no number at all: memory that nothing was written to. A mask can't promise that."""
-    q, k, v = qkv(3, 2, 5, 11, 6)
+    q, k, v = qkv(3, 2, L, 11, 6, dtype=dtype)
     lengths = torch.tensor([7, 0, 11])
     wanted = with_gradients(q, k, v, key_lengths=lengths)
     k_, v_ = (t.masked_fill(HIDDEN[:, None, :, None], value) for t in (k, v))
@@ -87,9 +88,10 @@ def test_keys_behind_the_lengths_are_never_looked_at(value):
 
 
 @OPERATORS
-def test_nan_in_a_query_comes_out(op):
+@pytest.mark.parametrize("S", [3, 7, 11, 20])
+def test_nan_in_a_query_comes_out(S, op):
     """It is no mask: a query of NaN must not look like one that sees nothing."""
-    q, k, v = qkv(2, 2, 5, 20, 3)
+    q, k, v = qkv(2, 2, 5, S, 3)
     q[1, 0, 2] = NAN
     y, *grads = with_gradients(q, k, v, op=op)
     assert y[1, 0, 2].isnan().all()
@@ -262,13 +264,13 @@ def test_cached_decoding_equals_full(name, op):
 @pytest.mark.parametrize("N_kv", [3, 1])
 def test_a_beams_table_equals_copied_caches(name, N_kv, op):
     """Caches of four rows for two hypotheses, with memory for more positions than there are."""
-    _, k, v = qkv(4, 3, 1, 12, 4, N_kv)
-    q, rows = torch.randn(2, 3, 1, 4), torch.randint(4, (2, 9))
-    options = at({n: t.float() for n, t in POSITIONS[name].items()}, 8, 9)
+    _, k, v = qkv(4, 3, 1, 12, 4, N_kv, dtype=torch.float64)
+    q, rows = torch.randn(2, 3, 1, 4).double(), torch.randint(4, (2, 9))
+    options = at({n: t.double() for n, t in POSITIONS[name].items()}, 8, 9)
     copies = [torch.stack([torch.stack([t[r, :, j] for j, r in enumerate(row)], 1) for row in rows]) for t in (k, v)]
     lengths = torch.tensor([9, 4])
     got = op(q, k, v, key_rows=rows, key_lengths=lengths, causal=True, **options)
-    assert torch.equal(got, op(q, *copies, key_lengths=lengths, causal=True, **options))
+    torch.testing.assert_close(got, op(q, *copies, key_lengths=lengths, causal=True, **options))
 
 
 @pytest.mark.parametrize("N_kv", [1, 2])

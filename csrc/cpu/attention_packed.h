@@ -103,9 +103,9 @@ template <class E, int Q> class AttentionPacked {
     T* lse = static_cast<T*>(a.lse) + (b * a.N + h) * a.L;
     for (int64_t i = 0; i < a.L; i += G) {
       const V s = logits(q, k, b, h, i, keys), most = largest<Q>(s);
-      const Mask blind = most.v == none.v;
-      const V e = select<T>(s.v != none.v, exp_(s - select<T>(blind, zero, most)), zero);
-      const V mass = select<T>(blind, V(T(1)), sums<Q>(e)), y = e / mass;
+      const V e = select<T>(s.v != none.v, exp_(s - most), zero), total = sums<Q>(e);
+      const Mask blind = total.v == zero.v;  // by its mass, not by `most`: a row of NaN is no masked one
+      const V mass = select<T>(blind, V(T(1)), total), y = e / mass;
       (a.dropped ? p.dropped(y, keep + i * p.words) : y).store(w.P + i * Q);
       const V l = select<T>(blind, V(INFINITE<T>), most + log_(mass));
 #pragma GCC unroll 4
@@ -114,8 +114,14 @@ template <class E, int Q> class AttentionPacked {
     }
     E* out = static_cast<E*>(a.out) + (b * a.L * a.N + h) * a.D;
     store(w, out, a.L, a.N * a.D, false, [&](T* to, int64_t ld) {
-      product(a.L, a.S, (const T*)w.P, Q, 1, v.p, v.stride, p.Dp, to, ld, false);
+      weighted(w.P, v, keys, to, ld);
     });
+  }
+
+  // to (L, Dp) = weights (L, Q) times the rows of the keys there are: behind them may stand anything.
+  HD void weighted(const T* weights, Rows x, int64_t keys, T* to, int64_t ld) const {
+    if (keys) return product(a.L, keys, weights, Q, 1, x.p, x.stride, p.Dp, to, ld, false);
+    for (int64_t i = 0; i < a.L; ++i) memset(to + i * ld, 0, p.Dp * sizeof(T));
   }
 
   // make(to, row length) writes `count` rows to x, or to memory that is then stored there, turned back where asked.
@@ -161,7 +167,7 @@ template <class E, int Q> class AttentionPacked {
     if (a.dk) product(a.S, a.L, dS, 1, Q, q.p, q.stride, p.Dp, dk, ldk, add);
     if (a.dq)
       store(w, static_cast<E*>(a.dq) + (b * a.L * a.N + h) * a.D, a.L, a.N * a.D, true, [&](T* to, int64_t ld) {
-        product(a.L, a.S, dS, Q, 1, k.p, k.stride, p.Dp, to, ld, false);
+        weighted(dS, k, keys, to, ld);
       }, a.offset);
   }
   // The rows of a coming unit: short and many, they begin and end before the machine's own prefetcher follows.
