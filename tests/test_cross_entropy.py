@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from fusedseq import fused, nn, reference
+from fusedseq import fused, kernels, nn, reference
 from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
-from fusedseq.testing import check
+from fusedseq.testing import check, linear_cross_entropy_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -194,6 +194,36 @@ def test_two_runs_give_the_same_bits(threads, count, N, E, V):
         loss = fused.linear_cross_entropy(x, W, target, b, label_smoothing=0.1)
         runs.append((loss, *torch.autograd.grad(loss, (x, W, b))))
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+# Chunks of rows whose logits are kept, and all rows at once with logits made twice: csrc/cpu/linear_cross_entropy.h.
+SCHEDULES = pytest.mark.parametrize(("N", "E", "V"), [(5000, 6, 70), (40, 3, 180_000)], ids=str)
+
+
+@SCHEDULES
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_schedule_agrees_with_the_oracle(threads, count, reduction, N, E, V):
+    threads(count)
+    args, kwargs = linear_cross_entropy_case(N, E, V, ignored=7, reduction=reduction, label_smoothing=0.1).inputs()
+    check("linear_cross_entropy", args, kwargs)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("cached", [2 << 10, 40 << 10], ids=["classes", "rows"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_every_schedule_of_the_triton_kernel(monkeypatch, device, dtype, cached, reduction):
+    """Blocks of some classes or of some rows, where the cache is that small."""
+    if dtype == torch.float64:
+        pytest.skip("the Triton kernels take no float64")
+    module = kernels.module("linear_cross_entropy")
+    monkeypatch.setattr(module, "CACHED", cached)
+    monkeypatch.setattr(module, "FEWEST", 4)
+    rows, columns = module.plan(9, 2500, dtype.itemsize)
+    assert (rows < 9) if cached > 5000 else (columns < 2500)
+    options = {"weighted": True, "ignored": 4, "label_smoothing": 0.25, "z_loss": 0.01, "reduction": reduction}
+    args, kwargs = linear_cross_entropy_case(9, 5, 2500, return_details=True, **options).inputs(device, dtype)
+    check("linear_cross_entropy", args, kwargs)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)

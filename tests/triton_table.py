@@ -60,6 +60,24 @@ def activation(shape, name, dtype=torch.bfloat16):
     }
 
 
+def cross_entropy(label, dtype=torch.bfloat16, options=False):
+    """linear_cross_entropy with and without gradients, and its backward."""
+    x, W, b = empty(512, 640, dtype=dtype), empty(10_000, 640, dtype=dtype), empty(10_000, dtype=dtype)
+    inputs = x, W, empty(512, dtype=torch.int64), b, empty(10_000, dtype=torch.float32) if options else None
+    settings = -100, 0.1 * options, 1e-4 * options, 1.0, 1
+    lse = empty(512, dtype=torch.float32)
+    upstream = empty(dtype=torch.float32), lse if options else None, lse if options else None
+    module = kernels.module("linear_cross_entropy")
+    return {
+        f"linear_cross_entropy-{label}": lambda: module.linear_cross_entropy(*inputs, *settings, 7),
+        f"linear_cross_entropy-{label}-forward": lambda: module.linear_cross_entropy(*inputs, *settings, 0),
+        f"linear_cross_entropy_backward-{label}": lambda: module.linear_cross_entropy_backward(
+            *upstream, lse, *inputs, *settings, 7
+        ),
+        "linear_cross_entropy_backward_scale": lambda: module.linear_cross_entropy_backward_scale(W, upstream[0]),
+    }
+
+
 # A call of a launcher for each kernel and configuration that ships.
 CALLS = {
     "dropout_mask": lambda: kernels.module("dropout_mask").dropout_mask(empty(1, dtype=torch.int64), 0.3, (90, 90)),
@@ -72,6 +90,9 @@ CALLS = {
     **activation((5760, 2048), "gelu"),
     **activation((5760, 2048), "gelu_tanh"),
     **activation((5760, 2048), "tanh"),
+    **cross_entropy("bfloat16"),
+    **cross_entropy("bfloat16-options", options=True),
+    **cross_entropy("float32", torch.float32),
 }
 
 
