@@ -4,11 +4,12 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from fusedseq import fused, reference, testing
 
-from bench import baselines, compiled
+from bench import baselines, compiled, optimizers
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,28 @@ class Row:
         if self.whole and full:
             found["compiled whole"] = compiled.whole(eager)
         return found
+
+
+class StepRow(Row):
+    """A step of an optimiser, which is no operator: bench/optimizers.py has its providers."""
+
+    mode = "step"
+
+    @property
+    def name(self):
+        return f"{self.op}-{self.id}"
+
+    def providers(self, full):
+        loop, foreach = (partial(optimizers.torch_asgd, foreach=foreach) for foreach in (False, True))
+        named = {"fused": optimizers.nt_asgd, "eager": loop, "torch": foreach}
+        return {name: optimizers.kept(build) for name, build in named.items()}
+
+
+def nt_asgd(*bars):
+    """The norm reads the gradients; the step reads gradient, parameter and average, and writes the latter two."""
+    n = optimizers.PARAMETERS
+    return StepRow("nt_asgd", f"{n / 1e6:.0f}M-clipped", optimizers.inputs, backward=False, traffic=6 * n, copied=(n,),
+                   roof="copy", bars=bars)  # fmt: skip
 
 
 def mogrifier(T, B, H, *bars, rank=None, backward=True, lengths_of_T=None, suffix="", **options):
@@ -253,6 +276,7 @@ ROWS = [
       for N, D, *positions in ((5, 20), (10, 10), (5, 60, "rope"), (10, 30, "alibi"), (5, 20, "relative16"),
                                (10, 10, "biasNLS"))),
     attention(2, 8, 1024, 64, suffix="-causal", causal=True),
+    nt_asgd(Bar("eager", 3.0), Bar("torch", 3.0)),
     norm(2048 * 6, 256, Bar("eager", 3.0)),
     norm(64 * 90, 512, Bar("eager", 3.0)),
     norm(64 * 90, 512, prenorm=True),
