@@ -150,6 +150,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   return {as_type(dq, type), as_type(dk, type), as_type(dv, type), as_type(dbias, type), as_type(drelative_keys, type)};
 }
 
+// What `fused.explain` says of a call: its cpu::AttentionKernel, and the queries in a block of `rows`.
+Tensor attention_plan(Tensor q, Tensor k, Optional relative_keys, Optional key_rows) {
+  const Call call(q, k, k, {}, {}, {}, {}, relative_keys, {}, key_rows, q, 1, false, 0, 0);
+  const cpu::AttentionPlan plan = cpu::kernels().attention_plan(call.a);
+  Tensor found = output(q, {2}, ScalarType::Long);
+  int64_t* numbers = static_cast<int64_t*>(found.mutable_data_ptr());
+  numbers[0] = int64_t(plan.kernel), numbers[1] = plan.block;
+  return found;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
@@ -160,10 +170,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
       "attention_backward(Tensor dout, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, "
       "Tensor? key_lengths, Tensor? alibi, Tensor? relative_keys, Tensor? rope, Tensor seed, float scale, bool causal, int offset, "
       "float dropout, int needs) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor drelative_keys)");
+  m.def("attention_plan(Tensor q, Tensor k, Tensor? relative_keys, Tensor? key_rows) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("attention", TORCH_BOX(&attention));
   m.impl("attention_backward", TORCH_BOX(&attention_backward));
+  m.impl("attention_plan", TORCH_BOX(&attention_plan));
 }
 
 }  // namespace fusedseq

@@ -1,6 +1,7 @@
 """What attention means: what may not matter does not, bit for bit; what the papers say holds, written out again here."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -365,3 +366,24 @@ def test_a_module_copies_nothing():
     module(x, x, x)
     peak = roofline.peak_memory(lambda: module(x, x, x), "cpu")
     assert peak is None or peak < 5.6 * 4 * x.numel()
+
+
+@pytest.mark.parametrize(
+    ("L", "type", "wanted"),
+    [
+        (4, torch.float32, "attention on cpu, float32: csrc/cpu/attention_packed.h, .* 1 threads; all keys .* in one vector"),
+        (90, torch.float32, r"attention on cpu, float32: csrc/cpu/attention.h, .* \d+ queries at a time"),
+        (90, torch.bfloat16, "attention on cpu, bfloat16: csrc/cpu/attention.h, .*, computed in float32"),
+        (90, torch.float16, "attention on cpu, float16: .* widened to float32 before and narrowed after"),
+    ],
+)  # fmt: skip
+def test_explain_says_what_runs(L, type, wanted):
+    assert re.match(wanted, fused.explain("attention", *qkv(2, 3, L, L, 5, dtype=type), causal=True))
+
+
+def test_explain_knows_who_is_not_packed():
+    """Small heads with relative keys or a beam's table take the other kernel."""
+    args = qkv(2, 3, 1, 4, 6)
+    for options in ({"relative_keys": torch.randn(3, 6)}, {"key_rows": torch.zeros(2, 3, dtype=torch.int64)}):
+        assert "attention_packed" in fused.explain("attention", *args)
+        assert "attention_packed" not in fused.explain(fused.attention, *args, **options)

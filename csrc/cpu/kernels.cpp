@@ -30,8 +30,11 @@ template <class T> static void recurrence_backward(const cpu::RecurrenceBackward
   r.forward.cap_input_gate ? go(Backward<T, true>(r, threads)) : go(Backward<T, false>(r, threads));
 }
 
+template <class E> static cpu::AttentionKernel attention_kernel(const cpu::Attention& a) {
+  return packed_takes<E>(a) ? cpu::AttentionKernel::packed : cpu::AttentionKernel::rows;
+}
 template <class E> static void attention_type(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
-  if (packed_takes<E>(a)) return attention_packed<E>(a, run, threads, forward);
+  if (attention_kernel<E>(a) == cpu::AttentionKernel::packed) return attention_packed<E>(a, run, threads, forward);
   forward ? attention_rows<E>(a, run, threads) : AttentionBackward<E>(a, threads).run(run);
 }
 static void attention_any(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
@@ -43,6 +46,16 @@ static void attention_any(const cpu::Attention& a, cpu::Parallel run, int thread
 }
 static void attention(const cpu::Attention& a, cpu::Parallel run, int threads) { attention_any(a, run, threads, true); }
 static void attention_backward(const cpu::Attention& a, cpu::Parallel run, int threads) { attention_any(a, run, threads, false); }
+template <class E> static cpu::AttentionPlan attention_plan_of(const cpu::Attention& a) {
+  return {attention_kernel<E>(a), AttentionProblem<E>{a}.block};
+}
+static cpu::AttentionPlan attention_plan(const cpu::Attention& a) {
+  switch (a.type) {
+    case cpu::Type::f64: return attention_plan_of<double>(a);
+    case cpu::Type::bf16: return attention_plan_of<bfloat16>(a);
+    default: return attention_plan_of<float>(a);
+  }
+}
 
 // C (M, N) = A (M, K) W^T, W (N, K) packed once and multiplied `repeats` times: the rate of the product inside the
 // recurrence, for the benchmark's roofline. Returns the floating-point operations of the products.
@@ -78,6 +91,7 @@ const cpu::Kernels kernels = {
     linear_backward<double>,
     attention,
     attention_backward,
+    attention_plan,
     residual_layer_norm,
     residual_layer_norm_backward,
     bias_activation_dropout,

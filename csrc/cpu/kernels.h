@@ -89,6 +89,13 @@ template <class T> struct Linear {
   T *dx, *dW, *db;     // (M, K), (N, K), (N,)
 };
 
+// What runs an attention: see explain.py, which has the kernels in this order.
+enum class AttentionKernel : int64_t { rows, packed };
+struct AttentionPlan {
+  AttentionKernel kernel;
+  int64_t block;  // queries at a time, of `rows`
+};
+
 // Attention. Strides are those of the dimensions before the last, in elements; the last has stride 1 but for bias and mask.
 struct Attention {
   Type type;                              // of q, k, v, bias and dout in memory; the rest is of the computing type
@@ -198,6 +205,7 @@ struct Kernels {
   void (*linear_backward_f64)(const Linear<double>&, Parallel, int threads);
   void (*attention)(const Attention&, Parallel, int threads);
   void (*attention_backward)(const Attention&, Parallel, int threads);
+  AttentionPlan (*attention_plan)(const Attention&);
   void (*residual_layer_norm)(const ResidualLayerNorm&, Parallel);
   void (*residual_layer_norm_backward)(const ResidualLayerNormBackward&, Parallel);
   void (*bias_activation_dropout)(const BiasActivationDropout&, Parallel);

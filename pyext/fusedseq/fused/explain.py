@@ -1,7 +1,9 @@
+import inspect
+
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fusedseq import _load, kernels
+from fusedseq import _load, kernels, reference
 
 # op: the file of its CPU kernel, and what there is to say of it.
 CPU_KERNELS = {
@@ -20,6 +22,12 @@ CPU_KERNELS = {
     "split_cross_entropy": ("csrc/cpu/linear_cross_entropy.h", "the head, and each tail for its own rows"),
     "weight_drop": ("csrc/cpu/pointwise.h", "the mask made on the way"),
 }
+
+# In the order of AttentionKernel in csrc/cpu/kernels.h.
+ATTENTION_KERNELS = [
+    ("csrc/cpu/attention.h", "{} queries at a time against all their keys, (B, N, L, S) never in memory"),
+    ("csrc/cpu/attention_packed.h", "all keys of a query in one vector, as they are so few"),
+]
 
 MADE_OF = {"split_cross_entropy": "linear_cross_entropy"}  # operators that call another one
 
@@ -47,5 +55,21 @@ def explain(op, *args, **kwargs):
     file, why = CPU_KERNELS[name]
     if name == "mogrifier_lstm" and kwargs.get("rounds") == 0:
         why = CPU_KERNELS["lstm"][1] + ", there being no rounds"
-    carried = ", computed and carried in float32" if dtype == "bfloat16" and file.endswith("recurrence.h") else ""
-    return f"{name} on cpu, {dtype}: {file}, {_load.isa('used')}, {torch.get_num_threads()} threads; {why}{carried}"
+    if name == "attention" and len(tensors) > 1:
+        file, why = attention(*args, **kwargs)
+    if dtype == "bfloat16" and file.endswith("recurrence.h"):
+        why += ", computed and carried in float32"
+    if dtype == "bfloat16" and name == "attention":
+        why += ", computed in float32"
+    if dtype == "float16":
+        why += ", its tensors widened to float32 before and narrowed after"
+    return f"{name} on cpu, {dtype}: {file}, {_load.isa('used')}, {torch.get_num_threads()} threads; {why}"
+
+
+def attention(*args, **kwargs):
+    """The file of the kernel that a call takes, and why: the kernels' own choice."""
+    given = inspect.signature(reference.attention).bind(*args, **kwargs).arguments
+    q, k, relative_keys, key_rows = map(given.get, ("q", "k", "relative_keys", "key_rows"))
+    kernel, block = torch.ops.fusedseq.attention_plan(q, k, relative_keys, key_rows).tolist()
+    file, why = ATTENTION_KERNELS[kernel]
+    return file, why.format(block)
