@@ -86,7 +86,7 @@ template <class T> class CrossEntropy {
 
  private:
   static constexpr int64_t COLUMNS = 512, SUB = 288;  // a block of logits, which stays in the second cache
-  static constexpr int64_t KEPT = int64_t(160) << 20, FEWEST = 256, MOST = 2048;
+  static constexpr int64_t KEPT = int64_t(160) << 20, FEWEST = 256, MOST = 3 * SUB;
   static constexpr int64_t ld_sums = COLUMNS + 16;
   static constexpr int64_t scratch_size = (TRANSPOSED_SCRATCH<T> + LANES<T> - 1) / LANES<T> * LANES<T>;
 
