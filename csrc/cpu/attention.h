@@ -51,11 +51,12 @@ template <class E, class T = typename Compute<E>::type> struct AttentionProblem 
     if (d < a.D) load_up_to(x + d, a.D - d).store(to + d);
     if (turn && rope) rotate(to, rope + position * a.D, a.D, T(1));
   }
+  // Key (or value) j of a batch row, wherever it stands.
+  HD const E* key(const void* p, const int64_t* strides, int64_t b, int64_t g, int64_t j) const {
+    return row(p, strides, a.key_rows ? a.key_rows[b * a.S + j] : b, g, j);
+  }
   void stage_keys(const void* p, const int64_t* strides, int64_t b, int64_t g, bool turn, T* to) const {
-    const E* x = static_cast<const E*>(p) + g * strides[1];
-    if (!a.key_rows) return stage(x + b * strides[0], strides[2], a.S, 0, turn, to);
-    for (int64_t j = 0; j < a.S; ++j)
-      stage_row(x + a.key_rows[b * a.S + j] * strides[0] + j * strides[2], j, turn, to + j * Dp);
+    for (int64_t j = 0; j < a.S; ++j) stage_row(key(p, strides, b, g, j), j, turn, to + j * Dp);
   }
   const E* row(const void* p, const int64_t* strides, int64_t b, int64_t n, int64_t i) const {
     return static_cast<const E*>(p) + b * strides[0] + n * strides[1] + i * strides[2];
@@ -111,6 +112,24 @@ template <class E, class T = typename Compute<E>::type> struct AttentionProblem 
       if (s[j] != s[j]) return s[j];  // a row of NaN is not a masked one
     return top;
   }
+  // From q k^T in s, of which n keys are visible, to exp(logits - their largest), dropped, and zeros up to `columns`; writes
+  // lse and returns what the row is then to be multiplied by.
+  HD T softmax(T* s, const T* qr, const T* keep, int64_t b, int64_t h, int64_t i, int64_t n, int64_t columns) const {
+    const T most = n ? logits(s, qr, b, h, i, n) : -INFINITE<T>;
+    const bool blind = most == -INFINITE<T>;
+    const Vec<T> zero(T(0)), none(-INFINITE<T>);
+    Vec<T> total(T(0));
+    int64_t j = 0;
+    for (; j < n && !blind; j += LANES<T>) {
+      const Vec<T> x = Vec<T>::load(s + j), e = select<T>(x.v != none.v, exp_(x - Vec<T>(most)), zero);
+      total = total + e;
+      (a.dropped ? dropped(e, keep + j) : e).store(s + j);
+    }
+    for (; j < columns; j += LANES<T>) zero.store(s + j);
+    const T mass = sum(total);
+    static_cast<T*>(a.lse)[(b * a.N + h) * a.L + i] = blind ? INFINITE<T> : most + std::log(mass);
+    return blind ? T(0) : T(1) / mass;
+  }
   // f(key, row of relative_keys) for the first n keys.
   template <class F> HD void each_distance(int64_t position, int64_t n, F f) const {
     const auto within = [n](int64_t j) { return j < 0 ? 0 : j < n ? j : n; };
@@ -132,6 +151,13 @@ template <class E, class T = typename Compute<E>::type> struct AttentionProblem 
       for (int64_t j = 0; j < n; ++j) s[j] = seen[j] ? s[j] : -INFINITE<T>;
     else
       for (int64_t j = 0; j < n; ++j) s[j] = seen[j * t[3]] ? s[j] : -INFINITE<T>;
+  }
+  // relative_keys in whole vectors, and transposed.
+  void stage_table(T* rows, T* columns) const {
+    if (!relative) return;
+    for (int64_t r = 0; r < R; ++r)
+      for (int64_t d = 0; d < Dp; d += LANES<T>) Vec<T>::load(relative + r * a.D + d, a.D - d).store(rows + r * Dp + d);
+    transpose_rows(rows, R, Rp, columns);
   }
   // What the probabilities of rows i0 .. are multiplied by: 1/(1-p) or 0, in rows of `words`.
   HD void keep(int64_t b, int64_t h, int64_t i0, int64_t rows, T* to) const {
@@ -181,11 +207,7 @@ template <class E> void attention_rows(const cpu::Attention& a, cpu::Parallel ru
     Buffer<T> ks(a.S * p.Dp), kt(p.Dp * p.Sp), vs(a.S * p.Dp), qs(p.block * p.Dp), s(p.block * p.Sp), o(p.block * p.Dp),
         keep(dropped ? p.block * p.words + LANES<T> : 0), inverse(p.block);
     Buffer<T> rs(p.relative ? p.R * p.Dp : 0), rt(p.relative ? p.Dp * p.Rp : 0), qr(p.relative ? p.block * p.Rp : 0);
-    if (p.relative) {
-      for (int64_t r = 0; r < p.R; ++r)
-        for (int64_t d = 0; d < p.Dp; d += LANES<T>) Vec<T>::load(p.relative + r * a.D + d, a.D - d).store(rs + r * p.Dp + d);
-      p.transpose_rows(rs, p.R, p.Rp, rt);
-    }
+    p.stage_table(rs, rt);
     for (int64_t item = first; item < last; ++item) {
       const int64_t unit = item / share.chunks, chunk = item % share.chunks, b = unit / a.N_kv, g = unit % a.N_kv;
       p.stage_keys(a.k, a.k_strides, b, g, true, ks);
@@ -201,24 +223,10 @@ template <class E> void attention_rows(const cpu::Attention& a, cpu::Parallel ru
           product(rows, a.D, q, stride, 1, (const T*)kt, p.Sp, round_up<T>(columns), (T*)s, p.Sp, false);
           if (p.relative) product(rows, a.D, q, stride, 1, (const T*)rt, p.Rp, p.Rp, (T*)qr, p.Rp, false);
           if (dropped) p.keep(b, h, i0, rows, keep);
-          T* lse = static_cast<T*>(a.lse) + (b * a.N + h) * a.L + i0;
           for (int64_t i = 0; i < rows; ++i) {
             T* x = s + i * p.Sp;
             const int64_t n = p.visible(i0 + i, keys);
-            const T most = n ? p.logits(x, qr + i * p.Rp, b, h, i0 + i, n) : -INFINITE<T>;
-            const bool blind = most == -INFINITE<T>;
-            Vec<T> total(T(0));
-            int64_t j = 0;
-            for (; j < n && !blind; j += LANES<T>) {
-              const Vec<T> y = Vec<T>::load(x + j), zero(T(0)), none(-INFINITE<T>);
-              const Vec<T> e = select<T>(y.v != none.v, exp_(y - Vec<T>(most)), zero);
-              total = total + e;
-              (dropped ? p.dropped(e, keep + i * p.words + j) : e).store(x + j);
-            }
-            for (; j < columns; j += LANES<T>) Vec<T>(T(0)).store(x + j);
-            const T mass = sum(total);
-            inverse[i] = blind ? T(0) : T(1) / mass;
-            lse[i] = blind ? INFINITE<T> : most + std::log(mass);
+            inverse[i] = p.softmax(x, qr + i * p.Rp, keep + i * p.words, b, h, i0 + i, n, columns);
           }
           if (columns) product(rows, columns, (const T*)s, p.Sp, 1, (const T*)vs, p.Dp, p.Dp, (T*)o, p.Dp, false);
           else memset(o, 0, rows * p.Dp * sizeof(T));

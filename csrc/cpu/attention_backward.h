@@ -146,11 +146,7 @@ template <class E> class AttentionBackward {
       Work w(p);
       T* bias = shared_bias ? biases + part * a.dbias_size : static_cast<T*>(a.dbias);
       T* table = table_size ? tables + part * table_size : nullptr;
-      if (p.relative) {
-        for (int64_t r = 0; r < p.R; ++r)
-          for (int64_t d = 0; d < p.Dp; d += LANES<T>) Vec<T>::load(p.relative + r * a.D + d, a.D - d).store(w.rs + r * p.Dp + d);
-        p.transpose_rows(w.rs, p.R, p.Rp, w.rt);
-      }
+      p.stage_table(w.rs, w.rt);
       for (int64_t item = first; item < last; ++item) {
         const int64_t u = item / share.chunks;
         T *dk = key_size ? dks + item * key_size : (T*)w.dk, *dv = key_size ? dvs + item * key_size : (T*)w.dv;

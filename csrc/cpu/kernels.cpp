@@ -3,6 +3,7 @@
 
 #include "attention_backward.h"
 #include "attention_packed.h"
+#include "attention_thin.h"
 #include "bias_activation_dropout.h"
 #include "linear.h"
 #include "linear_cross_entropy.h"
@@ -31,10 +32,12 @@ template <class T> static void recurrence_backward(const cpu::RecurrenceBackward
 }
 
 template <class E> static cpu::AttentionKernel attention_kernel(const cpu::Attention& a) {
-  return packed_takes<E>(a) ? cpu::AttentionKernel::packed : cpu::AttentionKernel::rows;
+  return packed_takes<E>(a) ? cpu::AttentionKernel::packed : thin_takes<E>(a) ? cpu::AttentionKernel::thin : cpu::AttentionKernel::rows;
 }
 template <class E> static void attention_type(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
-  if (attention_kernel<E>(a) == cpu::AttentionKernel::packed) return attention_packed<E>(a, run, threads, forward);
+  const cpu::AttentionKernel kernel = attention_kernel<E>(a);
+  if (kernel == cpu::AttentionKernel::packed) return attention_packed<E>(a, run, threads, forward);
+  if (kernel == cpu::AttentionKernel::thin && forward) return attention_thin<E>(a, run, threads);
   forward ? attention_rows<E>(a, run, threads) : AttentionBackward<E>(a, threads).run(run);
 }
 static void attention_any(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {

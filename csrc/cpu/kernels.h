@@ -90,7 +90,7 @@ template <class T> struct Linear {
 };
 
 // What runs an attention: see explain.py, which has the kernels in this order.
-enum class AttentionKernel : int64_t { rows, packed };
+enum class AttentionKernel : int64_t { rows, packed, thin };
 struct AttentionPlan {
   AttentionKernel kernel;
   int64_t block;  // queries at a time, of `rows`

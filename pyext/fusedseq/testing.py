@@ -474,6 +474,10 @@ CASES = [
     attention_case(2, 6, 33, 35, 10, "lengths", "rope", N_kv=2, causal=True, dropout=0.2, seed=1),
     attention_case(2, 4, 5, 6, 3, "biasNLS", N_kv=1),
     attention_case(2, 3, 6, 6, 4, projected=True),
+    # few queries over many keys, as in decoding
+    attention_case(1, 2, 1, 40, 64, offset=20, causal=True),
+    attention_case(2, 2, 2, 37, 70, "mask"),
+    attention_case(3, 4, 1, 40, 20, "lengths", "rope", "relative3", "alibi", "biasNLS", N_kv=2, dropout=0.2, seed=6),
     attention_case(2, 5, 90, 90, 20, "lengths", projected=True, dropout=0.3, seed=5),
     *(linear_case(*size) for size in ((1, 1, 1), (3, 17, 1), (0, 3, 5), (7, 5, 33), (150, 33, 100), (20, 800, 70))),
     linear_case(5, 7, 9, bias=False),
