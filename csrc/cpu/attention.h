@@ -228,8 +228,7 @@ template <class E> void attention_rows(const cpu::Attention& a, cpu::Parallel ru
             const int64_t n = p.visible(i0 + i, keys);
             inverse[i] = p.softmax(x, qr + i * p.Rp, keep + i * p.words, b, h, i0 + i, n, columns);
           }
-          if (columns) product(rows, columns, (const T*)s, p.Sp, 1, (const T*)vs, p.Dp, p.Dp, (T*)o, p.Dp, false);
-          else memset(o, 0, rows * p.Dp * sizeof(T));
+          product(rows, columns, (const T*)s, p.Sp, 1, (const T*)vs, p.Dp, p.Dp, (T*)o, p.Dp, false);
           for (int64_t i = 0; i < rows; ++i)
             p.store_row(o + i * p.Dp, static_cast<E*>(a.out) + ((b * a.L + i0 + i) * a.N + h) * a.D, a.D, inverse[i]);
         }

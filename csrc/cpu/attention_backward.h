@@ -114,8 +114,7 @@ template <class E> class AttentionBackward {
         written = written < columns ? columns : written;
         if (table) product(p.R, rows, (const T*)w.g, 1, p.Rp, q, p.Dp, p.Dp, table, p.Dp, true);
         if (!a.dq) continue;
-        if (columns) product(rows, columns, ds, p.Sp, 1, (const T*)w.ks, p.Dp, p.Dp, (T*)w.dq, p.Dp, false);
-        else memset(w.dq, 0, rows * p.Dp * sizeof(T));
+        product(rows, columns, ds, p.Sp, 1, (const T*)w.ks, p.Dp, p.Dp, (T*)w.dq, p.Dp, false);
         if (p.relative) product(rows, p.R, (const T*)w.g, p.Rp, 1, (const T*)w.rs, p.Dp, p.Dp, (T*)w.dq, p.Dp, true);
         for (int64_t i = 0; i < rows; ++i) {
           if (p.rope) rotate(w.dq + i * p.Dp, p.rope + (i0 + i + a.offset) * a.D, a.D, T(-1));

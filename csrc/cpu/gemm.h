@@ -168,6 +168,7 @@ void product(int64_t M, int64_t K, const T* A, int64_t sm, int64_t sk, const T* 
              int64_t ldc, bool accumulate) {
   constexpr int64_t DEPTH = 256;  // of B, whose panel stays in the first cache while the rows pass
   const int64_t blocks = (M + MR - 1) / MR;
+  for (int64_t m = 0; K == 0 && !accumulate && m < M; ++m) memset(C + m * ldc, 0, N * sizeof(T));
   for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
     const int64_t depth = K - k0 < DEPTH ? K - k0 : DEPTH;
     const bool acc = accumulate || k0 > 0;
