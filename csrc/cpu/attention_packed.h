@@ -12,7 +12,7 @@ namespace FUSEDSEQ_ISA {
 
 constexpr int64_t PACKED_QUERIES = 16;
 template <class E> bool packed_takes(const cpu::Attention& a) {
-  return a.S <= LANES<typename Compute<E>::type> && a.L <= PACKED_QUERIES && !a.relative_keys && !a.key_rows;
+  return a.S <= LANES<typename Compute<E>::type> && a.L <= PACKED_QUERIES && !a.relative_keys;
 }
 
 template <class E, int Q> class AttentionPacked {
@@ -48,6 +48,12 @@ template <class E, int Q> class AttentionPacked {
     if constexpr (std::is_same<E, T>::value)
       if (direct && !(turn && p.rope)) return {first, strides[2]};
     p.stage(first, strides[2], count, position, turn, staged);
+    return {staged, p.Dp};
+  }
+
+  HD Rows keys_of(const void* x, const int64_t* strides, int64_t b, int64_t g, bool turn, T* staged) const {
+    if (!a.key_rows) return rows(x, strides, b, g, a.S, 0, turn, staged);
+    p.stage_keys(x, strides, b, g, turn, staged);
     return {staged, p.Dp};
   }
 
@@ -196,12 +202,12 @@ template <class E, int Q> class AttentionPacked {
       int64_t masks_end = first * p.group, masks_begin = 0;
       for (int64_t unit = first; unit < last; ++unit) {
         const int64_t b = unit / a.N_kv, g = unit % a.N_kv, keys = p.keys(b);
-        if (const int64_t next = unit + UNITS_AHEAD; next < last) {
+        if (const int64_t next = unit + UNITS_AHEAD; next < last && !a.key_rows) {
           const int64_t nb = next / a.N_kv, ng = next % a.N_kv, nh = ng * p.group;
           prefetch(a.q, a.q_strides, nb, nh, a.L), prefetch(a.k, a.k_strides, nb, ng, a.S), prefetch(a.v, a.v_strides, nb, ng, a.S);
           if (!forward_pass) prefetch(a.dout, a.dout_strides, nb, nh, a.L);
         }
-        const Rows k = rows(a.k, a.k_strides, b, g, a.S, 0, true, w.k), v = rows(a.v, a.v_strides, b, g, a.S, 0, false, w.v);
+        const Rows k = keys_of(a.k, a.k_strides, b, g, true, w.k), v = keys_of(a.v, a.v_strides, b, g, false, w.v);
         const bool whole_keys = direct && !p.rope;
         const int64_t ldk = whole_keys ? a.N_kv * a.D : p.Dp, at = (b * a.S * a.N_kv + g) * a.D;
         T *dk = w.dk, *dv = w.dv;
