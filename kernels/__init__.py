@@ -14,6 +14,8 @@ MODULES = {
     "bias_activation_dropout": "bias_activation_dropout",
     "bias_activation_dropout_backward": "bias_activation_dropout",
     "dropout_mask": "dropout_mask",
+    "linear": "linear",
+    "linear_backward": "linear",
     "linear_cross_entropy": "linear_cross_entropy",
     "linear_cross_entropy_backward": "linear_cross_entropy",
     "linear_cross_entropy_backward_scale": "linear_cross_entropy",

@@ -382,8 +382,10 @@ def test_explain_says_what_runs(L, type, wanted):
 
 
 def test_explain_knows_who_is_not_packed():
-    """Small heads with relative keys or a beam's table take the other kernel."""
+    """Relative keys take another kernel, and so do keys too many for a vector: that of few queries, or of many."""
     args = qkv(2, 3, 1, 4, 6)
-    for options in ({"relative_keys": torch.randn(3, 6)}, {"key_rows": torch.zeros(2, 3, dtype=torch.int64)}):
-        assert "attention_packed" in fused.explain("attention", *args)
-        assert "attention_packed" not in fused.explain(fused.attention, *args, **options)
+    assert "attention_packed" in fused.explain("attention", *args)
+    assert "attention_packed" in fused.explain("attention", *args, key_rows=torch.zeros(2, 3, dtype=torch.int64))
+    assert "attention_thin" in fused.explain(fused.attention, *args, relative_keys=torch.randn(3, 6))
+    assert "attention_thin" in fused.explain("attention", *qkv(2, 3, 2, 90, 6))
+    assert "attention.h" in fused.explain("attention", *qkv(2, 3, 5, 90, 6))
