@@ -27,7 +27,10 @@ CPU_KERNELS = {
 ATTENTION_KERNELS = [
     ("csrc/cpu/attention.h", "{} queries at a time against all their keys, (B, N, L, S) never in memory"),
     ("csrc/cpu/attention_packed.h", "all keys of a query in one vector, as they are so few"),
-    ("csrc/cpu/attention_thin.h", "few queries: each key and value read once, where it stands (a backward takes attention_backward.h)"),
+    (
+        "csrc/cpu/attention_thin.h",
+        "few queries: each key and value read once, where it stands (a backward takes attention_backward.h)",
+    ),
 ]
 
 MADE_OF = {"split_cross_entropy": "linear_cross_entropy"}  # operators that call another one
