@@ -20,7 +20,7 @@ template <class E, int Q> class AttentionPacked {
   using V = Vec<T>;
   using Mask = typename V::Mask;
   static constexpr int G = LANES<T> / Q;
-  static constexpr int64_t UNITS_AHEAD = 3;
+  static constexpr int64_t UNITS_AHEAD = 4;
   static constexpr int64_t BATCH = 16;  // units whose dropout masks are made at once
   struct Rows {
     const T* p;
