@@ -1,39 +1,75 @@
-// dropout, locked_dropout, weight_drop and dropout_mask: one kernel, for a (T, B, D) tensor under a (B, D) mask.
-// Each is linear in its input, so its backward is the operator itself on the gradient.
+// dropout, locked_dropout and weight_drop: one kernel, for a (T, B, D) tensor under a (B, D) mask. Each is linear in its
+// input, so its backward is the operator itself on the gradient. And dropout_mask, whose CUDA kernel is kernels/dropout_mask.py.
+#include "cuda_stream.h"
+#include "dropout_cuda.h"
 #include "tensor.h"
 
 namespace fusedseq {
 namespace {
 
-Tensor drop(const char* op, const Tensor& input, double p, const Tensor& seed, int64_t T, int64_t B, int64_t D) {
-  const cpu::Type type = kernel_type(op, input);
-  const Tensor x = dense(input);
-  Tensor y = output_like(x);
-  const cpu::Dropout d{type, T, B, D, x.const_data_ptr(), y.mutable_data_ptr(), mask(seed, p)};
-  if (x.numel()) cpu::kernels().dropout(d, parallel, threads());
+// x, dense, as a (T, B, D) tensor; the mask is (B, D), or (B,) by row.
+struct Call {
+  const char* op;
+  Tensor x;
+  double p;
+  Tensor seed;
+  int64_t T, B, D;
+  bool by_row = false;
+};
+
+Tensor drop_cpu(const Call& c) {
+  const cpu::Type type = kernel_type(c.op, c.x);
+  Tensor y = output_like(c.x);
+  const cpu::Mask m = mask(c.seed, c.p);
+  const void* x = c.x.const_data_ptr();
+  if (c.x.numel() == 0) return y;
+  if (c.by_row) cpu::kernels().embedding({type, c.B, c.B, c.D, nullptr, nullptr, x, y.mutable_data_ptr(), true, m}, parallel, threads());
+  else cpu::kernels().dropout({type, c.T, c.B, c.D, x, y.mutable_data_ptr(), m}, parallel, threads());
   return y;
 }
 
-Tensor dropout(Tensor x, double p, Tensor seed) {
+#ifdef FUSEDSEQ_CUDA
+cuda::Type cuda_type(const char* op, const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float: return cuda::Type::f32;
+    case ScalarType::Double: return cuda::Type::f64;
+    case ScalarType::BFloat16: return cuda::Type::bf16;
+    case ScalarType::Half: return cuda::Type::f16;
+    default: STD_TORCH_CHECK(false, op, ": dtype must be float32, float64, bfloat16 or float16");
+  }
+}
+
+Tensor drop_cuda(const Call& c) {
+  const int32_t device = c.x.get_device_index();
+  require(c.seed.is_cuda() && c.seed.get_device_index() == device, c.op, "seed must be on the device of the input");
+  require_seed(c.seed, c.p);
+  const torch::stable::accelerator::DeviceGuard guard(device);
+  Tensor y = torch::stable::new_empty(c.x, Sizes(c.x.sizes().begin(), c.x.sizes().end()));
+  const cuda::Type type = cuda_type(c.op, c.x);
+  if (c.x.numel() == 0) return y;
+  const char* error = cuda::dropout({type, c.T, c.B, c.D, c.x.const_data_ptr(), y.mutable_data_ptr(),
+                                     static_cast<const int64_t*>(c.seed.const_data_ptr()), threshold(c.p), scale(c.p), c.by_row},
+                                    current_stream(device));
+  STD_TORCH_CHECK(!error, c.op, ": dropout_kernel for (", c.T, ", ", c.B, ", ", c.D, "): ", error ? error : "");
+  return y;
+}
+#endif
+
+using Drop = Tensor (*)(const Call&);
+
+template <Drop drop> Tensor dropout(Tensor x, double p, Tensor seed) {
   const int64_t D = x.dim() ? x.size(x.dim() - 1) : 1;
-  return drop("dropout", x, p, seed, 1, D ? x.numel() / D : 0, D);
+  return drop({"dropout", dense(x), p, seed, 1, D ? x.numel() / D : 0, D});
 }
 
-Tensor locked_dropout(Tensor x, double p, Tensor seed) {
+template <Drop drop> Tensor locked_dropout(Tensor x, double p, Tensor seed) {
   require(x.dim() == 3, "locked_dropout", "x must be (T, B, D)");
-  return drop("locked_dropout", x, p, seed, x.size(0), x.size(1), x.size(2));
+  return drop({"locked_dropout", dense(x), p, seed, x.size(0), x.size(1), x.size(2)});
 }
 
-Tensor weight_drop(Tensor W, double p, Tensor seed, bool variational) {
+template <Drop drop> Tensor weight_drop(Tensor W, double p, Tensor seed, bool variational) {
   require(W.dim() == 2, "weight_drop", "W must be (rows, columns)");
-  if (!variational) return drop("weight_drop", W, p, seed, 1, W.size(0), W.size(1));
-  const cpu::Type type = kernel_type("weight_drop", W);
-  const Tensor w = dense(W);
-  Tensor y = output_like(w);
-  const cpu::Embedding rows{type, w.size(0), w.size(0), w.size(1), nullptr, nullptr, w.const_data_ptr(),
-                            y.mutable_data_ptr(), true, mask(seed, p)};
-  if (w.numel()) cpu::kernels().embedding(rows, parallel, threads());
-  return y;
+  return drop({"weight_drop", dense(W), p, seed, 1, W.size(0), W.size(1), variational});
 }
 
 Tensor dropout_mask(Tensor seed, double p, std::vector<int64_t> shape) {
@@ -62,10 +98,17 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   m.def("dropout_mask(Tensor seed, float p, int[] shape) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
-  m.impl("dropout", TORCH_BOX(&dropout));
-  m.impl("locked_dropout", TORCH_BOX(&locked_dropout));
-  m.impl("weight_drop", TORCH_BOX(&weight_drop));
+  m.impl("dropout", TORCH_BOX(&dropout<drop_cpu>));
+  m.impl("locked_dropout", TORCH_BOX(&locked_dropout<drop_cpu>));
+  m.impl("weight_drop", TORCH_BOX(&weight_drop<drop_cpu>));
   m.impl("dropout_mask", TORCH_BOX(&dropout_mask));
 }
+#ifdef FUSEDSEQ_CUDA
+STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {
+  m.impl("dropout", TORCH_BOX(&dropout<drop_cuda>));
+  m.impl("locked_dropout", TORCH_BOX(&locked_dropout<drop_cuda>));
+  m.impl("weight_drop", TORCH_BOX(&weight_drop<drop_cuda>));
+}
+#endif
 
 }  // namespace fusedseq

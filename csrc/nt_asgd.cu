@@ -4,10 +4,8 @@
 // 0.14 ms together on an H200 at 4.3 TB/s, beside 3 starts of kernels for each 64 tensors. Not timed.
 #include "nt_asgd_cuda.h"
 
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-
 #include "cells/nt_asgd.h"
+#include "pack.cuh"
 
 namespace fusedseq::cuda {
 namespace {
@@ -15,16 +13,13 @@ namespace {
 constexpr int CAPACITY = 64;      // tensors in a batch, whose table is the kernel's argument: below 4 KiB on any driver
 constexpr int THREADS = 256;
 constexpr int64_t CHUNK = 32768;  // elements of a block
-constexpr int WIDE = 4;           // elements a thread takes at once
+constexpr int WIDE = 4;           // elements a thread takes at once, in one access where all tensors of it are aligned
 
 struct Batch {
   cpu::NtAsgdTensor tensors[CAPACITY];
   int first[CAPACITY + 1];  // the number of each tensor's first block
   int count;
 };
-
-template <class S> struct Computing { using type = S; };
-template <> struct Computing<__nv_bfloat16> { using type = float; };
 
 // The elements [begin, end) of a tensor that are this block's.
 struct Part { int tensor; int64_t begin, end; };
@@ -35,28 +30,6 @@ __device__ Part own_part(const Batch& b) {
   return {i, begin, begin + CHUNK < n ? begin + CHUNK : n};
 }
 
-// WIDE elements in one load or store, where all tensors of the call are aligned for it.
-template <class S> struct alignas(sizeof(S) * WIDE) Pack { S v[WIDE]; };
-template <class S> __device__ bool aligned(const S* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(Pack<S>) == 0; }
-
-template <class S, class C> __device__ void load(const S* p, int n, bool wide, C (&out)[WIDE]) {
-  if (wide && n >= WIDE) {
-    const Pack<S> pack = *reinterpret_cast<const Pack<S>*>(p);
-    for (int i = 0; i < WIDE; ++i) out[i] = C(pack.v[i]);
-  } else {
-    for (int i = 0; i < WIDE; ++i) out[i] = i < n ? C(p[i]) : C(0);
-  }
-}
-template <class S, class C> __device__ void store(S* p, int n, bool wide, const C (&in)[WIDE]) {
-  if (wide && n >= WIDE) {
-    Pack<S> pack;
-    for (int i = 0; i < WIDE; ++i) pack.v[i] = S(in[i]);
-    *reinterpret_cast<Pack<S>*>(p) = pack;
-  } else {
-    for (int i = 0; i < WIDE && i < n; ++i) p[i] = S(in[i]);
-  }
-}
-
 // The sum over the block's threads, in thread 0, always in the same order.
 __device__ double block_sum(double value) {
   __shared__ double sums[THREADS];
@@ -65,13 +38,13 @@ __device__ double block_sum(double value) {
     __syncthreads();
     if (int(threadIdx.x) < half) sums[threadIdx.x] += sums[threadIdx.x + half];
   }
-  return sums[0];
+  return sums[threadIdx.x];  // not sums[0], which thread 0 may not have written yet
 }
 
 template <class S> __device__ double squares(const cpu::NtAsgdTensor& t, int64_t begin, int64_t end) {
   using C = typename Computing<S>::type;
   const S* g = static_cast<const S*>(t.g);
-  const bool wide = aligned(g);
+  const bool wide = aligned<WIDE>(g);
   C sum[WIDE] = {};
   for (int64_t i = begin + int64_t(threadIdx.x) * WIDE; i < end; i += THREADS * WIDE) {
     C v[WIDE];
@@ -117,7 +90,7 @@ template <class S> __device__ void step(const cpu::NtAsgdTensor& t, int64_t begi
   const S* g = static_cast<const S*>(t.g);
   S* p = static_cast<S*>(t.p);
   C* average = static_cast<C*>(t.average);
-  const bool wide = aligned(g) && aligned(p) && aligned(average);
+  const bool wide = aligned<WIDE>(g) && aligned<WIDE>(p) && aligned<WIDE>(average);
   const C clip = C(clip_), lr = C(s.lr), weight_decay = C(s.weight_decay), mu = C(s.mu);
   for (int64_t i = begin + int64_t(threadIdx.x) * WIDE; i < end; i += THREADS * WIDE) {
     const int n = end - i < WIDE ? int(end - i) : WIDE;
@@ -166,11 +139,6 @@ template <class F> void each_batch(const cpu::NtAsgdTensor* tensors, int64_t cou
     if (++b.count == CAPACITY) flush();
   }
   flush();
-}
-
-const char* launch_error() {
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
 }  // namespace

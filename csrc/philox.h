@@ -16,7 +16,11 @@ struct Multiply {
 // U: uint32_t or a vector of them, with its `multiply(U, uint32_t, U& hi, U& lo)`. c: in the counter, out four words.
 template <class U, class F> HD void philox(uint64_t key, U (&c)[4], F multiply) {
   uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+#ifdef __CUDACC__
+#pragma unroll
+#else
 #pragma GCC unroll 10
+#endif
   for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
     U hi0, lo0, hi1, lo1;
     multiply(c[0], 0xD2511F53u, hi0, lo0);

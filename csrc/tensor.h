@@ -66,12 +66,18 @@ inline Tensor output(const Tensor& like, const Sizes& shape, ScalarType type) {
 inline Tensor output(const Tensor& like, const Sizes& shape) { return output(like, shape, like.scalar_type()); }
 inline Tensor output_like(const Tensor& t) { return output(t, Sizes(t.sizes().begin(), t.sizes().end())); }
 
+// What a random mask compares Philox's words with, and what multiplies the elements that are kept.
+inline uint64_t threshold(double p) { return uint64_t(std::nearbyint(p * 4294967296.)); }
+inline double scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
+
 // The seed is a tensor of one element, so that drawing it is an operator too: graphs of torch.compile hold it.
-inline cpu::Mask mask(const Tensor& seed, double p, uint64_t stream = 0) {
+inline void require_seed(const Tensor& seed, double p) {
   require(seed.numel() == 1 && seed.scalar_type() == ScalarType::Long, "seed", "must be one int64");
   require(p >= 0 && p <= 1, "p", "must be in [0, 1]");
-  const uint64_t key = uint64_t(*static_cast<const int64_t*>(seed.const_data_ptr())) + stream;
-  return {key, uint64_t(std::nearbyint(p * 4294967296.)), p < 1 ? 1 / (1 - p) : 0};
+}
+inline cpu::Mask mask(const Tensor& seed, double p, uint64_t stream = 0) {
+  require_seed(seed, p);
+  return {uint64_t(*static_cast<const int64_t*>(seed.const_data_ptr())) + stream, threshold(p), scale(p)};
 }
 
 inline void parallel(int64_t n, cpu::Body body, void* context) {

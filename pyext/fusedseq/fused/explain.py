@@ -23,6 +23,8 @@ CPU_KERNELS = {
     "weight_drop": ("csrc/cpu/pointwise.h", "the mask made on the way"),
 }
 
+CUDA_SOURCES = {"locked_dropout": "dropout", "weight_drop": "dropout"}  # where it has not the operator's name
+
 # In the order of AttentionKernel in csrc/cpu/kernels.h.
 ATTENTION_KERNELS = [
     ("csrc/cpu/attention.h", "{} queries at a time against all their keys, (B, N, L, S) never in memory"),
@@ -54,7 +56,11 @@ def explain(op, *args, **kwargs):
     if key not in ("CPU", "CUDA") or not torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedseq::{called}", key):
         return f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; fusedseq.reference.{name} runs there"
     if key == "CUDA":
-        kernel = kernels.explain(called, *args, **kwargs) if called in kernels.MODULES else f"csrc/{name}.cu"
+        kernel = (
+            kernels.explain(called, *args, **kwargs)
+            if called in kernels.MODULES
+            else f"csrc/{CUDA_SOURCES.get(name, name)}.cu"
+        )
         return f"{name} on {device}, {dtype}: {kernel}"
     file, why = CPU_KERNELS[name]
     if name == "mogrifier_lstm" and kwargs.get("rounds") == 0:

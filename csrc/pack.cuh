@@ -1,0 +1,43 @@
+// Types in memory and types to compute in, and N elements of memory in one load or store.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace fusedseq::cuda {
+
+template <class S> struct Computing { using type = S; };
+template <> struct Computing<__nv_bfloat16> { using type = float; };
+template <> struct Computing<__half> { using type = float; };
+
+template <class S, int N> struct alignas(sizeof(S) * N) Pack { S v[N]; };
+template <int N, class S> __device__ bool aligned(const S* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(Pack<S, N>) == 0; }
+
+// The first n of N elements, zeros for the others; `wide` where p is aligned.
+template <class S, class C, int N> __device__ void load(const S* p, int n, bool wide, C (&out)[N]) {
+  if (wide && n >= N) {
+    const Pack<S, N> pack = *reinterpret_cast<const Pack<S, N>*>(p);
+    for (int i = 0; i < N; ++i) out[i] = C(pack.v[i]);
+  } else {
+    for (int i = 0; i < N; ++i) out[i] = i < n ? C(p[i]) : C(0);
+  }
+}
+template <class S, class C, int N> __device__ void store(S* p, int n, bool wide, const C (&in)[N]) {
+  if (wide && n >= N) {
+    Pack<S, N> pack;
+    for (int i = 0; i < N; ++i) pack.v[i] = S(in[i]);
+    *reinterpret_cast<Pack<S, N>*>(p) = pack;
+  } else {
+    for (int i = 0; i < N && i < n; ++i) p[i] = S(in[i]);
+  }
+}
+
+// What was wrong with the launches before, or null.
+inline const char* launch_error() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace fusedseq::cuda

@@ -1,0 +1,73 @@
+"""Compiles csrc/*.cu with g++ to a library that runs the kernels on the CPU: tests/simt/README.md.
+
+    python tests/simt/build.py [plain|checked]      # prints where the library is
+
+What has been compiled from the same sources is not compiled again; it is kept in build/simt.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+COMMON = (
+    "-std=c++17 -g -fPIC -fvisibility=hidden -fno-strict-aliasing -ffp-contract=off -fno-gnu-unique "
+    "-Wall -Wno-unknown-pragmas -Wno-maybe-uninitialized"
+)
+CHECKS = "-fsanitize=thread,bounds,alignment --param tsan-instrument-func-entry-exit=0"
+KERNELS = {"plain": "-O2", "checked": f"-O1 {CHECKS}"}
+CXX = os.environ.get("CXX", "g++")
+LAUNCH = re.compile(r"(\w+(?:<[\w\s,:]+>)?)<<<(.*?)>>>\(")
+
+
+def as_cpp(text):
+    """CUDA C++ that g++ takes, line for line: of what a header can't give, the launches."""
+    return LAUNCH.sub(r'simt::launcher("\1", \1, \2)(', text)
+
+
+def compiled(name, text, options):
+    """The object of a source, compiled unless it has been. What it includes is part of the key."""
+    headers = [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/*.cuh"), *HERE.glob("*.h"), *HERE.glob("include/*.h")]
+    parts = [text, CXX, COMMON, options, *(path.read_text() for path in sorted(headers))]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    folder = ROOT / "build/simt" / key
+    out = folder / f"{name}.o"
+    if not out.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)  # here, for the name in debug information
+        part = out.with_suffix(f".{os.getpid()}")
+        folders = f"-I{HERE / 'include'}", f"-I{ROOT / 'csrc'}", f"-I{HERE}"
+        subprocess.run(
+            [CXX, *COMMON.split(), *options.split(), *folders, "-x", "c++", "-c", folder / name, "-o", part], check=True
+        )
+        part.replace(out)
+    return out
+
+
+def library(mode, changes=None):
+    """The shared library with all kernels: its path.
+
+    mode: "plain", or "checked" with a look at every access to memory    changes: {source: {old text: new text}}
+    """
+    objects = [compiled(path.name, path.read_text(), "-O2") for path in sorted(HERE.glob("*.cpp"))]
+    for path in sorted([*ROOT.glob("csrc/*.cu"), *HERE.glob("*.cu")]):
+        text = path.read_text()
+        for old, new in (changes or {}).get(path.name, {}).items():
+            assert text.count(old) == 1, f"{path.name} has {text.count(old)} times {old!r}"
+            text = text.replace(old, new)
+        objects.append(compiled(path.name, as_cpp(text), KERNELS[mode]))
+    key = hashlib.sha256(" ".join(map(str, objects)).encode()).hexdigest()[:16]
+    out = ROOT / "build/simt" / f"{mode}.{key}.so"
+    if not out.is_file():
+        part = out.with_suffix(f".{os.getpid()}")
+        subprocess.run([CXX, "-shared", "-Wl,-Bsymbolic", *objects, "-ldl", "-o", part], check=True)
+        part.replace(out)
+    return out
+
+
+if __name__ == "__main__":
+    print(library(*sys.argv[1:] or ["plain"]))

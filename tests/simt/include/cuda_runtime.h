@@ -1,0 +1,115 @@
+// As much of CUDA C++ as csrc/*.cu uses, for g++: tests/simt/README.md.
+#pragma once
+#include <cmath>
+#include <cstring>
+
+#include "../runtime.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+// Of the library's thread-local memory, which the runtime poisons before each block. No initialisers, as in CUDA.
+#define __shared__ __constinit thread_local
+
+#define threadIdx (simt::globals.current->thread)
+#define blockIdx (simt::globals.current->block)
+#define blockDim (simt::globals.block)
+#define gridDim (simt::globals.grid)
+constexpr int warpSize = 32;
+
+#define SIMT_VECTOR(T, name, bytes)                                          \
+  struct alignas(2 * bytes) name##2 { T x, y; };                             \
+  struct alignas(4 * bytes > 16 ? 16 : 4 * bytes) name##4 { T x, y, z, w; }; \
+  inline name##2 make_##name##2(T x, T y) { return {x, y}; }                 \
+  inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+SIMT_VECTOR(float, float, 4)
+SIMT_VECTOR(int, int, 4)
+SIMT_VECTOR(unsigned, uint, 4)
+#undef SIMT_VECTOR
+
+#define SIMT_LINE int line = __builtin_LINE()
+inline void __syncthreads(SIMT_LINE) { simt::sync_block(line, false); }
+inline int __syncthreads_count(int predicate, SIMT_LINE) { return simt::sync_block(line, predicate); }
+inline int __syncthreads_or(int predicate, SIMT_LINE) { return simt::sync_block(line, predicate) > 0; }
+inline int __syncthreads_and(int predicate, SIMT_LINE) { return simt::sync_block(line, !predicate) == 0; }
+inline void __syncwarp(unsigned lanes = ~0u, SIMT_LINE) {
+  simt::sync_warp(lanes, nullptr, [](void**, unsigned) {}, line);
+}
+
+namespace simt {
+
+struct Shuffle { uint64_t in, out; unsigned from; };
+inline void shuffle_all(void** arguments, unsigned lanes) {
+  for (unsigned l = 0; l < 32; ++l) {
+    if (!(lanes >> l & 1)) continue;
+    Shuffle* s = static_cast<Shuffle*>(arguments[l]);  // of a lane that takes no part comes anything: here poison
+    s->out = lanes >> s->from & 1 ? static_cast<Shuffle*>(arguments[s->from])->in : ~uint64_t(0);
+  }
+}
+template <class T> T shuffle(unsigned lanes, T value, unsigned from, int line) {
+  static_assert(sizeof(T) <= 8, "CUDA shuffles up to 8 bytes");
+  Shuffle s{0, 0, from};
+  std::memcpy(&s.in, &value, sizeof value);
+  sync_warp(lanes, &s, shuffle_all, line);
+  std::memcpy(&value, &s.out, sizeof value);
+  return value;
+}
+
+struct Vote { bool in; unsigned out; };
+inline void vote_all(void** arguments, unsigned lanes) {
+  unsigned ballot = 0;
+  for (unsigned l = 0; l < 32; ++l)
+    if (lanes >> l & 1) ballot |= unsigned(static_cast<Vote*>(arguments[l])->in) << l;
+  for (unsigned l = 0; l < 32; ++l)
+    if (lanes >> l & 1) static_cast<Vote*>(arguments[l])->out = ballot;
+}
+inline unsigned vote(unsigned lanes, bool predicate, int line) {
+  Vote v{predicate, 0};
+  sync_warp(lanes, &v, vote_all, line);
+  return v.out;
+}
+inline unsigned lane() { return globals.current->lane; }
+
+}  // namespace simt
+
+template <class T> T __shfl_sync(unsigned lanes, T v, int from, int width = 32, SIMT_LINE) {
+  return simt::shuffle(lanes, v, (simt::lane() & ~(width - 1)) | (from & (width - 1)), line);
+}
+template <class T> T __shfl_down_sync(unsigned lanes, T v, unsigned by, int width = 32, SIMT_LINE) {
+  const unsigned l = simt::lane();
+  return simt::shuffle(lanes, v, (l & (width - 1)) + by < unsigned(width) ? l + by : l, line);
+}
+template <class T> T __shfl_up_sync(unsigned lanes, T v, unsigned by, int width = 32, SIMT_LINE) {
+  const unsigned l = simt::lane();
+  return simt::shuffle(lanes, v, (l & (width - 1)) >= by ? l - by : l, line);
+}
+template <class T> T __shfl_xor_sync(unsigned lanes, T v, int bits, int width = 32, SIMT_LINE) {
+  const unsigned l = simt::lane(), from = l ^ unsigned(bits);
+  return simt::shuffle(lanes, v, (from & ~(width - 1)) <= (l & ~(width - 1)) ? from : l, line);
+}
+inline unsigned __ballot_sync(unsigned lanes, int p, SIMT_LINE) { return simt::vote(lanes, p, line); }
+inline int __any_sync(unsigned lanes, int p, SIMT_LINE) { return simt::vote(lanes, p, line) != 0; }
+inline int __all_sync(unsigned lanes, int p, SIMT_LINE) { return simt::vote(lanes, !p, line) == 0; }
+
+// One thread runs all fibers: what follows the runtime's part is atomic.
+#define SIMT_ATOMIC(name, result)                                                              \
+  template <class T> __attribute__((noinline, no_sanitize("thread"))) T name(T* p, T value) { \
+    simt::atomic(p, sizeof(T));                                                                \
+    const T old = *p;                                                                          \
+    *p = result;                                                                               \
+    return old;                                                                                \
+  }
+SIMT_ATOMIC(atomicAdd, old + value)
+SIMT_ATOMIC(atomicMax, old > value ? old : value)
+SIMT_ATOMIC(atomicMin, old < value ? old : value)
+SIMT_ATOMIC(atomicExch, value)
+#undef SIMT_ATOMIC
+#undef SIMT_LINE
+
+using cudaStream_t = void*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorLaunchFailure = 719 };
+// The runtime's sentence about what the kernel did wrong is the error's name.
+inline cudaError_t cudaGetLastError() { return simt::take_error() ? cudaErrorLaunchFailure : cudaSuccess; }
+inline const char* cudaGetErrorString(cudaError_t) { return simt::error(); }

@@ -1,0 +1,61 @@
+"""A library of tests/simt/build.py in Python, and tensors in the memory that it guards."""
+
+import ctypes
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_ulong, c_void_p
+
+import torch
+
+
+class NtAsgdTensor(Structure):  # csrc/cpu/kernels.h
+    _fields_ = [("type", c_int), ("n", c_int64), ("g", c_void_p), ("p", c_void_p), ("average", c_void_p)]
+
+
+TABLE = [POINTER(NtAsgdTensor), c_int64]
+# What returns a sentence about what a kernel did wrong, or null.
+KERNELS = {
+    "probe": [c_int] * 3 + [c_void_p],
+    "dropout": [c_int, *[c_int64] * 3, *[c_void_p] * 3, c_uint64, c_double, c_bool],
+    "nt_asgd_norm": [*TABLE, c_void_p, c_void_p, c_bool],
+    "nt_asgd_step": [*TABLE, c_void_p, c_bool, *[c_double] * 4],
+}
+
+
+class Simulated:
+    """The kernels of one library, as functions that raise RuntimeError; `with` it, its tensors live."""
+
+    def __init__(self, path):
+        self.library = ctypes.CDLL(str(path))
+        for name, arguments in KERNELS.items():
+            getattr(self.library, name).argtypes = arguments
+            getattr(self.library, name).restype = c_char_p
+        self.library.nt_asgd_partials.argtypes = TABLE
+        self.library.nt_asgd_partials.restype = c_int64
+        self.library.simt_seed.argtypes = [c_ulong]
+        self.library.simt_allocate.argtypes = [c_size_t, c_size_t]
+        self.library.simt_allocate.restype = c_void_p
+        self.library.simt_free.argtypes = [c_void_p]
+        self.allocated = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for p in self.allocated:
+            self.library.simt_free(p)
+        self.allocated.clear()
+
+    def run(self, name, *arguments, seed):
+        """seed: of the order in which threads and blocks run, 0 for the plain one"""
+        self.library.simt_seed(seed)
+        if error := getattr(self.library, name)(*arguments):
+            raise RuntimeError(error.decode())
+
+    def empty(self, shape, dtype, misaligned=0):
+        """Poisoned memory between guard zones, which starts `misaligned` elements after a multiple of 256 bytes."""
+        n, size = torch.Size(shape).numel(), dtype.itemsize
+        self.allocated.append(self.library.simt_allocate(n * size, misaligned * size))
+        bytes_ = (ctypes.c_byte * (n * size)).from_address(self.allocated[-1])
+        return torch.frombuffer(bytes_, dtype=dtype).view(shape)
+
+    def copy(self, t, misaligned=0):
+        return self.empty(t.shape, t.dtype, misaligned).copy_(t)

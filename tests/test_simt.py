@@ -1,0 +1,207 @@
+"""csrc/*.cu on the CPU, by tests/simt: every kernel against its oracle, and the defects that the simulation must see."""
+
+import platform
+import re
+import shutil
+
+import pytest
+import torch
+from fusedseq import reference
+from simt import build
+from simt.memory import NtAsgdTensor, Simulated
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not shutil.which(build.CXX), reason="tests/simt needs g++ on x86-64"
+)
+SEEDS = pytest.mark.parametrize("seed", [0, 1, 2])
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]  # in the order of csrc/dropout_cuda.h
+# Several blocks and several steps a thread at sizes that take no time.
+SMALL = {
+    "dropout.cu": {"ENOUGH = 1 << 18": "ENOUGH = 600"},
+    "nt_asgd.cu": {"CHUNK = 32768": "CHUNK = 2048", "CAPACITY = 64": "CAPACITY = 4"},
+}
+
+
+@pytest.fixture(params=["plain", "checked"])
+def mode(request):
+    return request.param
+
+
+@pytest.fixture
+def kernels(mode):
+    with Simulated(build.library(mode, SMALL)) as simulated:
+        yield simulated
+
+
+@pytest.fixture
+def changed(mode):
+    """The kernels with one place of one source changed."""
+    used = []
+
+    def change(source, old, new):
+        changes = {**SMALL, source: {**SMALL[source], old: new}}
+        used.append(Simulated(build.library(mode, changes)))
+        return used[-1]
+
+    yield change
+    for simulated in used:
+        simulated.__exit__()
+
+
+def drop(kernels, x, p, mask_seed, seed, by_row=False, misaligned=0):
+    """x: (T, B, D)"""
+    x, y = kernels.copy(x, misaligned), kernels.empty(x.shape, x.dtype, misaligned)
+    key = kernels.copy(torch.tensor([mask_seed]))
+    threshold, scale = round(p * 2**32), 1 / (1 - p) if p < 1 else 0.0
+    pointers = x.data_ptr(), y.data_ptr(), key.data_ptr()
+    kernels.run("dropout", TYPES.index(x.dtype), *x.shape, *pointers, threshold, scale, by_row, seed=seed)
+    return y.clone()
+
+
+@SEEDS
+@pytest.mark.parametrize("own", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 3, 2), (4, 2, 17), (3, 130, 20), (7, 11, 650), (2, 3, 1200)], ids=str)
+def test_dropouts_equal_their_oracles(kernels, shape, own, seed):
+    x = torch.randn(shape).to(own)
+    for misaligned in (0, 1):
+        found = drop(kernels, x, 0.4, 2**63 - 5, seed, misaligned=misaligned)
+        assert torch.equal(found, reference.locked_dropout(x, 0.4, 2**63 - 5))
+    for p in (0.5, 1.0):
+        found = drop(kernels, x[:1], p, -7, seed)[0]
+        assert torch.equal(found, reference.dropout(x[0], p, -7))
+        assert torch.equal(drop(kernels, x[:1], p, -7, seed, by_row=True)[0], reference.weight_drop(x[0], p, -7, True))
+
+
+def test_what_is_dropped_may_be_nan(kernels):
+    x = torch.full((2, 3, 50), torch.nan)
+    assert torch.equal(drop(kernels, x, 0.5, 9, 1).isnan(), reference.locked_dropout(x, 0.5, 9).isnan())
+
+
+def test_a_plane_beyond_the_grid_is_an_error(kernels):
+    with pytest.raises(RuntimeError, match="more elements in a step"):
+        kernels.run("dropout", 0, 1, 2**45, 4, None, None, None, 0, 1.0, False, seed=0)
+
+
+SIZES = [1, 5, 2048, 2049, 5000, 3, 64, 7, 1, 2, 130]  # more than a batch
+
+
+def nt_asgd(kernels, own, seed, misaligned=0, max_norm=0.25, mu=0.25, sizes=SIZES):
+    """One step in the kernels and in fp64: [(found, wanted)] of the norm, the parameters and the averages."""
+    computing = torch.float32 if own == torch.bfloat16 else own
+    lr, weight_decay = 0.3, 0.1
+    g, p, average = ([torch.randn(n).to(t) for n in sizes] for t in (own, own, computing))
+    norm = torch.cat([t.double() for t in g]).norm()
+    clip = (max_norm / (norm + 1e-6)).clamp(max=1)
+    wanted_p = [b.double() - lr * (clip * a.double() + weight_decay * b.double()) for a, b in zip(g, p, strict=True)]
+    wanted_average = [
+        a.double() + mu * (b.to(own).double() - a.double()) for a, b in zip(average, wanted_p, strict=True)
+    ]
+    here = [[kernels.copy(t, misaligned) for t in ts] for ts in (g, p, average)]
+    kind = TYPES.index(own)
+    table = (NtAsgdTensor * len(sizes))(
+        *((kind, n, *(t.data_ptr() for t in ts)) for n, *ts in zip(sizes, *here, strict=True))
+    )
+    wide = own == torch.float64
+    partial = kernels.empty((kernels.library.nt_asgd_partials(table, len(sizes)),), torch.float64)
+    found = kernels.empty((1,), torch.float64 if wide else torch.float32)
+    kernels.run("nt_asgd_norm", table, len(sizes), partial.data_ptr(), found.data_ptr(), wide, seed=seed)
+    kernels.run("nt_asgd_step", table, len(sizes), found.data_ptr(), wide, max_norm, lr, weight_decay, mu, seed=seed)
+    return [(found[0], norm), *zip(here[1], wanted_p, strict=True), *zip(here[2], wanted_average, strict=True)]
+
+
+@SEEDS
+@pytest.mark.parametrize("own", TYPES[:3], ids=str)
+@pytest.mark.parametrize("misaligned", [0, 1])
+def test_nt_asgd_is_a_step_in_fp64(kernels, own, misaligned, seed):
+    tolerance = 1e-2 if own == torch.bfloat16 else 1e-12 if own == torch.float64 else 1e-5
+    for found, wanted in nt_asgd(kernels, own, seed, misaligned):
+        torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+# (source, old, new): the kernel that it is in fails or gives wrong numbers
+REMOVED_BARRIER = "nt_asgd.cu", "    __syncthreads();\n", ""
+REMOVED_BOUNDS_CHECK = "dropout.cu", "plane - first < N ? int(plane - first) : N", "N"
+WRONG_MASK_INDEX = "dropout.cu", "blocks = (d.D + 3) / 4", "blocks = d.D / 4"
+WRONG_ALIGNMENT = "dropout.cu", "load(x, n, aligned<N>(x), v)", "load(x, n, true, v)"
+
+
+@SEEDS
+def test_a_removed_barrier_is_seen(changed, mode, seed):
+    kernels = changed(*REMOVED_BARRIER)
+    if mode == "checked":
+        with pytest.raises(RuntimeError, match=r"shared memory.*nt_asgd\.cu:\d+"):
+            nt_asgd(kernels, torch.float32, seed)
+    elif seed:
+        found, wanted = nt_asgd(kernels, torch.float32, seed)[0]
+        assert not torch.isclose(found.double(), wanted)
+
+
+@SEEDS
+def test_a_removed_bounds_check_is_seen(changed, mode, seed):
+    said = {"plain": "guard zone of a buffer of", "checked": r"outside of a buffer at (dropout\.cu|pack\.cuh):\d+"}
+    with pytest.raises(RuntimeError, match=said[mode]):
+        drop(changed(*REMOVED_BOUNDS_CHECK), torch.ones(1, 3, 17), 0.5, 3, seed)
+
+
+@SEEDS
+def test_a_wrong_mask_index_is_seen(changed, seed):
+    x = torch.ones(2, 5, 17)
+    assert not torch.equal(drop(changed(*WRONG_MASK_INDEX), x, 0.5, 3, seed), reference.locked_dropout(x, 0.5, 3))
+
+
+@pytest.mark.parametrize("mode", ["checked"])  # an x86 does not mind
+def test_a_wide_access_at_a_wrong_address_is_seen(changed, mode):
+    with pytest.raises(RuntimeError, match=r"needs alignment to 16 bytes, pack\.cuh:\d+"):
+        drop(changed(*WRONG_ALIGNMENT), torch.ones(2, 5, 17), 0.5, 3, 1, misaligned=1)
+
+
+@SEEDS
+def test_shuffles_votes_barriers_and_atomics(kernels, seed):
+    out = kernels.copy(torch.zeros(1, dtype=torch.int32))
+    kernels.run("probe", PROBES.index("features"), 3, 64, out.data_ptr(), seed=seed)
+    assert out.item() == 3 * 64
+    kernels.run("probe", PROBES.index("largest"), 3, 50, out.data_ptr(), seed=seed)
+    assert out.item() == 192
+
+
+PROBES = re.findall(r"\w+", re.search(r"KERNELS\[\] = \{(.*?)\}", (build.HERE / "probes.cu").read_text(), re.S)[1])
+# The defect, and what is said of it: by both builds, or by the checked one.
+SEEN = {
+    "two_barriers": r"wait at __syncthreads of line \d+ and of line \d+",
+    "ended": "__syncthreads reached by 60 threads, the other 4 have ended",
+    "deadlock": "deadlock: ",
+    "foreign_lane": "not one of the lanes 0000ffff",
+    "beyond": "guard zone|outside of a buffer at probes.cu",
+}
+SEEN_BY_THE_CHECKED = {
+    "lost_update": r"race on global memory: .*probes\.cu:\d+",
+    "two_blocks": r"race on global memory: .*probes\.cu:\d+",
+    "uninitialised": r"reads uninitialised shared memory at probes\.cu:\d+",
+    "beyond_shared": r"index 64 outside of its array, probes\.cu:\d+|uninitialised",
+    "write_after_read": r"race on shared memory",
+    "no_syncwarp": r"race on shared memory|uninitialised",
+    "misaligned": r"needs alignment to 16 bytes, probes\.cu:\d+",
+}
+
+
+DEFECTS = [
+    *((mode, name) for mode in ("plain", "checked") for name in SEEN),
+    *(("checked", name) for name in SEEN_BY_THE_CHECKED),
+]
+
+
+@SEEDS
+@pytest.mark.parametrize(("mode", "defect"), DEFECTS)
+def test_a_defect_is_seen(kernels, mode, defect, seed):
+    out = kernels.copy(torch.zeros(128, dtype=torch.int32))
+    with pytest.raises(RuntimeError, match={**SEEN, **SEEN_BY_THE_CHECKED}[defect]):
+        kernels.run("probe", PROBES.index(defect), 2, 64, out.data_ptr(), seed=seed)
+
+
+def test_every_probe_is_tested():
+    assert {*PROBES} == {"features", "largest", *SEEN, *SEEN_BY_THE_CHECKED}
+
+
+def test_a_launch_beyond_the_limits_is_an_error(kernels):
+    with pytest.raises(RuntimeError, match="a block of 1025 threads"):
+        kernels.run("probe", 0, 1, 1025, None, seed=0)
