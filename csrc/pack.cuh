@@ -5,6 +5,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 namespace fusedseq::cuda {
 
@@ -28,7 +30,11 @@ template <class S, class C, int N> __device__ void store(S* p, int n, bool wide,
   if (wide && n >= N) {
     Pack<S, N> pack;
     for (int i = 0; i < N; ++i) pack.v[i] = S(in[i]);
-    *reinterpret_cast<Pack<S, N>*>(p) = pack;
+    // By an intrinsic: what is assigned nvcc 13 takes apart, and stores element by element.
+    using Word = std::conditional_t<sizeof(pack) == 8, uint2, uint4>;
+    Word words[sizeof(pack) / sizeof(Word)];
+    memcpy(words, &pack, sizeof(pack));
+    for (size_t i = 0; i < sizeof(pack) / sizeof(Word); ++i) __stwb(reinterpret_cast<Word*>(p) + i, words[i]);
   } else {
     for (int i = 0; i < N && i < n; ++i) p[i] = S(in[i]);
   }

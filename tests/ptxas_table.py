@@ -13,7 +13,7 @@ from pathlib import Path
 from fusedseq import _load
 
 TABLE = Path(__file__).with_name("ptxas_table.json")
-# The name of an anonymous namespace has the file and two hashes in it.
+# The name of an anonymous namespace has the file and two hashes in it: here it is a.
 ANONYMOUS = re.compile(r"\d+_GLOBAL__N__[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}")
 REPORT = re.compile(
     r"Compiling entry function '(?P<kernel>\w+)' for '(?P<gpu>\w+)'.*?"
@@ -25,7 +25,7 @@ REPORT = re.compile(
 
 def name(mangled):
     """dropout_kernel<float, true>"""
-    text = subprocess.run(["c++filt", ANONYMOUS.sub("", mangled)], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(["c++filt", ANONYMOUS.sub("1a", mangled)], capture_output=True, text=True, check=True).stdout
     return re.sub(r"^void |\(.*|\w+::", "", text.strip())
 
 

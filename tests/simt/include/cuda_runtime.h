@@ -93,6 +93,8 @@ inline unsigned __ballot_sync(unsigned lanes, int p, SIMT_LINE) { return simt::v
 inline int __any_sync(unsigned lanes, int p, SIMT_LINE) { return simt::vote(lanes, p, line) != 0; }
 inline int __all_sync(unsigned lanes, int p, SIMT_LINE) { return simt::vote(lanes, !p, line) == 0; }
 
+template <class T> void __stwb(T* p, T value) { *p = value; }
+
 // One thread runs all fibers: what follows the runtime's part is atomic.
 #define SIMT_ATOMIC(name, result)                                                              \
   template <class T> __attribute__((noinline, no_sanitize("thread"))) T name(T* p, T value) { \
