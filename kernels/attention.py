@@ -1,0 +1,269 @@
+"""The launchers of attention. kernels/attention_plan.py says which kernels run."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from fusedseq.kernels import attention_packed, attention_row, attention_tiled, launch, philox
+from fusedseq.kernels.attention_plan import DROPOUT, PLAIN, RICH, Plan, plan
+from fusedseq.kernels.attention_tile import Terms
+
+DQ, DK, DV, DBIAS, DRELATIVE = (1 << n for n in range(5))  # the bits of `needs`
+PROGRAMS = 512  # as many as a GPU has room for at once, for kernels that can be cut further
+
+
+class Call(NamedTuple):
+    """The arguments of the kernels, from those of the operator."""
+
+    B: int
+    L: int
+    S: int
+    D: int
+    q: torch.Tensor  # these three with a last stride of 1
+    k: torch.Tensor
+    v: torch.Tensor
+    terms: Terms
+    sizes: tuple[Any, ...]  # N, L, S, offset, threshold, scale, keep_scale, group
+    plan: Plan
+    causal: bool
+    turned: torch.Tensor | None  # the rope, if q and k have been rotated before the kernel
+
+    @property
+    def N(self):
+        return self.sizes[0]
+
+    @property
+    def group(self):
+        return self.sizes[-1]
+
+    def constants(self, tiles, *tensors):
+        """The compile-time arguments of a kernel that reads `tensors` beside k and v."""
+        tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32" and self.q.dtype == torch.float32
+        return {
+            **tiles, "D": self.D, "CAUSAL": self.causal, "PRECISION": "tf32" if tf32 else "ieee",
+            "BYTES": common_alignment(self.k, self.v, *tensors),
+        }  # fmt: skip
+
+
+def prepare(
+    q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, causal, offset, dropout
+):
+    (B, N, L, D), S = q.shape, k.size(2) if key_rows is None else key_rows.size(1)
+    turned = None
+    if relative_keys is not None and rope is not None:  # their product is with the rotated queries
+        q, k, turned, rope = rotated(q, rope, offset), rotated(k[:, :, :S], rope, 0), rope, None
+    q, k, v = with_unit_stride(q), with_unit_stride(k), with_unit_stride(v)
+    terms = Terms(
+        bias=bias,
+        bias_at=broadcast_strides(bias),
+        mask=mask,
+        mask_at=broadcast_strides(mask),
+        step=common_step(S, bias, mask),
+        key_lengths=dense(key_lengths),
+        alibi=dense(alibi),
+        relative=None if relative_keys is None else (q @ relative_keys.T).contiguous(),
+        clip=None if relative_keys is None else len(relative_keys) // 2,
+        rope=dense(rope),
+        key_rows=dense(key_rows),
+        seed=seed if dropout else None,
+    )
+    sizes = (N, L, S, offset, philox.threshold(dropout), scale, philox.scale(dropout), N // k.size(1))
+    chosen = plan(L, S, D, q.element_size(), options_of(dropout, bias, mask, rope, relative_keys))
+    return Call(B, L, S, D, q, k, v, terms, sizes, chosen, causal, turned)
+
+
+def options_of(dropout, *rich):
+    return RICH if any(option is not None for option in rich) else DROPOUT if dropout else PLAIN
+
+
+def attention(
+    q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, causal, offset, dropout
+):  # fmt: skip
+    call = prepare(
+        q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, causal, offset, dropout
+    )
+    tiles, heads = call.plan.forward, call.B * call.N
+    out, lse = heads_last(q, *q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    operands = call.q, call.k, call.v, out, lse, *map(strides, (call.q, call.k, call.v)), call.terms
+    constants = call.constants(tiles, call.q)
+    if call.plan.family == "packed":
+        launch.run(attention_packed.packed_forward, cdiv(heads, tiles["G"]), *operands, heads, *call.sizes, **constants)
+        return out, lse
+    steps = cdiv(call.L, tiles["BM"])
+    if call.plan.family == "row":
+        launch.run(attention_row.row_forward, heads * steps, *operands, steps, *call.sizes, **constants)
+        return out, lse
+    blocks = heads * steps * cdiv(call.D, tiles["BD"])
+    launch.run(attention_tiled.tiled_forward, blocks, *operands, steps, *call.sizes, **constants)
+    return out, lse
+
+
+def attention_backward(
+    dout, out, lse, q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, seed, scale, causal, offset, dropout, needs
+):  # fmt: skip
+    call = prepare(
+        q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, None, seed, scale, causal, offset, dropout
+    )
+    dout, relative = with_unit_stride(dout), relative_keys is not None and needs & (DQ | DRELATIVE)
+    dq = heads_last(q, *q.shape) if needs & DQ else None
+    drelative = torch.zeros_like(call.terms.relative, dtype=torch.float32) if relative else None
+    backward = {"packed": packed_backward, "row": row_backward, "tiled": tiled_backward}[call.plan.family]
+    dk, dv, dbias = backward(call, dout, out, lse, dq, drelative, bias, needs)
+    if relative:
+        drelative = drelative.to(q.dtype)  # (B, N, L, 2K + 1)
+        if needs & DQ:
+            dq += drelative @ relative_keys
+        drelative = drelative.flatten(0, 2).T @ call.q.flatten(0, 2) if needs & DRELATIVE else None
+    if call.turned is not None:
+        dq = dq if dq is None else heads_last(dq, *dq.shape).copy_(rotated(dq, call.turned, offset, -1))
+        dk = dk if dk is None else heads_last(dk, *dk.shape).copy_(rotated(dk, call.turned, 0, -1))
+    grads = dq, dk, dv, dbias, drelative
+    return tuple(g if needs & 1 << bit else q.new_empty(0) for bit, g in enumerate(grads))
+
+
+def packed_backward(call, dout, out, lse, dq, drelative, bias, needs):
+    tiles, heads = call.plan.backward, call.B * call.N
+    # Of each query head: a program has a few of them, not all of a group.
+    dtype = call.q.dtype if call.group == 1 else torch.float32
+    dk, dv = (
+        heads_last(call.q, call.B, call.N, call.S, call.D, dtype=dtype) if needs & bit else None for bit in (DK, DV)
+    )
+    dlogits = call.q.new_empty(call.B, call.N, call.L, call.S, dtype=torch.float32) if needs & DBIAS else None
+    launch.run(
+        attention_packed.packed_backward, cdiv(heads, tiles["G"]), dout, call.q, call.k, call.v, dq, dk, dv, dlogits,
+        drelative, *map(strides, (dout, call.q, call.k, call.v)), call.terms, heads, *call.sizes,
+        **call.constants(tiles, call.q, dout),
+    )  # fmt: skip
+    return of_the_group(call, dk), of_the_group(call, dv), as_bias(dlogits, bias)
+
+
+def of_the_group(call, grad):
+    """(B, N, S, D) of the query heads, summed to (B, N_kv, S, D)."""
+    if grad is None or call.group == 1:
+        return grad
+    B, N, S, D = grad.shape
+    total = grad.transpose(1, 2).unflatten(2, (N // call.group, call.group)).sum(3)
+    return total.to(call.q.dtype).transpose(1, 2)
+
+
+def as_bias(dlogits, bias):
+    return None if dlogits is None else dlogits.sum_to_size(bias.shape).to(bias.dtype)
+
+
+def row_backward(call, dout, out, lse, dq, drelative, bias, needs):
+    dk, dv = (heads_last(call.q, *call.v.shape) if needs & bit else None for bit in (DK, DV))
+    dlogits = call.q.new_empty(call.B, call.N, call.L, call.S, dtype=torch.float32) if needs & DBIAS else None
+    launch.run(
+        attention_row.row_backward, call.B * call.N // call.group, dout, call.q, call.k, call.v, dq, dk, dv, dlogits,
+        drelative, *map(strides, (dout, call.q, call.k, call.v)), call.terms, *call.sizes,
+        **call.constants(call.plan.backward, call.q, dout),
+    )  # fmt: skip
+    return dk, dv, as_bias(dlogits, bias)
+
+
+def tiled_backward(call, dout, out, lse, dq, drelative, bias, needs):
+    heads, kernel_strides = call.B * call.N, tuple(map(strides, (dout, call.q, call.k, call.v)))
+    operands, constants = (dout, call.q, call.k, call.v, lse), lambda tiles: call.constants(tiles, call.q, dout)
+    delta, tiles = torch.empty_like(lse), call.plan.delta
+    steps = cdiv(call.L, tiles["BM"])
+    launch.run(
+        attention_tiled.tiled_delta, heads * steps, dout, out, delta, strides(dout), strides(out), steps, *call.sizes[:2],
+        D=call.D, BYTES=common_alignment(dout, out), **tiles,
+    )  # fmt: skip
+    dk, dv = (heads_last(call.q, *call.v.shape) if needs & bit else None for bit in (DK, DV))
+    if needs & (DK | DV):
+        tiles = call.plan.backward
+        steps, chunks = cdiv(call.S, tiles["BN"]), cdiv(call.D, tiles["BD"])
+        launch.run(
+            attention_tiled.tiled_backward_keys, heads // call.group * steps * chunks, *operands, delta, dk, dv,
+            *kernel_strides, call.terms, steps, *call.sizes, **constants(tiles),
+        )  # fmt: skip
+    if dq is not None or drelative is not None:
+        tiles = call.plan.queries
+        steps, chunks = cdiv(call.L, tiles["BM"]), cdiv(call.D, tiles["BD"])
+        launch.run(
+            attention_tiled.tiled_backward_queries, heads * steps * chunks, *operands, delta, dq, drelative,
+            *kernel_strides, call.terms, steps, *call.sizes, **constants(tiles),
+        )  # fmt: skip
+    if not needs & DBIAS:
+        return dk, dv, None
+    tiles, whole = call.plan.bias, (call.B, call.N, call.L, call.S)
+    summed = [size == 1 and full > 1 for size, full in zip(bias.shape, whole, strict=True)]
+    counts = call.B, call.N, cdiv(call.L, tiles["BM"]), cdiv(call.S, tiles["BN"])
+    places = math.prod(n for n, s in zip(counts, summed, strict=True) if not s)
+    parts = max(1, min(PROGRAMS // max(places, 1), math.prod(n for n, s in zip(counts, summed, strict=True) if s)))
+    dbias = call.q.new_empty(parts, *bias.shape, dtype=torch.float32)
+    launch.run(
+        attention_tiled.tiled_backward_bias, places * parts, *operands, delta, dbias, *kernel_strides, call.terms, call.B,
+        parts, *call.sizes, **constants(tiles), **dict(zip(("SUM_B", "SUM_N", "SUM_L", "SUM_S"), summed, strict=True)),
+    )  # fmt: skip
+    return dk, dv, dbias.sum(0).to(bias.dtype)
+
+
+def cdiv(a, b):
+    return -(-a // b)
+
+
+def heads_last(like, B, N, L, D, dtype=None):
+    """A new (B, N, L, D) that lies in memory as (B, L, N, D)."""
+    return like.new_empty(B, L, N, D, dtype=dtype).transpose(1, 2)
+
+
+def with_unit_stride(x):
+    return x if x.stride(-1) == 1 or x.size(-1) == 1 else x.contiguous()
+
+
+def strides(x):
+    return x.stride()[:3]
+
+
+def dense(option):
+    return None if option is None else option.contiguous()
+
+
+def broadcast_strides(option):
+    """0 for a dimension that is broadcast."""
+    if option is None:
+        return None
+    return tuple(0 if size == 1 else stride for size, stride in zip(option.shape, option.stride(), strict=True))
+
+
+def common_alignment(*tensors):
+    """The largest power of two, at most 16, of which the address of every row of these is a multiple."""
+    bits = 16
+    for x in tensors:
+        bits |= x.data_ptr()
+        for stride in x.stride()[:3]:
+            bits |= stride * x.element_size()
+    return bits & -bits
+
+
+def common_step(S, *options):
+    """The largest power of two, at most 16, of which S and the start of every row of these is a multiple; None without any.
+
+    1 where a column is not next to the other: then it tells the compiler nothing wrong.
+    """
+    options = [x for x in options if x is not None]
+    bits = 16 | S
+    for x in options:
+        *rows, column = broadcast_strides(x)
+        bits |= 1 if column > 1 else x.data_ptr() // x.element_size()
+        for stride in rows:
+            bits |= stride
+    return tl.constexpr(bits & -bits) if options else None
+
+
+def rotated(x, table, first, sign=1):
+    """The pairs of x (B, N, L, D) turned by the angles of its positions, from `first` on."""
+    rows = table[first : first + x.size(2)].float().unflatten(-1, (-1, 2))
+    (cos, sin), (a, b) = rows.unbind(-1), x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    sin = sin * sign
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
+
+
+def explain(q, k, v, *, key_rows=None, bias=None, mask=None, rope=None, relative_keys=None, dropout=0.0, **options):
+    S = k.size(2) if key_rows is None else key_rows.size(1)
+    taking = options_of(dropout, bias, mask, rope, relative_keys)
+    chosen = plan(q.size(2), S, q.size(3), q.element_size(), taking)
+    return f"kernels/attention_{chosen.family}.py; {chosen.why}"
