@@ -1,7 +1,8 @@
 """Which kernels a call of attention runs, and in what tiles: pinned, by shape and size of a number alone.
 
 Tuning at run time would make a result depend on the clock. None of these figures has been timed on a GPU: they are the
-largest tiles that compile without spills (tests/triton_table.json has registers and shared memory).
+largest tiles tried that compile without spills for sm_80, sm_90 and sm_100, but for a few bytes in heads wider than 128
+(tests/triton_table.json has registers and shared memory, tests/test_triton_compile.py the exceptions).
 """
 
 from typing import NamedTuple
@@ -67,7 +68,7 @@ def tiled(L, width, options):
 
 def tiled_fp32(L, width, options):
     backward = tiles(32, 32, 32, 4, 1, width) if options == RICH else tiles(32, 32, 64, 8, 1, width)
-    return with_the_rest([tiles(16 if L <= 16 else 32, 32, 32, 8, 1, width), backward, backward], width)
+    return with_the_rest([tiles(16 if L <= 16 else 32, 32, 32, 4, 1, width), backward, backward], width)
 
 
 def tiles(BM, BN, BD, warps, stages, width):

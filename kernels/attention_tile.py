@@ -44,7 +44,7 @@ def transposed(x):
     """With the last two dimensions exchanged."""
     if len(x.shape) == 2:
         return tl.trans(x)
-    else:  # noqa: RET505
+    else:
         return tl.permute(x, (0, 2, 1))
 
 
@@ -54,7 +54,7 @@ def pairs(x):
     shape: tl.constexpr = x.shape
     if len(shape) == 2:
         return tl.split(tl.reshape(x, (shape[0], shape[1] // 2, 2)))
-    else:  # noqa: RET505
+    else:
         return tl.split(tl.reshape(x, (shape[0], shape[1], shape[2] // 2, 2)))
 
 
@@ -103,7 +103,8 @@ def end_of_keys(terms, b, S):
     """The number of keys that batch row b has. What stands behind them is never loaded: it may be NaN."""
     if terms.key_lengths is None:
         return S
-    return tl.minimum(S, tl.load(terms.key_lengths + b).to(tl.int32))
+    else:
+        return tl.minimum(S, tl.load(terms.key_lengths + b).to(tl.int32))
 
 
 @triton.jit
@@ -111,7 +112,7 @@ def key_batch(terms, b, j, inside, S):
     """The batch row in which the keys of batch row b stand."""
     if terms.key_rows is None:
         return b
-    else:  # noqa: RET505
+    else:
         return tl.load(terms.key_rows + b.to(tl.int64) * S + j, mask=inside, other=0)
 
 
@@ -197,7 +198,7 @@ def kept(x, terms, row, first, BS: tl.constexpr, S, threshold, keep_scale, TRANS
     """
     if terms.seed is None:
         return x
-    else:  # noqa: RET505
+    else:
         block = first // 4 + tl.arange(0, BS // 4)
         seed = tl.load(terms.seed)
         if TRANSPOSED:

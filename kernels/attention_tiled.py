@@ -30,7 +30,7 @@ def _products(
             else:
                 qk = tl.dot(a, tl.trans(c), qk, input_precision=PRECISION)
         return qk
-    elif TRANSPOSED:  # noqa: RET505
+    elif TRANSPOSED:
         a = t.tile(q, q_at, b, n, i, rows, 0, rope, i + offset, D, BD, BYTES)
         return tl.dot(x, tl.trans(a), input_precision=PRECISION)
     else:
@@ -339,5 +339,5 @@ def _split(index, count, THERE: tl.constexpr):
     """An index into a dimension of `count` and the rest of it, if that dimension is among those indexed."""
     if THERE:
         return index % count, index // count
-    else:  # noqa: RET505
+    else:
         return index * 0, index

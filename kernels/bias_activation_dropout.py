@@ -29,7 +29,7 @@ def gelu_inner(x):
 def value(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         return tl.where(x < 0, 0.0, x)  # NaN stays
-    elif ACTIVATION == "gelu":  # noqa: RET505 (Triton compiles no code after a return)
+    elif ACTIVATION == "gelu":
         return x * 0.5 * (1 + tl.erf(x * 0.7071067812))
     elif ACTIVATION == "gelu_tanh":
         return 0.5 * x * (1 + gelu_inner(x))
@@ -41,7 +41,7 @@ def value(x, ACTIVATION: tl.constexpr):
 def slope(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         return tl.where(x > 0, 1.0, 0.0)
-    elif ACTIVATION == "gelu":  # noqa: RET505
+    elif ACTIVATION == "gelu":
         return 0.5 * (1 + tl.erf(x * 0.7071067812)) + x * 0.3989422804 * tl.exp(-0.5 * x * x)
     elif ACTIVATION == "gelu_tanh":
         y = gelu_inner(x)

@@ -32,7 +32,7 @@ def keep(seed, counter, threshold):
     shape: tl.constexpr = counter.shape
     if len(shape) == 1:
         return tl.reshape(kept, (shape[0] * 4,))
-    elif len(shape) == 2:  # noqa: RET505 (Triton compiles no code after a return)
+    elif len(shape) == 2:
         return tl.reshape(kept, (shape[0], shape[1] * 4))
     else:
         return tl.reshape(kept, (shape[0], shape[1], shape[2] * 4))

@@ -35,3 +35,14 @@ def test_explain_names_the_kernel():
         seed = torch.empty(1, dtype=torch.int64, device="cuda")
         line = fused.explain("dropout_mask", seed, 0.5, (3, 5))
     assert line.startswith("dropout_mask on cuda, float32: kernels/dropout_mask.py; ")
+
+
+@pytest.mark.parametrize(
+    ("L", "D", "family"), [(6, 2048, "packed"), (90, 64, "row"), (90, 256, "tiled"), (129, 64, "tiled")]
+)
+def test_explain_names_the_kernel_of_attention(L, D, family):
+    pytest.importorskip("triton")
+    with FakeTensorMode():
+        q = torch.empty(2, 3, L, D, dtype=torch.bfloat16, device="cuda")
+        line = fused.explain("attention", q, q, q, causal=True)
+    assert line.startswith(f"attention on cuda, bfloat16: kernels/attention_{family}.py; ")
