@@ -61,8 +61,8 @@ def test_edges_of_the_tiles_in_length(L, S, device):
     check("attention", args, kwargs)
 
 
-@pytest.mark.parametrize("D", HEAD_DIMS)
-@pytest.mark.parametrize("size", SIZES)
+# Heads too wide for the row kernel are tiled at its size too, in a tenth of the time.
+@pytest.mark.parametrize(("size", "D"), [(s, D) for s in SIZES for D in HEAD_DIMS if D < 128 or s in ("packed", "row")])
 def test_edges_of_the_tiles_in_head_dim(size, D, device):
     L, S, _, dtype = SIZES[size]
     args, kwargs = inputs(L, S, D, dtype, device, "bias" if D % 2 else "rope")

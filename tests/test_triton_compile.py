@@ -1,5 +1,7 @@
 """Every Triton kernel that ships, compiled for each GPU on a machine without one: see triton_table.py."""
 
+from pathlib import Path
+
 import pytest
 import triton_table
 
@@ -41,5 +43,9 @@ def test_registers_and_shared_memory_are_the_tables(found):
 
 
 def test_every_launcher_is_compiled():
-    started = {call.partition("-")[0] for call in triton_table.CALLS}
-    assert started == {*triton_table.kernels.MODULES.values()}
+    """Of the modules that have a kernel; `linear` is torch's product."""
+    modules = triton_table.kernels.MODULES
+    launchers = {
+        m for m in modules.values() if "launch.run(" in Path(triton_table.kernels.__path__[0], f"{m}.py").read_text()
+    }
+    assert {modules[call.partition("-")[0]] for call in triton_table.CALLS} == launchers
