@@ -1,5 +1,9 @@
 """What nvcc made of csrc/*.cu in this build: nothing spilled, and no more registers than the table knows."""
 
+import re
+import subprocess
+from pathlib import Path
+
 import ptxas_table
 import pytest
 from fusedseq import _load
@@ -24,3 +28,19 @@ def test_as_in_the_table():
     for kernel, gpus in now.items():
         for gpu in gpus.keys() & table[kernel].keys():  # another TORCH_CUDA_ARCH_LIST builds for others
             assert gpus[gpu] == table[kernel][gpu], f"{kernel} on {gpu}"
+
+
+def test_dropout_moves_16_bytes_at_once():
+    """nvcc has taken such a store apart before, without a word in ptxas's report."""
+    triton = pytest.importorskip("triton", reason="its cuobjdump is needed")
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    listing = subprocess.run(
+        [tool, "-sass", _load.PACKAGE / "_ops.so"], capture_output=True, text=True, check=True
+    ).stdout
+    kernels = [part for part in listing.split("Function : ")[1:] if "dropout_kernel" in part.partition("\n")[0]]
+    assert kernels
+    for kernel in kernels:
+        for access in ("LDG", "STG"):
+            assert re.search(rf"\b{access}\.\S*128", kernel), (
+                f"{kernel.partition(chr(10))[0]} has no {access} of 16 bytes"
+            )
