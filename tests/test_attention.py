@@ -389,3 +389,9 @@ def test_explain_knows_who_is_not_packed():
     assert "attention_thin" in fused.explain(fused.attention, *args, relative_keys=torch.randn(3, 6))
     assert "attention_thin" in fused.explain("attention", *qkv(2, 3, 2, 90, 6))
     assert "attention.h" in fused.explain("attention", *qkv(2, 3, 5, 90, 6))
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "dropout": 0.2, "seed": 3}], ids=["plain", "causal-dropout"])
+def test_results_larger_than_the_caches(options):
+    """8 MiB and more: the packed kernel writes past the caches."""
+    check("attention", qkv(2050, 8, 4, 5, 32), options)

@@ -29,6 +29,8 @@ template <class E, int Q> class AttentionPacked {
   const cpu::Attention& a;
   const AttentionProblem<E> p{a};
   const bool direct = std::is_same<E, T>::value && a.D == p.Dp;
+  // Results larger than the caches go past them: a line that is only written need not be read first.
+  const bool past_caches = direct && a.B * a.N * a.L * a.D * int64_t(sizeof(T)) >= int64_t(8) << 20;
 
   static HD Mask key() { return lane_numbers<T>() & (Q - 1); }
   static HD Mask query() {
@@ -133,13 +135,18 @@ template <class E, int Q> class AttentionPacked {
   // make(to, row length) writes `count` rows to x, or to memory that is then stored there, turned back where asked.
   template <class F> HD void store(Work& w, E* x, int64_t count, int64_t stride, bool turned, F make, int64_t position = 0) const {
     if constexpr (std::is_same<E, T>::value)
-      if (direct && !(turned && p.rope)) return make(x, stride);
+      if (direct && !past_caches && !(turned && p.rope)) return make(x, stride);
     make(w.to, p.Dp);
     finish(w.to, x, count, stride, turned, position);
   }
   void finish(T* from, E* x, int64_t count, int64_t stride, bool turned, int64_t position) const {
     for (int64_t i = 0; i < count; ++i) {
       if (turned && p.rope) rotate(from + i * p.Dp, p.rope + (position + i) * a.D, a.D, T(-1));
+      if constexpr (std::is_same<E, T>::value)
+        if (past_caches) {
+          for (int64_t d = 0; d < a.D; d += LANES<T>) stream(x + i * stride + d, V::load(from + i * p.Dp + d));
+          continue;
+        }
       p.store_row(from + i * p.Dp, x + i * stride, a.D, T(1));
     }
   }
@@ -208,7 +215,7 @@ template <class E, int Q> class AttentionPacked {
           if (!forward_pass) prefetch(a.dout, a.dout_strides, nb, nh, a.L);
         }
         const Rows k = keys_of(a.k, a.k_strides, b, g, true, w.k), v = keys_of(a.v, a.v_strides, b, g, false, w.v);
-        const bool whole_keys = direct && !p.rope;
+        const bool whole_keys = direct && !past_caches && !p.rope;
         const int64_t ldk = whole_keys ? a.N_kv * a.D : p.Dp, at = (b * a.S * a.N_kv + g) * a.D;
         T *dk = w.dk, *dv = w.dv;
         if constexpr (std::is_same<E, T>::value)
@@ -227,6 +234,7 @@ template <class E, int Q> class AttentionPacked {
         if (a.dk) finish(dk, static_cast<E*>(a.dk) + at, a.S, a.N_kv * a.D, true, 0);
         if (a.dv) finish(dv, static_cast<E*>(a.dv) + at, a.S, a.N_kv * a.D, false, 0);
       }
+      stream_fence();
     });
     if (own_bias) add_parts((const T*)biases, share.parts, a.dbias_size, static_cast<T*>(a.dbias));
   }

@@ -67,6 +67,24 @@ template <class T> struct Vec {
   }
 };
 
+// Past the caches, to an aligned address; `stream_fence` before another thread reads.
+template <class T> HD void stream(T* p, Vec<T> x) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)x.v);
+#elif defined(__AVX2__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)x.v);
+#elif defined(__SSE2__)
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)x.v);
+#else
+  x.store(p);
+#endif
+}
+HD void stream_fence() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
+}
+
 #define FUSEDSEQ_BINARY(op)                                                                        \
   template <class T> HD Vec<T> operator op(Vec<T> a, Vec<T> b) { return Vec<T>(a.v op b.v); }      \
   template <class T> HD Vec<T> operator op(float a, Vec<T> b) { return Vec<T>(T(a)) op b; }        \
