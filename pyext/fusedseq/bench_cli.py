@@ -13,7 +13,7 @@ def add_arguments(parser):
     parser.add_argument("ops", nargs="*", metavar="OPERATOR", help="only these operators")
     parser.add_argument("--op", default="", help="the same, separated by commas")
     parser.add_argument(
-        "--full", action="store_true", help="all rows and more rounds; by default under 5 minutes on 2 cores"
+        "--full", action="store_true", help="all rows and more rounds; by default about 11 minutes on 2 cores"
     )
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), help="run all rows in this dtype")
