@@ -2,9 +2,9 @@
 #pragma once
 #include <cstdint>
 
-namespace fusedseq::cuda {
+#include "cuda_type.h"
 
-enum class Type { f32, f64, bf16, f16 };
+namespace fusedseq::cuda {
 
 struct Dropout {
   Type type;
