@@ -205,3 +205,90 @@ def test_every_probe_is_tested():
 def test_a_launch_beyond_the_limits_is_an_error(kernels):
     with pytest.raises(RuntimeError, match="a block of 1025 threads"):
         kernels.run("probe", 0, 1, 1025, None, seed=0)
+
+
+MORE_SEEDS = range(8)
+THREADS = 64  # of a block in tests/simt/cooperative_probes.cu
+DEFECT = {
+    name: i
+    for i, name in enumerate(
+        re.findall(r"\w+", re.search(r"Defect \{(.*?)\}", (build.HERE / "cooperative_probes.cu").read_text())[1])
+    )
+}
+
+
+def exchanged(kernels, defect, seed, blocks=4, steps=5):
+    n = blocks * THREADS
+    wanted = torch.arange(n) * 7
+    x = kernels.copy(torch.stack([wanted, wanted * 0]).to(torch.uint16))
+    flags = kernels.copy(torch.zeros(blocks, dtype=torch.int32))
+    kernels.run("probe_exchange", DEFECT[defect], blocks, steps, flags.data_ptr(), x.data_ptr(), seed=seed)
+    for _ in range(steps):
+        wanted = (wanted.sum() + torch.arange(n)) % 2**16
+    return torch.equal(x[steps % 2].long(), wanted)
+
+
+def rotated(kernels, defect, seed, blocks=4, steps=5):
+    start = torch.arange(blocks * THREADS, dtype=torch.int32)
+    x = kernels.copy(torch.stack([start, start * 0]))
+    arrived = kernels.copy(torch.zeros(1, dtype=torch.int32))
+    kernels.run("probe_rotate", DEFECT[defect], blocks, steps, arrived.data_ptr(), x.data_ptr(), seed=seed)
+    return torch.equal(x[steps % 2], start.roll(steps * THREADS))
+
+
+def turned_around(kernels, defect, seed, blocks=3, threads=128):
+    start = torch.arange(blocks * threads, dtype=torch.int32).view(-1, 64)
+    x = kernels.copy(start)
+    kernels.run("probe_turn_around", DEFECT[defect], blocks, threads, x.data_ptr(), seed=seed)
+    return torch.equal(x, start.flip(1))
+
+
+@pytest.mark.parametrize("probe", [exchanged, rotated, turned_around])
+def test_blocks_that_wait_for_each_other(kernels, probe):
+    assert all(probe(kernels, "NONE", seed) for seed in MORE_SEEDS)
+
+
+# What the plain build sees as wrong numbers, under most seeds, and the checked one reports.
+SEEN_IN_BOTH = [
+    *((exchanged, name) for name in ("NO_BARRIER", "NO_RELEASE", "NO_WAIT", "NO_SYNCWARP")),
+    *((rotated, name) for name in ("NO_BARRIER", "NO_WAIT", "NO_SECOND_BARRIER")),
+    (turned_around, "NO_BARRIER"),
+]
+COOPERATIVE_DEFECTS = [
+    *((mode, *seen) for mode in ("plain", "checked") for seen in SEEN_IN_BOTH),
+    ("checked", exchanged, "NO_ACQUIRE"),
+    *(("checked", rotated, name) for name in ("NO_FENCE", "NO_SECOND_FENCE")),
+]
+
+
+@pytest.mark.parametrize(("mode", "probe", "defect"), COOPERATIVE_DEFECTS)
+def test_a_defect_between_threads_is_seen(kernels, mode, probe, defect):
+    if mode == "plain":
+        assert sum(not probe(kernels, defect, seed) for seed in MORE_SEEDS) >= len(MORE_SEEDS) / 2
+        return
+    for seed in MORE_SEEDS:
+        with pytest.raises(RuntimeError, match=r"race on .*cooperative_probes\.cu:\d+|reads uninitialised shared"):
+            probe(kernels, defect, seed)
+
+
+@SEEDS
+@pytest.mark.parametrize("own", [torch.bfloat16, torch.float16], ids=str)
+def test_mma_is_a_product(kernels, own, seed):
+    K = 48
+    a, b = torch.randn(16, K).to(own), torch.randn(K, 8).to(own)
+    here, d = [kernels.copy(t) for t in (a, b)], kernels.empty((16, 8), torch.float32)
+    kernels.run("probe_product", own == torch.float16, K, *(t.data_ptr() for t in (*here, d)), seed=seed)
+    wanted, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    assert ((d.double() - wanted).abs() <= K * 2**-24 * scale).all()
+
+
+def test_both_ptx_headers_declare_the_same():
+    declared = [
+        {
+            *re.findall(
+                r"^(?:__device__|inline|SIMT_CALL|template <class T> SIMT_CALL) .*?(\w+)\(", path.read_text(), re.M
+            )
+        }
+        for path in (build.ROOT / "csrc/ptx.cuh", build.HERE / "include/ptx.cuh")
+    ]
+    assert declared[0] == declared[1] >= {"mma", "barrier", "load_acquire", "dynamic_shared"}

@@ -26,12 +26,12 @@ LAUNCH = re.compile(r"(\w+(?:<[\w\s,:]+>)?)<<<(.*?)>>>\(")
 
 def as_cpp(text):
     """CUDA C++ that g++ takes, line for line: of what a header can't give, the launches."""
-    return LAUNCH.sub(r'simt::launcher("\1", \1, \2)(', text)
+    return LAUNCH.sub(r"simt::launcher(\1, \2)(", text)
 
 
 def compiled(name, text, options):
     """The object of a source, compiled unless it has been. What it includes is part of the key."""
-    headers = [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/*.cuh"), *HERE.glob("*.h"), *HERE.glob("include/*.h")]
+    headers = [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/*.cuh"), *HERE.glob("*.h"), *HERE.glob("include/*")]
     parts = [text, CXX, COMMON, options, *(path.read_text() for path in sorted(headers))]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = ROOT / "build/simt" / key

@@ -4,24 +4,21 @@
 // block nor a meeting of the warp lies between. At some of the accesses the other threads run first.
 //
 // Not known yet: fences and flags between blocks. Accesses of two blocks race unless both are atomic.
-#include "checker.h"
-
-#include <dlfcn.h>
-
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <memory>
-#include <string>
 #include <unordered_map>
+
+#include "machine.h"
 
 namespace simt {
 namespace {
 
+bool checked;  // the kernels call the hooks
 constexpr unsigned SWITCH_EVERY = 16;  // accesses, on average
 
-// An access of some of a cell's bytes: by whom, and how far the block's barriers and the warp had come.
-struct Access { unsigned block, barriers, seen; unsigned short thread; unsigned char bytes; bool atomic; void* pc; };
+// An access of some of a cell's bytes: by whom, and in which of its epochs.
+struct Access { unsigned block, epoch; unsigned short thread; unsigned char bytes; bool atomic; void* pc; };
 struct Cell { Access written, read[2]; unsigned char guarded, initialised; };  // of 4 bytes
 struct Page { Cell cells[1024]; };
 std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
@@ -32,27 +29,11 @@ Cell& cell(uintptr_t a) {
   return page->cells[a >> 2 & 1023];
 }
 
-std::string line_of(void* pc) {  // of the source
-  Dl_info library;
-  if (!dladdr(pc, &library)) return "?";
-  char text[512];
-  snprintf(text, sizeof text, "addr2line -s -e '%s' %#zx", library.dli_fname, size_t(static_cast<char*>(pc) - static_cast<char*>(library.dli_fbase) - 1));
-  FILE* process = popen(text, "r");
-  std::string line = process && fgets(text, sizeof text, process) ? text : "?";
-  if (process) pclose(process);
-  return line.substr(0, line.find_first_of(" \n"));
-}
-
-bool before(const Access& a, const Fiber& f) {
-  return a.block == f.in->number &&
-         (a.thread == f.number || a.barriers < f.in->barriers || (a.thread / 32u == f.number / 32 && a.seen <= f.seen[a.thread % 32]));
-}
-
 void require_before(const Access& a, const Access& now, const char* what, bool is_shared) {
-  const Fiber& f = *globals.current;
-  if (!(a.bytes & now.bytes) || (a.atomic && now.atomic) || before(a, f)) return;
+  const Fiber& f = current();
+  if (!(a.bytes & now.bytes) || (a.atomic && now.atomic) || before(a.block, a.thread, a.epoch, f)) return;
   fault_in_kernel("race on %s memory: thread %u of block %u at %s, then thread %u of block %u at %s, %s", is_shared ? "shared" : "global",
-                  a.thread, a.block, line_of(a.pc).c_str(), f.number, f.in->number, line_of(now.pc).c_str(), what);
+                  a.thread, a.block, line_of(a.pc).c_str(), now.thread, now.block, line_of(now.pc).c_str(), what);
 }
 
 void see_cell(Cell& c, const Access& now, bool write, bool is_shared) {
@@ -72,52 +53,52 @@ void see_cell(Cell& c, const Access& now, bool write, bool is_shared) {
   }
 }
 
-void see(uintptr_t a, size_t bytes, bool write, bool atomic, void* pc) {
-  const Fiber& f = *globals.current;
-  for (const uintptr_t end = a + bytes; a < end;) {
-    const unsigned at = a & 3, n = std::min<size_t>(4 - at, end - a);
-    see_cell(cell(a), {f.in->number, f.in->barriers, f.seen[f.lane], static_cast<unsigned short>(f.number),
-                       static_cast<unsigned char>(((1u << n) - 1) << at), atomic, pc}, write, shared.has(a));
-    a += n;
-  }
+// The __shared__ variables of all blocks have the same address.
+uintptr_t place_of(uintptr_t a, const Block& b) {
+  if (!variables.has(a)) return a;
+  return (uintptr_t(1) << 60) + b.slot * ((variables.bytes + 7) & ~uintptr_t(3)) + (a - variables.p);
 }
 
 bool is_private(uintptr_t a) { return stacks.has(a) || call.has(a) || Range{uintptr_t(&globals), sizeof globals}.has(a); }
 
 void hook(void* p, size_t bytes, bool write, void* pc) {
   if (!globals.current || is_private(uintptr_t(p))) return;
-  if (seed && random_below(SWITCH_EVERY) == 0) yield();
-  see(uintptr_t(p), bytes, write, false, pc);
+  if (seed && random_below(SWITCH_EVERY) == 0) progress(), yield();
+  check_access(p, bytes, write, false, pc);
 }
 
 }  // namespace
 
-void check_launch(const Region* regions, size_t count) {
+void check_launch(const std::vector<Region>& regions) {
   pages.clear();
-  for (const Region* r = regions; r < regions + count; ++r)
-    for (uintptr_t a = uintptr_t(r->base); a < uintptr_t(r->base) + r->base_bytes; ++a) {
-      if (a == r->p) a += r->bytes;
+  for (const Region& r : regions)
+    for (uintptr_t a = uintptr_t(r.base); checked && a < uintptr_t(r.base) + r.base_bytes; ++a) {
+      if (a == r.p) a += r.bytes;
       cell(a).guarded |= 1u << (a & 3);
     }
 }
 
-void check_block() {
-  for (uintptr_t a = shared.p; a < shared.p + shared.bytes; a += 4) cell(a) = Cell{};
+void check_block(const Block& b) {
+  const Range dynamic{uintptr_t(dynamic_shared(b)), dynamic_bytes};
+  for (const Range& r : {variables, dynamic})
+    for (uintptr_t a = r.p; checked && a < r.p + r.bytes; a += 4) {
+      Cell& c = cell(place_of(a, b));
+      const unsigned char guarded = c.guarded;
+      c = Cell{};
+      c.guarded = guarded;
+    }
 }
 
-void check_warp(Warp& w, unsigned lanes) {  // each knows what any of them knew
-  unsigned joint[32] = {};
-  for (unsigned l = 0; l < 32; ++l)
-    for (unsigned k = 0; lanes >> l & 1 && k < 32; ++k) joint[k] = std::max(joint[k], w.lane[l]->seen[k]);
-  for (unsigned l = 0; l < 32; ++l) {
-    if (!(lanes >> l & 1)) continue;
-    std::copy(joint, joint + 32, w.lane[l]->seen);
-    ++w.lane[l]->seen[l];
+void check_access(const void* p, size_t bytes, bool write, bool atomic, void* pc) {
+  if (!checked || is_private(uintptr_t(p))) return;
+  const Fiber& f = current();
+  const bool is_shared = variables.has(uintptr_t(p)) || dynamic.has(uintptr_t(p));
+  for (uintptr_t a = place_of(uintptr_t(p), *f.in), end = a + bytes; a < end;) {
+    const unsigned at = a & 3, n = std::min<size_t>(4 - at, end - a);
+    see_cell(cell(a), {f.in->number, f.epoch, static_cast<unsigned short>(f.number), static_cast<unsigned char>(((1u << n) - 1) << at), atomic, pc},
+             write, is_shared);
+    a += n;
   }
-}
-
-void check_atomic(const volatile void* p, size_t bytes, void* pc) {
-  if (!is_private(uintptr_t(p))) see(uintptr_t(p), bytes, true, true, pc);
 }
 
 }  // namespace simt
@@ -132,7 +113,7 @@ extern "C" {
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16)
 void __tsan_read_range(void* p, size_t n) { simt::hook(p, n, false, __builtin_return_address(0)); }
 void __tsan_write_range(void* p, size_t n) { simt::hook(p, n, true, __builtin_return_address(0)); }
-void __tsan_init() {}
+void __tsan_init() { simt::checked = true; }
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 

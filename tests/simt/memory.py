@@ -14,6 +14,10 @@ TABLE = [POINTER(NtAsgdTensor), c_int64]
 # What returns a sentence about what a kernel did wrong, or null.
 KERNELS = {
     "probe": [c_int] * 3 + [c_void_p],
+    "probe_exchange": [c_int] * 3 + [c_void_p] * 2,
+    "probe_rotate": [c_int] * 3 + [c_void_p] * 2,
+    "probe_turn_around": [c_int] * 3 + [c_void_p],
+    "probe_product": [c_bool, c_int] + [c_void_p] * 3,
     "dropout": [c_int, *[c_int64] * 3, *[c_void_p] * 3, c_uint64, c_double, c_bool],
     "nt_asgd_norm": [*TABLE, c_void_p, c_void_p, c_bool],
     "nt_asgd_step": [*TABLE, c_void_p, c_bool, *[c_double] * 4],
@@ -31,6 +35,7 @@ class Simulated:
         self.library.nt_asgd_partials.argtypes = TABLE
         self.library.nt_asgd_partials.restype = c_int64
         self.library.simt_seed.argtypes = [c_ulong]
+        self.library.simt_device.argtypes = [c_int] * 4
         self.library.simt_allocate.argtypes = [c_size_t, c_size_t]
         self.library.simt_allocate.restype = c_void_p
         self.library.simt_free.argtypes = [c_void_p]
@@ -49,6 +54,10 @@ class Simulated:
         self.library.simt_seed(seed)
         if error := getattr(self.library, name)(*arguments):
             raise RuntimeError(error.decode())
+
+    def device(self, sms=4, shared=232448, cooperative=True, capability=90):
+        """What the simulated device has from here on. shared: bytes, the most of a block    capability: 90 is 9.0"""
+        self.library.simt_device(sms, shared, cooperative, capability)
 
     def empty(self, shape, dtype, misaligned=0):
         """Poisoned memory between guard zones, which starts `misaligned` elements after a multiple of 256 bytes."""

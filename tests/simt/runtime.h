@@ -1,5 +1,5 @@
-// What the shim's CUDA headers (include/) ask of its runtime (runtime.cpp): a CUDA thread is a fiber, all fibers are on
-// the one thread that launches, and a block runs after the other.
+// What the shim's CUDA headers (include/) ask of its runtime: a CUDA thread is a fiber, and all fibers are on the one thread
+// that launches. machine.h is what the runtime's parts know of each other.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -14,61 +14,72 @@ struct dim3 {
 
 namespace simt {
 
-struct Block;
-struct Warp;
-enum class State { ready, barrier, warp, done };
-
-struct Fiber {
-  void* stack;
+// ---- threads (blocks.cpp)
+struct Thread {
   uint3 thread, block;
-  Block* in;
-  Warp* warp;
-  unsigned number, lane;  // in the block, in the warp
-  State state;
-  int line;               // where it waits
-  const void* collective;  // what a warp waits for: the function that does it, the lanes, and this lane's arguments
-  unsigned lanes;
-  void* arguments;
-  unsigned seen[32];      // how far this lane knows each lane of its warp to have come
+  unsigned lane;
+  char* shared;  // the block's dynamic shared memory
 };
-struct Globals { Fiber* current; dim3 block, grid; };
+struct Globals { Thread* current; dim3 block, grid; };
 extern Globals globals;
 
 using Collective = void (*)(void** arguments, unsigned lanes);  // arguments: (32,), null where a lane takes no part
 int sync_block(int line, bool predicate);                       // how many threads say true
-void sync_warp(unsigned lanes, void* arguments, Collective work, int line);
-void atomic(const volatile void* p, size_t bytes);              // what comes before the access
+void sync_named(int id, int threads, int line);
+void sync_grid(int line);
+void sync_warp(unsigned lanes, int line);                       // which orders what the lanes do before and after
+void together(unsigned lanes, void* arguments, Collective work, int line);  // which does not
+void spin(int line);                                            // lets other threads run, and counts
+// d (4,) += a (4,) b (2,): csrc/ptx.cuh's fragments of bf16, or of f16 where `half`  (mma.cpp)
+void mma(float* d, const uint32_t* a, const uint32_t* b, bool half, int line);
 
+// ---- what blocks see of each other (exchange.cpp). pc: the kernel's, for a message
+void load(const void* p, void* out, size_t bytes, bool acquire, int line, void* pc);
+void store(void* p, const void* value, size_t bytes, bool release, void* pc);
+void fence();                                                   // __threadfence
+void atomic(const volatile void* p, size_t bytes, int line, void* pc);  // what comes before the access
+
+// ---- launches (launch.cpp); the numbers are CUDA's
 struct Launch {
-  const char* name;
+  const void* kernel;
   dim3 grid, block;
   size_t shared;
+  bool cooperative;
   void* anchor;  // a thread_local of the kernels' library, which shows where their __shared__ variables are
   void *call, (*run)(void* call);
   size_t bytes;  // of the call
 };
-void launch(const Launch&);
-const char* error();       // of the last launch, or null
-const char* take_error();  // and forget it
+int launch(const Launch&);
+int last_error();  // and forget it
+const char* error_text(int error);
+const char* error_name(int error);
+int device_attribute(int attribute, int* value);
+int allow_shared(const void* kernel, size_t bytes);
+int blocks_that_fit(const void* kernel, int threads, size_t shared, int* blocks);  // on a multiprocessor
+int fill(void* p, int value, size_t bytes);
+int copy(void* p, const void* from, size_t bytes);
 
 static thread_local char anchor;
 
+template <class... P, class... A>
+int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, bool cooperative, A&&... arguments) {
+  struct Call { void (*kernel)(P...); std::tuple<P...> arguments; } call{kernel, {std::forward<A>(arguments)...}};
+  anchor = 0;
+  const auto run = [](void* c) { std::apply(static_cast<Call*>(c)->kernel, static_cast<Call*>(c)->arguments); };
+  return launch({reinterpret_cast<const void*>(kernel), grid, block, shared, cooperative, &anchor, &call, run, sizeof call});
+}
+
 template <class... P> struct Launcher {
-  const char* name;
   void (*kernel)(P...);
   dim3 grid, block;
   size_t shared;
   template <class... A> void operator()(A&&... arguments) const {
-    struct Call { void (*kernel)(P...); std::tuple<P...> arguments; } call{kernel, {std::forward<A>(arguments)...}};
-    anchor = 0;
-    const auto run = [](void* c) { std::apply(static_cast<Call*>(c)->kernel, static_cast<Call*>(c)->arguments); };
-    launch({name, grid, block, shared, &anchor, &call, run, sizeof call});
+    launch(kernel, grid, block, shared, false, std::forward<A>(arguments)...);
   }
 };
-// build.py writes kernel<<<grid, block, shared, stream>>>(...) as launcher("kernel", kernel, grid, block, shared, stream)(...)
-template <class... P>
-Launcher<P...> launcher(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0, void* = nullptr) {
-  return {name, kernel, grid, block, shared};
+// build.py writes kernel<<<grid, block, shared, stream>>>(...) as launcher(kernel, grid, block, shared, stream)(...)
+template <class... P> Launcher<P...> launcher(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0, void* = nullptr) {
+  return {kernel, grid, block, shared};
 }
 
 }  // namespace simt

@@ -4,19 +4,20 @@
 #include <cstring>
 
 #include "../runtime.h"
+#include "cuda_runtime_api.h"
 
 #define __global__
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __align__(n) alignas(n)
 // Of the library's thread-local memory, which the runtime poisons before each block. No initialisers, as in CUDA.
 #define __shared__ __constinit thread_local
 
 #define threadIdx (simt::globals.current->thread)
 #define blockIdx (simt::globals.current->block)
-#define blockDim (simt::globals.block)
-#define gridDim (simt::globals.grid)
+static constexpr const dim3 &blockDim = simt::globals.block, &gridDim = simt::globals.grid;  // also names in cudaLaunchConfig_t
 constexpr int warpSize = 32;
 
 #define SIMT_VECTOR(T, name, bytes)                                          \
@@ -35,8 +36,9 @@ inline int __syncthreads_count(int predicate, SIMT_LINE) { return simt::sync_blo
 inline int __syncthreads_or(int predicate, SIMT_LINE) { return simt::sync_block(line, predicate) > 0; }
 inline int __syncthreads_and(int predicate, SIMT_LINE) { return simt::sync_block(line, !predicate) == 0; }
 inline void __syncwarp(unsigned lanes = ~0u, SIMT_LINE) {
-  simt::sync_warp(lanes, nullptr, [](void**, unsigned) {}, line);
+  simt::sync_warp(lanes, line);
 }
+inline void __threadfence() { simt::fence(); }
 
 namespace simt {
 
@@ -52,7 +54,7 @@ template <class T> T shuffle(unsigned lanes, T value, unsigned from, int line) {
   static_assert(sizeof(T) <= 8, "CUDA shuffles up to 8 bytes");
   Shuffle s{0, 0, from};
   std::memcpy(&s.in, &value, sizeof value);
-  sync_warp(lanes, &s, shuffle_all, line);
+  together(lanes, &s, shuffle_all, line);
   std::memcpy(&value, &s.out, sizeof value);
   return value;
 }
@@ -67,7 +69,7 @@ inline void vote_all(void** arguments, unsigned lanes) {
 }
 inline unsigned vote(unsigned lanes, bool predicate, int line) {
   Vote v{predicate, 0};
-  sync_warp(lanes, &v, vote_all, line);
+  together(lanes, &v, vote_all, line);
   return v.out;
 }
 inline unsigned lane() { return globals.current->lane; }
@@ -95,23 +97,23 @@ inline int __all_sync(unsigned lanes, int p, SIMT_LINE) { return simt::vote(lane
 
 template <class T> void __stwb(T* p, T value) { *p = value; }
 
-// One thread runs all fibers: what follows the runtime's part is atomic.
-#define SIMT_ATOMIC(name, result)                                                              \
-  template <class T> __attribute__((noinline, no_sanitize("thread"))) T name(T* p, T value) { \
-    simt::atomic(p, sizeof(T));                                                                \
-    const T old = *p;                                                                          \
-    *p = result;                                                                               \
-    return old;                                                                                \
+// One thread runs all fibers: what follows the runtime's part is atomic. Not inlined: where they return to is the kernel's line.
+#define SIMT_ATOMIC(name, result)                                                                         \
+  template <class T> __attribute__((noinline, no_sanitize("thread"))) T name(T* p, T value, SIMT_LINE) { \
+    simt::atomic(p, sizeof(T), line, __builtin_return_address(0));                                        \
+    const T old = *p;                                                                                     \
+    *p = result;                                                                                          \
+    return old;                                                                                           \
   }
 SIMT_ATOMIC(atomicAdd, old + value)
 SIMT_ATOMIC(atomicMax, old > value ? old : value)
 SIMT_ATOMIC(atomicMin, old < value ? old : value)
 SIMT_ATOMIC(atomicExch, value)
 #undef SIMT_ATOMIC
+template <class T> __attribute__((noinline, no_sanitize("thread"))) T atomicCAS(T* p, T expected, T value, SIMT_LINE) {
+  simt::atomic(p, sizeof(T), line, __builtin_return_address(0));
+  const T old = *p;
+  if (old == expected) *p = value;
+  return old;
+}
 #undef SIMT_LINE
-
-using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorLaunchFailure = 719 };
-// The runtime's sentence about what the kernel did wrong is the error's name.
-inline cudaError_t cudaGetLastError() { return simt::take_error() ? cudaErrorLaunchFailure : cudaSuccess; }
-inline const char* cudaGetErrorString(cudaError_t) { return simt::error(); }

@@ -1,0 +1,180 @@
+// The simulated device: what it has, what it refuses, and the errors it gives, by CUDA's numbers.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+
+#include "machine.h"
+
+namespace simt {
+
+unsigned long seed;
+bool cooperative, failed;
+Range call;
+
+namespace {
+
+enum Error { SUCCESS, INVALID_VALUE = 1, INVALID_CONFIGURATION = 9, LAUNCH_FAILURE = 719, TOO_LARGE = 720, NOT_SUPPORTED = 801 };
+
+constexpr size_t RESERVED = 1024;       // of shared memory, for each block
+constexpr size_t USUAL_SHARED = 48 << 10;
+constexpr unsigned MOST_THREADS = 1024, MOST_RESIDENT = 2048, MOST_BLOCKS = 32;
+
+struct Device { int sms = 4, shared = 232448, cooperative = 1, capability = 90; } device;
+std::map<const void*, size_t> allowed;  // shared memory, by kernel
+int error;                              // that nobody has asked for yet
+std::string text;                       // what was wrong
+
+int refuse(Error e, const char* format, ...) __attribute__((format(printf, 2, 3)));
+int refuse(Error e, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  text.clear();
+  record(format, arguments);
+  va_end(arguments);
+  failed = false;
+  return error = e;
+}
+
+size_t most_shared(const void* kernel) {
+  const auto it = allowed.find(kernel);
+  return it == allowed.end() ? std::min(USUAL_SHARED, size_t(device.shared)) : it->second;
+}
+
+int blocks_on_one(const void* kernel, size_t threads, size_t shared) {
+  if (shared > most_shared(kernel)) return 0;
+  return int(std::min({size_t(MOST_BLOCKS), MOST_RESIDENT / ((threads + 31) / 32 * 32), (device.shared + RESERVED) / (shared + RESERVED)}));
+}
+
+int refused(const Launch& l) {
+  const size_t threads = size_t(l.block.x) * l.block.y * l.block.z, blocks = size_t(l.grid.x) * l.grid.y * l.grid.z;
+  const auto name = [&] { return function_of(l.kernel); };
+  if (!threads || threads > MOST_THREADS || l.block.z > 64)
+    return refuse(INVALID_CONFIGURATION, "%s: a block of %zu threads", name().c_str(), threads);
+  if (!blocks || l.grid.x > 0x7fffffffu || l.grid.y > 65535 || l.grid.z > 65535)
+    return refuse(INVALID_CONFIGURATION, "%s: a grid of %u x %u x %u blocks", name().c_str(), l.grid.x, l.grid.y, l.grid.z);
+  if (l.shared > most_shared(l.kernel))
+    return refuse(INVALID_VALUE, "%s: %zu bytes of dynamic shared memory, %zu are allowed", name().c_str(), l.shared, most_shared(l.kernel));
+  if (!l.cooperative) return SUCCESS;
+  if (!device.cooperative) return refuse(NOT_SUPPORTED, "%s: the device has no cooperative launch", name().c_str());
+  const size_t most = size_t(device.sms) * blocks_on_one(l.kernel, threads, l.shared);
+  if (blocks > most) return refuse(TOO_LARGE, "%s: a cooperative grid of %zu blocks, %zu fit", name().c_str(), blocks, most);
+  return SUCCESS;
+}
+
+unsigned slots_of(const Launch& l) {  // blocks at a time
+  const size_t blocks = size_t(l.grid.x) * l.grid.y * l.grid.z;
+  return unsigned(l.cooperative ? blocks : std::min<size_t>(blocks, seed ? 1 + random_below(3) : 1));
+}
+
+}  // namespace
+
+void record(const char* format, va_list arguments) {
+  char line[512];
+  vsnprintf(line, sizeof line, format, arguments);
+  if (text.empty()) text = line;
+  failed = true;
+}
+void fault(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  record(format, arguments);
+  va_end(arguments);
+}
+
+int launch(const Launch& l) {
+  if (error == LAUNCH_FAILURE) return error;  // as on a GPU, where nothing runs after a failed kernel
+  if (const int refusal = refused(l)) return refusal;
+  text.clear();
+  failed = false;
+  cooperative = l.cooperative;
+  call = {uintptr_t(l.call), l.bytes};
+  globals.block = l.block, globals.grid = l.grid;
+  start_random();
+  const unsigned slots = slots_of(l);
+  start_memory(l, slots);
+  start_exchange(seed && slots > 1);
+  if (!failed) run_blocks(l, slots);
+  end_memory();
+  if (!failed) return SUCCESS;
+  text = function_of(l.kernel) + ": " + text;
+  return error = LAUNCH_FAILURE;
+}
+
+int last_error() {
+  const int last = error;
+  error = SUCCESS;
+  return last;
+}
+
+const char* error_name(int e) {
+  switch (e) {
+    case SUCCESS: return "cudaSuccess";
+    case INVALID_VALUE: return "cudaErrorInvalidValue";
+    case INVALID_CONFIGURATION: return "cudaErrorInvalidConfiguration";
+    case LAUNCH_FAILURE: return "cudaErrorLaunchFailure";
+    case TOO_LARGE: return "cudaErrorCooperativeLaunchTooLarge";
+    case NOT_SUPPORTED: return "cudaErrorNotSupported";
+  }
+  return "unrecognized error code";
+}
+const char* error_text(int e) { return e == SUCCESS || text.empty() ? error_name(e) : text.c_str(); }
+
+int device_attribute(int attribute, int* value) {
+  switch (attribute) {
+    case 1: *value = MOST_THREADS; break;
+    case 8: *value = int(USUAL_SHARED); break;
+    case 10: *value = 32; break;
+    case 16: *value = device.sms; break;
+    case 39: *value = MOST_RESIDENT; break;
+    case 75: *value = device.capability / 10; break;
+    case 76: *value = device.capability % 10; break;
+    case 81: *value = device.shared + int(RESERVED); break;
+    case 95: *value = device.cooperative; break;
+    case 97: *value = device.shared; break;
+    case 111: *value = int(RESERVED); break;
+    default: return refuse(INVALID_VALUE, "cudaDeviceGetAttribute: tests/simt does not have attribute %d", attribute);
+  }
+  return SUCCESS;
+}
+
+int allow_shared(const void* kernel, size_t bytes) {
+  if (bytes > size_t(device.shared))
+    return refuse(INVALID_VALUE, "%s: %zu bytes of dynamic shared memory, the device has %d", function_of(kernel).c_str(), bytes, device.shared);
+  allowed[kernel] = bytes;
+  return SUCCESS;
+}
+
+int blocks_that_fit(const void* kernel, int threads, size_t shared, int* blocks) {
+  if (threads <= 0) return refuse(INVALID_VALUE, "cudaOccupancyMaxActiveBlocksPerMultiprocessor: %d threads", threads);
+  *blocks = blocks_on_one(kernel, size_t(threads), shared);
+  return SUCCESS;
+}
+
+int fill(void* p, int value, size_t bytes) {
+  if (error == LAUNCH_FAILURE) return error;
+  const Region* r = region_of(p);
+  if (!r || uintptr_t(p) + bytes > r->p + r->bytes) return refuse(INVALID_VALUE, "cudaMemset: %zu bytes outside of a buffer", bytes);
+  std::memset(p, value, bytes);
+  return SUCCESS;
+}
+int copy(void* p, const void* from, size_t bytes) {
+  if (error == LAUNCH_FAILURE) return error;
+  for (const void* q : {const_cast<const void*>(p), from}) {
+    const Region* r = region_of(q);
+    if (!r || uintptr_t(q) + bytes > r->p + r->bytes) return refuse(INVALID_VALUE, "cudaMemcpy: %zu bytes outside of a buffer", bytes);
+  }
+  std::memmove(p, from, bytes);
+  return SUCCESS;
+}
+
+}  // namespace simt
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Of the order in which threads and blocks run, 0 for the plain one. What went wrong before is forgotten.
+EXPORT void simt_seed(unsigned long s) {
+  simt::seed = s;
+  simt::last_error();
+}
+EXPORT void simt_device(int sms, int shared, int cooperative, int capability) { simt::device = {sms, shared, cooperative, capability}; }

@@ -1,0 +1,98 @@
+// What the parts of the runtime need of each other: blocks.cpp schedules, order.cpp knows what is before what, memory.cpp has
+// buffers and shared memory, exchange.cpp what blocks see of each other, launch.cpp the device, checker.cpp looks at accesses.
+#pragma once
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "order.h"
+#include "runtime.h"
+
+namespace simt {
+
+enum class State { ready, barrier, grid, warp, done };
+
+struct Block;
+struct Warp;
+struct Fiber : Thread {
+  void* stack;
+  Block* in;
+  Warp* warp;
+  unsigned number;        // in the block
+  State state;
+  int line;               // where it waits
+  int barrier;            // which one of the block's
+  Collective collective;  // what a warp waits for: what does it (null: __syncwarp), the lanes, and this lane's arguments
+  unsigned lanes;
+  void* arguments;
+  unsigned epoch;
+  Known known;
+  Known fenced, received;  // known at its last fence; what it has read of, which its next fence will make known
+};
+struct Warp { unsigned alive, waiting; Fiber* lane[32]; };
+struct Barrier { unsigned waiting, threads, predicates, answer; int line; };
+struct Block {
+  unsigned number, slot, threads, alive;
+  Barrier barriers[16];  // 0: __syncthreads
+  std::vector<Warp> warps;
+  std::vector<Fiber*> fibers, ready;
+  size_t taken;                           // of those ready
+  std::vector<unsigned char> variables;   // its __shared__ ones, while those of another block are in their place
+};
+
+// Memory that kernels may use, and the guard zones around it: GUARD bytes on each side at least.
+struct Region { uintptr_t p; size_t bytes; void* base; size_t base_bytes; };
+struct Range {
+  uintptr_t p;
+  size_t bytes;
+  bool has(uintptr_t a) const { return a - p < bytes; }
+};
+
+inline Fiber& current() { return *static_cast<Fiber*>(globals.current); }
+
+// launch.cpp
+extern unsigned long seed;  // 0: everything in order
+extern Range call;          // the launch in progress: its kernel and arguments
+extern bool cooperative;
+extern bool failed;         // the kernel did something wrong: it ends here
+void record(const char* format, va_list arguments);  // what
+void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// blocks.cpp
+void run_blocks(const Launch&, unsigned slots);  // so many at a time
+[[noreturn]] void fault_in_kernel(const char* format, ...) __attribute__((format(printf, 1, 2)));
+void yield();               // lets the other threads run
+void progress();            // who spins may go on doing so
+unsigned random_below(unsigned n);
+void start_random();
+
+// memory.cpp
+extern Range stacks, dynamic;             // the fibers' stacks; the dynamic shared memory of all blocks
+extern Range variables;                   // the __shared__ ones
+extern size_t dynamic_bytes;              // of one block
+constexpr size_t STACK = 64 << 10;
+void start_memory(const Launch&, unsigned slots);
+void end_memory();                        // looks for what was written where it must not be
+void start_shared(Block&);                // poisoned
+char* dynamic_shared(const Block&);
+void show_variables(Block&);
+void end_shared(const Block&);
+const Region* region_of(const void* p);
+
+// exchange.cpp
+void start_exchange(bool late);           // late: stores may be
+void expose_some();                       // of the late stores
+void expose_all();
+
+// source.cpp
+std::string line_of(const void* pc);            // file:line
+std::string function_of(const void* function);  // its name
+
+// checker.cpp, which does nothing in the plain build
+void check_launch(const std::vector<Region>&);  // it forgets all it knew
+void check_block(const Block&);                 // shared memory is fresh
+void check_access(const void* p, size_t bytes, bool write, bool atomic, void* pc);
+
+}  // namespace simt

@@ -1,0 +1,47 @@
+// Where in the source an address of machine code is, by binutils' addr2line.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <vector>
+
+#include "machine.h"
+
+namespace simt {
+namespace {
+
+std::vector<std::string> lines_of(const char* options, const void* pc) {
+  Dl_info library;
+  if (!dladdr(pc, &library)) return {};
+  char text[1024];
+  const auto offset = size_t(static_cast<const char*>(pc) - static_cast<const char*>(library.dli_fbase));
+  snprintf(text, sizeof text, "addr2line %s -e '%s' %#zx", options, library.dli_fname, offset);
+  std::vector<std::string> lines;
+  FILE* process = popen(text, "r");
+  while (process && fgets(text, sizeof text, process)) {
+    lines.push_back(text);
+    lines.back().pop_back();
+  }
+  if (process) pclose(process);
+  return lines;
+}
+
+}  // namespace
+
+std::string line_of(const void* pc) {
+  const auto lines = lines_of("-s", static_cast<const char*>(pc) - 1);
+  return lines.empty() ? "?" : lines[0].substr(0, lines[0].find(' '));
+}
+
+std::string function_of(const void* function) {
+  const auto lines = lines_of("-f -C", function);
+  if (lines.empty()) return "kernel";
+  std::string name = lines[0];
+  const std::string anonymous = "(anonymous namespace)::";
+  for (size_t at; (at = name.find(anonymous)) != name.npos;) name.erase(at, anonymous.size());
+  name = name.substr(0, name.find('('));
+  const size_t end = name.find('<'), colon = name.rfind("::", end), space = name.rfind(' ', end);
+  if (colon != name.npos) return name.substr(colon + 2);
+  return space == name.npos ? name : name.substr(space + 1);
+}
+
+}  // namespace simt
