@@ -47,12 +47,17 @@ template <class T> std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dy_
   return {as_type(dx, type), as_type(dW, type), as_type(db, type)};
 }
 
+// All but doubles are computed as floats; fp16, which the kernels do not know, and bf16 are widened as a whole.
+bool in_doubles(const Tensor& x) {
+  return x.scalar_type() != ScalarType::Half && kernel_type("linear", x) == cpu::Type::f64;
+}
+
 Tensor linear(Tensor x, Tensor W, std::optional<Tensor> b) {
-  return kernel_type("linear", x) == cpu::Type::f64 ? forward<double>(x, W, b) : forward<float>(x, W, b);
+  return in_doubles(x) ? forward<double>(x, W, b) : forward<float>(x, W, b);
 }
 
 std::tuple<Tensor, Tensor, Tensor> linear_backward(Tensor dy, Tensor x, Tensor W, int64_t needs) {
-  return kernel_type("linear", x) == cpu::Type::f64 ? backward<double>(dy, x, W, needs) : backward<float>(dy, x, W, needs);
+  return in_doubles(x) ? backward<double>(dy, x, W, needs) : backward<float>(dy, x, W, needs);
 }
 
 }  // namespace

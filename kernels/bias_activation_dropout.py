@@ -122,7 +122,6 @@ def backward_kernel(
 
 def prepare(x, b):
     """x, b, their sizes, and the tile."""
-    rows.require_dtype(OP, x)
     D = x.size(-1)
     R, N = rows.tile(D, ELEMENTS, WIDEST)
     return (*rows.dense(x, b), x.numel() // max(D, 1), D, triton.cdiv(D, N), {"R": R, "N": N})

@@ -222,7 +222,6 @@ def configuration(D):
 
 
 def residual_layer_norm(x, residual, weight, bias, p, eps, prenorm, seed):
-    rows.require_dtype(OP, x)
     x, residual, weight, bias = rows.dense(x, residual, weight, bias)
     D = x.size(-1)
     M = x.numel() // D
@@ -238,7 +237,6 @@ def residual_layer_norm(x, residual, weight, bias, p, eps, prenorm, seed):
 
 
 def residual_layer_norm_backward(dy, ds, x, residual, weight, s, mean, rstd, p, seed, needs):
-    rows.require_dtype(OP, x)
     dy, ds, x, residual, weight, s = rows.dense(dy, ds, x, residual, weight, s)
     D = x.size(-1)
     M = x.numel() // D

@@ -1,6 +1,5 @@
 """What kernels over (M, D) rows share: the mask of a tile of rows, and how many rows a program takes."""
 
-import torch
 import triton
 import triton.language as tl
 from fusedseq.kernels import philox
@@ -13,11 +12,6 @@ def kept(seed, row, column, D, threshold, N: tl.constexpr):
     """Which elements of a tile are kept, (R, N) bool: rows `row`, (R,) int64, and columns from `column` on, whole fours."""
     block = column // 4 + tl.arange(0, N // 4)
     return philox.keep(tl.load(seed), row[:, None] * tl.cdiv(D, 4) + block[None, :], threshold)
-
-
-def require_dtype(op, x):
-    if x.dtype == torch.float64:
-        raise TypeError(f"{op}: x must be float32, bfloat16 or float16 on {x.device.type}, got {x.dtype}")
 
 
 def dense(*tensors):

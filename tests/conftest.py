@@ -39,7 +39,7 @@ def pytest_configure(config):
     interpreter.turn_on()
     with warnings.catch_warnings(action="ignore"):  # torch says that C++ kernels are being replaced
         kernels.register("CPU")
-    check.DTYPES["cpu"] = tuple(getattr(torch, name) for name in DTYPES["triton"])
+    check.DTYPES["cpu"] = check.TRITON["cpu"] = tuple(getattr(torch, name) for name in DTYPES["triton"])
 
 
 def pytest_generate_tests(metafunc):

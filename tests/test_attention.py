@@ -311,11 +311,11 @@ def test_equals_torchs_with_a_bias():
     torch.testing.assert_close(with_gradients(q, k, v, bias=bias), [*wanted[0], *wanted[1]])
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.op == "attention"], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.op in ("attention", "linear")], ids=str)
 def test_half_on_the_cpu(case):
     """Accepted, and computed in fp32."""
     args, kwargs = case.inputs(dtype=torch.float16)
-    check("attention", args, kwargs)
+    check(case.op, args, kwargs)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

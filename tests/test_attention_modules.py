@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from fusedseq import nn
+from fusedseq import fused, nn
 from torch import nn as torch_nn
 
 E, N, D, B = 12, 3, 4, 2
@@ -348,6 +348,17 @@ def test_a_cache_takes_no_gradients(ops):
     module, x = nn.MultiheadAttention(E, N, ops=ops), torch.randn(1, B, E)
     with pytest.raises(RuntimeError, match="KeyValueCache: is for inference and must come without gradients"):
         module(x, x, x, cache=module.cache(B, 3))
+
+
+def test_half_as_torchs_module():
+    """Forward and backward, on the CPU too; within the roundings to fp16 of torch's own module."""
+    theirs, ours = (module.half() for module in pair(fused, E, N))
+    x = torch.randn(5, B, E).half()
+    for module in (theirs, ours):
+        module(x, x, x, need_weights=False)[0].sum().backward()
+    y, wanted = (module(x, x, x, need_weights=False)[0] for module in (ours, theirs))
+    torch.testing.assert_close(y, wanted, atol=16 * torch.finfo(x.dtype).eps * wanted.abs().max().item(), rtol=0)
+    assert all(p.grad.dtype == torch.float16 for p in ours.parameters())
 
 
 @torch.no_grad()

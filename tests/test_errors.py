@@ -9,6 +9,7 @@ from fusedseq.testing import (
     activation_regularization_case,
     attention_case,
     bias_activation_dropout_case,
+    convert,
     dropout_case,
     embedding_case,
     linear_case,
@@ -18,6 +19,8 @@ from fusedseq.testing import (
     residual_layer_norm_case,
     split_cross_entropy_case,
 )
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 T, B, X, H = 3, 2, 5, 4
 GOOD = {
@@ -207,15 +210,30 @@ FLOATS = [
 FLOAT_IDS = [f"{c}-{n}" for c, n in FLOATS]
 
 
-# attention takes fp16.
+# attention and linear take fp16.
 DTYPES = [(c, n, t) for c, n in FLOATS for t in (torch.int64, torch.float16, torch.complex64, torch.bool)
-          if (c, n, t) != ("attention", "q", torch.float16)]  # fmt: skip
+          if (c, n, t) not in (("attention", "q", torch.float16), ("linear", "x", torch.float16))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("good", "name", "other"), DTYPES, ids=[f"{c}-{n}-{t}" for c, n, t in DTYPES])
 def test_wrong_dtype(good, name, other):
     with pytest.raises(TypeError, match=rf"^{good}: {name} .*, got {other}"):
         call(good, **{name: lambda t: t.to(other)})
+
+
+TRITON = ("attention", "bias_activation_dropout", "linear_cross_entropy", "residual_layer_norm", "split_cross_entropy")
+
+
+@pytest.mark.parametrize("good", TRITON)
+def test_fp64_where_the_kernels_are_tritons(good):
+    case = GOOD[good]
+    inputs = convert(case.inputs(), dtype=torch.float64)
+    with FakeTensorMode():
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="cuda"), inputs)
+        with pytest.raises(
+            TypeError, match=rf"^{good}: [qx] must be float32 or bfloat16 or float16 on cuda, got torch.float64"
+        ):
+            getattr(fused, case.op)(*args, **kwargs)
 
 
 ONE_FLOAT = ("dropout", "locked_dropout", "weight_drop", "embedding")

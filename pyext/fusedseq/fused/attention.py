@@ -3,7 +3,7 @@ import torch
 from fusedseq import reference
 from fusedseq.fused import autograd, check
 
-DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
+DTYPES = {**check.TRITON, "cpu": (*check.DTYPES["cpu"], torch.float16)}
 MAX_HEAD_DIM = 2048
 
 

@@ -14,12 +14,12 @@ def bias_activation_dropout(x, b=None, activation="relu", p=0.0, seed=0):
     The gradient of b does not depend on the number of threads. bf16 is computed in fp32. Under autocast b is cast to
     the dtype of x, as in torch's linear.
     Errors: ValueError for another activation, shapes, devices, p outside [0, 1]; TypeError for other dtypes than fp32,
-    fp64, bf16, or two of them.
+    bf16, on a CPU fp64, on CUDA fp16, or two of them.
     """
     check.tensor(OP, "x", x)
     if isinstance(b, torch.Tensor) and b.is_floating_point() and autograd.autocast_is_on(x.device.type):
         b = b.to(x.dtype)
-    check.like(OP, x, "x", ("b",), b=b)
+    check.like(OP, x, "x", ("b",), check.TRITON, b=b)
     if x.dim() == 0:
         raise ValueError(f"{OP}: x must be (..., D), got {tuple(x.shape)}")
     if b is not None:

@@ -3,6 +3,8 @@
 import torch
 
 DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
+# Of the operators whose CUDA kernels are Triton's.
+TRITON = {**DTYPES, "cuda": (torch.float32, torch.bfloat16, torch.float16)}
 
 
 def tensor(op, name, value):

@@ -3,17 +3,19 @@ import torch
 from fusedseq import reference
 from fusedseq.fused import autograd, check
 
+DTYPES = {"cpu": (*check.DTYPES["cpu"], torch.float16)}
+
 
 def linear(x, W, b=None):
     """As `fusedseq.reference.linear`: the output layer, on the product that the recurrences use.
 
     On a CPU where torch's library has no fast path for the processor (MKL on AMD) it is the faster one. Under autocast
-    the operands are cast to its dtype; bf16 is accumulated in fp32.
-    Errors: ValueError or TypeError naming the argument, for shapes, devices, dtypes other than fp32, fp64, bf16.
+    the operands are cast to its dtype; bf16 and fp16 are accumulated in fp32.
+    Errors: ValueError or TypeError naming the argument, for shapes, devices, dtypes other than fp32, fp64, bf16, fp16.
     """
     check.tensor("linear", "x", x)
     x, W, b = autograd.autocast(x.device.type, x, W, b)
-    check.like("linear", x, "x", ("b",), W=W, b=b)
+    check.like("linear", x, "x", ("b",), dtypes=DTYPES, W=W, b=b)
     check.dimensions("linear", "W", W, "(N, K)")
     if x.dim() == 0 or x.size(-1) != W.size(1) or W.size(1) == 0:
         raise ValueError(f"linear: x must be (..., K) with W's K = {W.size(1)}, at least 1, got {tuple(x.shape)}")

@@ -12,12 +12,12 @@ def residual_layer_norm(x, residual=None, weight=None, bias=None, *, p=0.0, eps=
     Post-norm keeps x and residual for the backward, prenorm s alone. Gradients of weight and bias do not depend on the
     number of threads. bf16 is computed in fp32. Under autocast fp32 and lower tensors may be mixed, and the result has
     the wider dtype, as torch's sum has.
-    Errors: ValueError for shapes, devices, p outside [0, 1], a negative eps; TypeError for other dtypes than fp32, fp64,
-    bf16, or two of them.
+    Errors: ValueError for shapes, devices, p outside [0, 1], a negative eps; TypeError for other dtypes than fp32, bf16,
+    on a CPU fp64, on CUDA fp16, or two of them.
     """
     check.tensor(OP, "x", x)
     x, residual, weight, bias = autograd.widest(x.device.type, x, residual, weight, bias)
-    check.like(OP, x, "x", ("residual", "weight", "bias"), residual=residual, weight=weight, bias=bias)
+    check.like(OP, x, "x", ("residual", "weight", "bias"), check.TRITON, residual=residual, weight=weight, bias=bias)
     if x.dim() == 0 or x.size(-1) == 0:
         raise ValueError(f"{OP}: x must be (..., D), D at least 1, got {tuple(x.shape)}")
     if residual is not None:

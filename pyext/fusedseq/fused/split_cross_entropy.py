@@ -26,7 +26,7 @@ def split_cross_entropy(
     splits = check_splits(splits, len(W))
     if not splits:
         return linear_cross_entropy(x, W, target, b, ignore_index=ignore_index, reduction=reduction)
-    check.like(OP, x, "x", ("tombstone_bias",), tombstones=tombstones, tombstone_bias=tombstone_bias)
+    check.like(OP, x, "x", ("tombstone_bias",), check.TRITON, tombstones=tombstones, tombstone_bias=tombstone_bias)
     check.shape(OP, "tombstones", tombstones, "(K, E)", (len(splits), W.size(1)))
     if tombstone_bias is not None:
         check.shape(OP, "tombstone_bias", tombstone_bias, "(K,)", (len(splits),))
