@@ -102,6 +102,11 @@ def weight_drop(W, p, seed=None, variational=False):
     return F.dropout(W, p)
 
 
+def drop_weight(W_hh, p, variational, training):
+    """The W_hh that a recurrence uses."""
+    return weight_drop(W_hh, p, variational=variational) if training and p else W_hh
+
+
 def embedding(ids, W, p=0.0, seed=None, sparse=False):
     """embedded_dropout of the AWD-LSTM code: gather from a masked copy of the whole table."""
     if p:
@@ -213,21 +218,23 @@ def activation_regularization(dropped, raw, alpha, beta):
     return loss + beta * (raw[1:] - raw[:-1]).pow(2).mean()
 
 
-def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None):
+def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None, *, weight_drop=0.0, variational=False, training=True, seed=None):
     """torch.nn.LSTM's own operator: oneDNN's on a CPU, cuDNN's on a GPU."""
     without(lengths=lengths)
+    W_hh = drop_weight(W_hh, weight_drop, variational, training)
     weights = [W_ih, W_hh] if b is None else [W_ih, W_hh, b, torch.zeros_like(b)]
     y, h, c = torch._VF.lstm(x, (h0[None], c0[None]), weights, b is not None, 1, 0.0, True, False, False)
     return y, (h[0], c[0])
 
 
-def lstm_loop(x, W_ih, W_hh, b, h0, c0, lengths=None):
+def lstm_loop(x, W_ih, W_hh, b, h0, c0, lengths=None, *, weight_drop=0.0, variational=False, training=True, seed=None):
     """The LSTM as a loop in Python: the input's product for all steps at once, one GEMM a step."""
-    return run_lstm_loop(lstm_step, x, W_ih, W_hh, b, h0, c0, lengths)
+    return run_lstm_loop(lstm_step, x, W_ih, W_hh, b, h0, c0, lengths, weight_drop, variational, training)
 
 
-def run_lstm_loop(step, x, W_ih, W_hh, b, h0, c0, lengths):
+def run_lstm_loop(step, x, W_ih, W_hh, b, h0, c0, lengths, weight_drop, variational, training):
     without(lengths=lengths)
+    W_hh = drop_weight(W_hh, weight_drop, variational, training)
     h, c, y, W_hh_t = h0, c0, [], W_hh.t()
     for z_t in F.linear(x, W_ih, b).unbind():
         h, c = step(z_t, h, c, W_hh_t)
@@ -243,7 +250,8 @@ def lstm_step(z, h, c, W_hh_t):
 
 def mogrifier_lstm(
     x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias=None, R_bias=None, *, rounds, lengths=None, cap_input_gate=False,
-    input_dropout=0.0, locked_input=False, state_dropout=0.0, zoneout_h=0.0, zoneout_c=0.0, training=True, seed=None,
+    input_dropout=0.0, locked_input=False, state_dropout=0.0, zoneout_h=0.0, zoneout_c=0.0, weight_drop=0.0,
+    variational=False, training=True, seed=None,
 ):  # fmt: skip
     """A loop over the steps; weights and masks are unpacked and drawn once, before it.
 
@@ -252,16 +260,16 @@ def mogrifier_lstm(
     """
     return run_mogrifier_loop(
         mogrifier_step, x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias, rounds, lengths, cap_input_gate,
-        input_dropout, locked_input, state_dropout, zoneout_h, zoneout_c, training,
+        input_dropout, locked_input, state_dropout, zoneout_h, zoneout_c, weight_drop, variational, training,
     )  # fmt: skip
 
 
 def run_mogrifier_loop(
     step, x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias, rounds, lengths, cap_input_gate,
-    input_dropout, locked_input, state_dropout, zoneout_h, zoneout_c, training,
+    input_dropout, locked_input, state_dropout, zoneout_h, zoneout_c, weight_drop, variational, training,
 ):  # fmt: skip
     without(lengths=lengths)
-    T = len(x)
+    T, W_hh = len(x), drop_weight(W_hh, weight_drop, variational, training)
     if training and input_dropout:
         x = (locked_dropout if locked_input else dropout)(x, input_dropout)
     state_mask = dropout(torch.ones_like(h0), state_dropout) if training and state_dropout else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from fusedseq import fused, reference, testing
+from fusedseq import fused, testing
 
 from bench import baselines, compiled, optimizers
 
@@ -126,24 +126,10 @@ def mogrifier(T, B, H, *bars, rank=None, backward=True, lengths_of_T=None, suffi
 
 
 def lstm(T, B, X, H, *bars, dropped=0.0, **row):
-    make = testing.lstm_case(T, B, X, H).make
-    flops = 2.0 * T * B * 4 * H * (X + H)
-    if not dropped:
-        return Row("lstm", f"T{T}-B{B}-{X}-{H}", make, flops=flops, bars=bars, eager=baselines.lstm_loop,
-                   others={"torch": baselines.lstm}, **row)  # fmt: skip
-
-    def call(ops, x, W_ih, W_hh, *rest):
-        return ops.lstm(x, W_ih, ops.weight_drop(W_hh, dropped, 5), *rest)
-
-    def parts(args, kwargs):
-        W_hh = reference.weight_drop(args[2], dropped, 5)
-        return [("weight_drop", (args[2], dropped, 5), {}), ("lstm", (*args[:2], W_hh, *args[3:]), kwargs)]
-
-    def loop(x, W_ih, W_hh, *rest):
-        return baselines.lstm_loop(x, W_ih, baselines.weight_drop(W_hh, dropped), *rest)
-
-    return Row("lstm", f"T{T}-B{B}-{X}-{H}-weight_drop{dropped:g}", make, call, parts, flops=flops, bars=bars,
-               eager=loop, others={"torch": lambda *args: call(baselines, *args)}, **row)  # fmt: skip
+    options, suffix = ({"weight_drop": dropped, "seed": 5}, f"-weight_drop{dropped:g}") if dropped else ({}, "")
+    return Row("lstm", f"T{T}-B{B}-{X}-{H}{suffix}", testing.lstm_case(T, B, X, H, **options).make,
+               flops=2.0 * T * B * 4 * H * (X + H), bars=bars, eager=baselines.lstm_loop, others={"torch": baselines.lstm},
+               **row)  # fmt: skip
 
 
 def elementwise(op, shape, p, *bars, passes=2, **row):

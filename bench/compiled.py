@@ -29,15 +29,16 @@ _lstm_step = whole(baselines.lstm_step)
 _mogrifier_step = whole(baselines.mogrifier_step)
 
 
-def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None):
-    return baselines.run_lstm_loop(_lstm_step, x, W_ih, W_hh, b, h0, c0, lengths)
+def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None, *, weight_drop=0.0, variational=False, training=True, seed=None):
+    return baselines.run_lstm_loop(_lstm_step, x, W_ih, W_hh, b, h0, c0, lengths, weight_drop, variational, training)
 
 
 def mogrifier_lstm(
     x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias=None, R_bias=None, *, rounds, lengths=None, cap_input_gate=False,
-    input_dropout=0.0, locked_input=False, state_dropout=0.0, zoneout_h=0.0, zoneout_c=0.0, training=True, seed=None,
+    input_dropout=0.0, locked_input=False, state_dropout=0.0, zoneout_h=0.0, zoneout_c=0.0, weight_drop=0.0,
+    variational=False, training=True, seed=None,
 ):  # fmt: skip
     return baselines.run_mogrifier_loop(
         _mogrifier_step, x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias, rounds, lengths, cap_input_gate,
-        input_dropout, locked_input, state_dropout, zoneout_h, zoneout_c, training,
+        input_dropout, locked_input, state_dropout, zoneout_h, zoneout_c, weight_drop, variational, training,
     )  # fmt: skip

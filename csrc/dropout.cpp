@@ -1,32 +1,23 @@
 // dropout, locked_dropout and weight_drop: one kernel, for a (T, B, D) tensor under a (B, D) mask. Each is linear in its
 // input, so its backward is the operator itself on the gradient. And dropout_mask, whose CUDA kernel is kernels/dropout_mask.py.
 #include "cuda_stream.h"
+#include "dropout.h"
 #include "dropout_cuda.h"
-#include "tensor.h"
 
 namespace fusedseq {
-namespace {
 
-// x, dense, as a (T, B, D) tensor; the mask is (B, D), or (B,) by row.
-struct Call {
-  const char* op;
-  Tensor x;
-  double p;
-  Tensor seed;
-  int64_t T, B, D;
-  bool by_row = false;
-};
-
-Tensor drop_cpu(const Call& c) {
-  const cpu::Type type = kernel_type(c.op, c.x);
-  Tensor y = output_like(c.x);
-  const cpu::Mask m = mask(c.seed, c.p);
-  const void* x = c.x.const_data_ptr();
-  if (c.x.numel() == 0) return y;
-  if (c.by_row) cpu::kernels().embedding({type, c.B, c.B, c.D, nullptr, nullptr, x, y.mutable_data_ptr(), true, m}, parallel, threads());
-  else cpu::kernels().dropout({type, c.T, c.B, c.D, x, y.mutable_data_ptr(), m}, parallel, threads());
+Tensor drop_cpu(const Drop& d) {
+  const cpu::Type type = kernel_type(d.op, d.x);
+  Tensor y = output_like(d.x);
+  const cpu::Mask m = mask(d.seed, d.p, d.stream);
+  const void* x = d.x.const_data_ptr();
+  if (d.x.numel() == 0) return y;
+  if (d.by_row) cpu::kernels().embedding({type, d.B, d.B, d.D, nullptr, nullptr, x, y.mutable_data_ptr(), true, m}, parallel, threads());
+  else cpu::kernels().dropout({type, d.T, d.B, d.D, x, y.mutable_data_ptr(), m}, parallel, threads());
   return y;
 }
+
+namespace {
 
 #ifdef FUSEDSEQ_CUDA
 cuda::Type cuda_type(const char* op, const Tensor& t) {
@@ -39,7 +30,7 @@ cuda::Type cuda_type(const char* op, const Tensor& t) {
   }
 }
 
-Tensor drop_cuda(const Call& c) {
+Tensor drop_cuda(const Drop& c) {
   const int32_t device = c.x.get_device_index();
   require(c.seed.is_cuda() && c.seed.get_device_index() == device, c.op, "seed must be on the device of the input");
   require_seed(c.seed, c.p);
@@ -55,19 +46,19 @@ Tensor drop_cuda(const Call& c) {
 }
 #endif
 
-using Drop = Tensor (*)(const Call&);
+using Kernel = Tensor (*)(const Drop&);
 
-template <Drop drop> Tensor dropout(Tensor x, double p, Tensor seed) {
+template <Kernel drop> Tensor dropout(Tensor x, double p, Tensor seed) {
   const int64_t D = x.dim() ? x.size(x.dim() - 1) : 1;
   return drop({"dropout", dense(x), p, seed, 1, D ? x.numel() / D : 0, D});
 }
 
-template <Drop drop> Tensor locked_dropout(Tensor x, double p, Tensor seed) {
+template <Kernel drop> Tensor locked_dropout(Tensor x, double p, Tensor seed) {
   require(x.dim() == 3, "locked_dropout", "x must be (T, B, D)");
   return drop({"locked_dropout", dense(x), p, seed, x.size(0), x.size(1), x.size(2)});
 }
 
-template <Drop drop> Tensor weight_drop(Tensor W, double p, Tensor seed, bool variational) {
+template <Kernel drop> Tensor weight_drop(Tensor W, double p, Tensor seed, bool variational) {
   require(W.dim() == 2, "weight_drop", "W must be (rows, columns)");
   return drop({"weight_drop", dense(W), p, seed, 1, W.size(0), W.size(1), variational});
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstring>
 
-#include "tensor.h"
+#include "dropout.h"
 
 namespace fusedseq {
 
@@ -18,8 +18,19 @@ struct RecurrenceInputs {
   std::optional<Tensor> Q, Q_factor, R, R_factor, Q_bias, R_bias, seed;
   int64_t rounds = 0;
   bool cap_input_gate = false, training = true;
-  double state_dropout = 0, zoneout_h = 0, zoneout_c = 0;
+  double state_dropout = 0, zoneout_h = 0, zoneout_c = 0, weight_drop = 0;
+  bool variational = false;
 };
+
+// The keys of the masks: pyext/fusedseq/reference/mogrifier_lstm.py.
+enum Key : uint64_t { STATE = 1, ZONEOUT_H, ZONEOUT_C, WEIGHT };
+
+// W_hh under the weight drop, or its gradient: the operator weight_drop under the recurrence's key for it.
+inline Tensor dropped_weight(const RecurrenceInputs& i, const Tensor& W) {
+  if (!i.training || i.weight_drop == 0) return W;
+  require(bool(i.seed), i.op, "a weight drop needs a seed");
+  return drop_cpu({i.op, dense(W), i.weight_drop, *i.seed, 1, W.size(0), W.size(1), i.variational, WEIGHT});
+}
 
 // The kernels' arguments, with the tensors that own their memory, in the computing type: T.
 template <class T> struct RecurrenceArguments {
@@ -50,13 +61,13 @@ template <class T> struct RecurrenceArguments {
       owned.push_back(dense(*i.lengths));
       r.lengths = static_cast<const int64_t*>(owned.back().const_data_ptr());
     }
-    r.x = in(i.x), r.W_ih = in(i.W_ih), r.W_hh = in(i.W_hh), r.b = i.b ? in(*i.b) : nullptr;
+    r.x = in(i.x), r.W_ih = in(i.W_ih), r.W_hh = in(dropped_weight(i, i.W_hh)), r.b = i.b ? in(*i.b) : nullptr;
     r.h0 = in(i.h0), r.c0 = in(i.c0);
     r.cap_input_gate = i.cap_input_gate, r.training = i.training;
-    if (i.seed) {  // the keys of the masks: pyext/fusedseq/reference/mogrifier_lstm.py
-      if (i.training && i.state_dropout > 0) r.state = mask(*i.seed, i.state_dropout, 1);
-      if (i.zoneout_h > 0) r.zoneout_h = mask(*i.seed, i.zoneout_h, 2), r.zoneout_h_p = i.zoneout_h;
-      if (i.zoneout_c > 0) r.zoneout_c = mask(*i.seed, i.zoneout_c, 3), r.zoneout_c_p = i.zoneout_c;
+    if (i.seed) {
+      if (i.training && i.state_dropout > 0) r.state = mask(*i.seed, i.state_dropout, STATE);
+      if (i.zoneout_h > 0) r.zoneout_h = mask(*i.seed, i.zoneout_h, ZONEOUT_H), r.zoneout_h_p = i.zoneout_h;
+      if (i.zoneout_c > 0) r.zoneout_c = mask(*i.seed, i.zoneout_c, ZONEOUT_C), r.zoneout_c_p = i.zoneout_c;
     }
     require(i.rounds >= 0 && i.rounds < 64, op, "rounds must be in [0, 64)");
     if (i.rounds > 0) weights(op, i.Q, i.Q_factor, i.Q_bias, 0, r.X, r.H);
@@ -180,6 +191,7 @@ Gradients backward(const RecurrenceInputs& i, const Tensor& dy, const Tensor& dh
   const ScalarType out = i.x.scalar_type();
   for (Tensor* t : {&g.dx, &g.dW_ih, &g.dW_hh, &g.db, &g.dh0, &g.dc0, &g.dQ, &g.dQ_factor, &g.dR, &g.dR_factor, &g.dQ_bias, &g.dR_bias})
     *t = as_type(*t, out);
+  if (needs & W_HH) g.dW_hh = dropped_weight(i, g.dW_hh);
   return g;
 }
 

@@ -7,9 +7,10 @@ from fusedseq.testing import CASES, lstm_case, mogrifier_lstm_case, run
 
 # One case of an operator, and the most options: graphs do not depend on the sizes.
 COMPILED = [case for case in CASES if str(case) in (
-    "lstm-T4-B3-X5-H7-nobias", "lstm-T5-B4-X6-H5-lengths", "mogrifier_lstm-T3-B2-X5-H4-r5-rank3-shared",
+    "lstm-T4-B3-X5-H7-nobias", "lstm-T5-B4-X6-H5-lengths", "lstm-T3-B2-X5-H7-weight_drop0.5-variational1", "mogrifier_lstm-T3-B2-X5-H4-r5-rank3-shared",
     "mogrifier_lstm-T4-B3-X7-H5-r5-lengths-state_dropout0.3-zoneout_h0.2-zoneout_c0.1",
     "mogrifier_lstm-T3-B2-X5-H4-r5-input_dropout0.5-locked_input1",
+    "mogrifier_lstm-T3-B2-X5-H4-r5-weight_drop0.5-variational0",
     "dropout-7x17-p0.3-tensor-seed-9", "dropout-2x3x5-p0.5", "locked_dropout-3x5x7-p0.4-tensor-seed1099511627776",
     "weight_drop-5x3-p0.5", "weight_drop-12x3-p0.5-variational-tensor-seed-5", "embedding-4x3-V7-E5-p0.5",
     "activation_regularization-T5-B3-H17-alpha2-beta1", "dropout_mask-7-p0.5-seed-9223372036854775808",
@@ -29,7 +30,7 @@ def _fresh():
 
 def test_every_operator_is_compiled():
     assert {case.op for case in COMPILED} == {case.op for case in CASES}
-    assert len(COMPILED) == 23
+    assert len(COMPILED) == 25
 
 
 @pytest.mark.parametrize("case", COMPILED, ids=str)

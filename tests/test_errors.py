@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 
 T, B, X, H = 3, 2, 5, 4
 GOOD = {
-    "lstm": lstm_case(T, B, X, H),
+    "lstm": lstm_case(T, B, X, H, weight_drop=0.5),
     "mogrifier_lstm": mogrifier_lstm_case(T, B, X, H, 3),
     "mogrifier_lstm of low rank": mogrifier_lstm_case(T, B, X, H, 3, rank=2),
     "dropout": dropout_case("dropout", (3, 5), 0.5),
@@ -276,7 +276,8 @@ def test_devices_differ(good, name):
 
 PROBABILITIES = [
     *((op, "p") for op in (*ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm")),
-    *(("mogrifier_lstm", name) for name in ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c")),
+    ("lstm", "weight_drop"),
+    *(("mogrifier_lstm", name) for name in ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c", "weight_drop")),
     ("linear_cross_entropy", "label_smoothing"),
     ("attention", "dropout"),
 ]
@@ -286,7 +287,7 @@ PROBABILITIES = [
 @pytest.mark.parametrize("p", [-0.1, 1.0000001, 2, float("nan"), float("inf")], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_probability(good, name, p, training):
-    options = {"training": training} if good == "mogrifier_lstm" else {}
+    options = {"training": training} if good in ("lstm", "mogrifier_lstm") else {}
     with pytest.raises(ValueError, match=rf"^{good}: {name} must be in \[0, 1\], got {p}"):
         call(good, **{name: p}, **options)
 
@@ -297,7 +298,7 @@ def test_probability_of_a_mask(p):
         fused.dropout_mask(0, p, (3, 4))
 
 
-SEEDED = ["attention", "mogrifier_lstm", *ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm"]
+SEEDED = ["attention", "lstm", "mogrifier_lstm", *ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm"]
 
 
 @pytest.mark.parametrize("good", SEEDED)

@@ -6,7 +6,7 @@ Each comparison takes three results: `got`, the other route in the same dtype (`
 
 import pytest
 import torch
-from fusedseq import fused
+from fusedseq import fused, reference
 from fusedseq.testing import (
     assert_within_budget,
     convert,
@@ -224,6 +224,53 @@ def test_zoneout_1_keeps_the_initial_state(device, dtype):
     assert torch.equal(h, args[4])
     assert torch.equal(c, args[5])
     assert torch.equal(y, args[4].expand_as(y))
+
+
+WEIGHT = 4  # the weight drop's key: the seed plus this
+DROPPED = pytest.mark.parametrize("case", [LSTM, MOGRIFIER, CAPPED], ids=str)
+
+
+@DROPPED
+@pytest.mark.parametrize("variational", [False, True])
+@pytest.mark.parametrize("p", [0.3, 1.0])
+@pytest.mark.parametrize("ops", [fused, reference], ids=["fused", "reference"])
+def test_weight_drop_of_a_recurrence_is_weight_drop_before_it(case, variational, p, ops, device, dtype):
+    """Bit for bit, with the gradient of the raw W_hh; which is not written."""
+    args, kwargs = case.inputs(device, dtype)
+    op, W_hh = getattr(ops, case.op), args[2].clone()
+
+    def before(x, W_ih, W_hh, *rest, **options):
+        return op(x, W_ih, ops.weight_drop(W_hh, p, 5 + WEIGHT, variational), *rest, **options)
+
+    kwargs = {**kwargs, "seed": 5}
+    (y, g), (wanted, wanted_grads) = (
+        run(f, args, kwargs | more) for f, more in ((op, {"weight_drop": p, "variational": variational}), (before, {}))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(y + g, wanted + wanted_grads, strict=True))
+    assert torch.equal(args[2], W_hh)
+    dW_hh = g[2]
+    assert dW_hh.any() == (p < 1)
+    assert (dW_hh == 0).all(1).any() if variational else (dW_hh == 0).any()
+
+
+@DROPPED
+def test_weight_drop_that_is_off_changes_nothing(case, device, dtype):
+    args, kwargs = case.inputs(device, dtype)
+    op = getattr(fused, case.op)
+    evaluated = kwargs | {"training": False}
+    pairs = [(kwargs, kwargs | {"weight_drop": 0.0}), (evaluated, evaluated | {"weight_drop": 0.5})]
+    for options, dropped in pairs:
+        (y, g), (wanted, wanted_grads) = run(op, args, dropped), run(op, args, options)
+        assert all(torch.equal(a, b) for a, b in zip(y + g, wanted + wanted_grads, strict=True))
+
+
+def test_weight_drop_of_all_gives_no_nan(device, dtype):
+    """Whatever stands in the weight: what is dropped is 0, not 0 times the weight."""
+    args, _ = LSTM.inputs(device, dtype)
+    results, grads = run(fused.lstm, (*args[:2], 1e30 * args[2], *args[3:]), {"weight_drop": 1.0})
+    wanted, _ = run(fused.lstm, (*args[:2], 0 * args[2], *args[3:]), {})
+    assert all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
+    assert all(t.isfinite().all() for t in grads)
 
 
 def test_saturated_gates_give_no_nan(device, dtype):

@@ -213,13 +213,17 @@ def recurrent_inputs(randn, T, B, X, H, bias, scale):
     return randn(T, B, X), W_ih, W_hh, b.flatten() if bias else None, randn(B, H).tanh(), randn(B, H)
 
 
-def lstm_case(T, B, X, H, *, bias=True, lengths=None, scale=1.0):
+def lstm_case(T, B, X, H, *, bias=True, lengths=None, scale=1.0, **options):
+    """options: the operator's own"""
+
     def make(randn):
         inputs = recurrent_inputs(randn, T, B, X, H, bias, scale)
-        return inputs, {} if lengths is None else {"lengths": torch.tensor(lengths)}
+        return inputs, options if lengths is None else {"lengths": torch.tensor(lengths), **options}
 
-    options = "-nobias" * (not bias) + "-lengths" * (lengths is not None) + f"-scale{scale:g}" * (scale != 1)
-    return Case("lstm", f"T{T}-B{B}-X{X}-H{H}{options}", make)
+    words = [f"T{T}-B{B}-X{X}-H{H}", "nobias" * (not bias), "lengths" * (lengths is not None),
+             f"scale{scale:g}" * (scale != 1)]  # fmt: skip
+    words += [f"{name}{value:g}" for name, value in options.items() if name != "seed"]
+    return Case("lstm", "-".join(w for w in words if w), make)
 
 
 def mogrifier_lstm_case(
@@ -397,6 +401,10 @@ CASES = [
     lstm_case(3, 2, 5, 7, scale=30.0),  # saturated gates
     lstm_case(33, 9, 20, 24, lengths=[33, 1, 2, 7, 0, 32, 16, 17, 5]),
     lstm_case(3, 70, 33, 40),
+    *(lstm_case(3, 2, 5, 7, weight_drop=p, variational=v, seed=5) for p in (0.5, 1.0) for v in (False, True)),
+    lstm_case(3, 2, 5, 7, weight_drop=0.5, seed=5, training=False),
+    lstm_case(5, 4, 6, 5, bias=False, lengths=[3, 0, 5, 1], weight_drop=0.3, seed=torch.tensor(2**63 - 2)),
+    lstm_case(3, 20, 33, 130, weight_drop=0.4, seed=-1),
     *(mogrifier_lstm_case(*size) for size in SIZES),
     *(mogrifier_lstm_case(3, 2, 5, 4, rounds) for rounds in range(5)),
     *(mogrifier_lstm_case(3, 2, 5, 4, rounds, rank=2) for rounds in (1, 2, 5)),
@@ -413,6 +421,8 @@ CASES = [
       for p in (0.5, 1.0) for l in (False, True)),
     *(mogrifier_lstm_case(3, 2, 5, 4, seed=5, **{name: p}) for p in (0.5, 1.0)
       for name in ("state_dropout", "zoneout_h", "zoneout_c")),
+    *(mogrifier_lstm_case(3, 2, 5, 4, weight_drop=p, variational=v, seed=5) for p in (0.5, 1.0) for v in (False, True)),
+    mogrifier_lstm_case(3, 2, 5, 4, weight_drop=0.5, seed=5, training=False),
     mogrifier_lstm_case(3, 2, 5, 4, zoneout_h=0.25, zoneout_c=0.75, training=False),
     mogrifier_lstm_case(3, 2, 5, 4, input_dropout=0.5, state_dropout=0.5, zoneout_h=0.5, training=False),
     mogrifier_lstm_case(3, 2, 5, 4, 0, state_dropout=0.5, input_dropout=0.5),
@@ -420,6 +430,10 @@ CASES = [
     mogrifier_lstm_case(
         5, 3, 17, 3, rank=2, lengths=[5, 0, 2], cap_input_gate=True, input_dropout=0.3, locked_input=True,
         state_dropout=0.2, zoneout_h=0.1, zoneout_c=0.4, seed=2**40 + 7,
+    ),
+    mogrifier_lstm_case(
+        5, 3, 17, 9, rank=2, lengths=[5, 0, 2], cap_input_gate=True, state_dropout=0.2, zoneout_h=0.1, zoneout_c=0.4,
+        weight_drop=0.3, seed=2**40 + 7,
     ),
     mogrifier_lstm_case(11, 33, 20, 24, 4, input_dropout=0.5, state_dropout=0.5, zoneout_c=0.3, seed=11),
     # wide enough for several threads to share a row of a mask

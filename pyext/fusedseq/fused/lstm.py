@@ -6,17 +6,21 @@ from fusedseq.fused import autograd, check
 PAD = 16  # saved rows are whole vectors on every machine: csrc/cpu/kernels.h
 
 
-def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None):
+def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None, *, weight_drop=0.0, variational=False, training=True, seed=0):
     """As `fusedseq.reference.lstm`. The whole sequence is one call; the inputs' product is taken for all steps at once,
     weights are packed once, and each weight's gradient is one product after the loop.
 
     Under autocast the operands are cast to its dtype; bf16 inputs are accumulated and carried in fp32.
     Errors: ValueError or TypeError naming the argument, for shapes, devices, dtypes other than fp32, fp64, bf16,
-    lengths outside [0, T].
+    lengths outside [0, T], a weight_drop outside [0, 1].
     """
-    check_gates("lstm", x, W_ih, W_hh, b, h0, c0, lengths)
-    x, W_ih, W_hh, b, h0, c0 = autograd.autocast(x.device.type, x, W_ih, W_hh, b, h0, c0)
-    y, h, c, _, _ = autograd.call("lstm", x, W_ih, W_hh, b, h0, c0, lengths)
+    op = "lstm"
+    check_gates(op, x, W_ih, W_hh, b, h0, c0, lengths)
+    check.probability(op, "weight_drop", weight_drop)
+    p = weight_drop if training else 0.0
+    seed = check.seed(op, seed, x.device) if p else None  # a seed's way to a GPU would be waited for
+    tensors = autograd.autocast(x.device.type, x, W_ih, W_hh, b, h0, c0)
+    y, h, c, _, _ = autograd.call(op, *tensors, lengths, seed, p, variational)
     return y, (h, c)
 
 
@@ -53,7 +57,7 @@ def saved_dtype(x):
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def fake(x, W_ih, W_hh, b, h0, c0, lengths):
+def fake(x, W_ih, W_hh, b, h0, c0, *_):
     (T, B, _), H, dtype = x.shape, h0.size(1), saved_dtype(x)
     return (
         x.new_empty(T, B, H),
@@ -71,28 +75,38 @@ def fake_gradients(like, tensors, needed):
     )
 
 
-def fake_backward(dy, dh, dc, x, W_ih, W_hh, b, h0, c0, lengths, y, gates, cells, needs):
+def fake_backward(dy, dh, dc, x, W_ih, W_hh, b, h0, c0, *rest):
+    needs = rest[-1]
     return fake_gradients(x, (x, W_ih, W_hh, b, h0, c0), [needs & 1, needs & 2, needs & 4, needs & 8, True, True])
+
+
+TENSORS = 8  # the operator's tensor arguments, lengths and seed among them
 
 
 def setup(ctx, inputs, output):
     y, _, _, *saved = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*saved)
-    ctx.save_for_backward(*inputs, y, *saved)
+    ctx.save_for_backward(*inputs[:TENSORS], y, *saved)
+    ctx.settings = inputs[TENSORS:]
+
+
+def oracle(x, W_ih, W_hh, b, h0, c0, lengths, seed, p, variational):
+    return reference.lstm(x, W_ih, W_hh, b, h0, c0, lengths, weight_drop=p, variational=variational, seed=seed)
 
 
 def backward(ctx, dy, dh, dc, *_):
     *inputs, y, gates, cells = ctx.saved_tensors
-    if dy is None and dh is None and dc is None:
-        return (None,) * len(inputs)
     needs = ctx.needs_input_grad
+    if dy is None and dh is None and dc is None:
+        return (None,) * len(needs)
     if torch.is_grad_enabled():
-        return tuple(autograd.through_oracle(reference.lstm, inputs, needs, (dy, dh, dc)))
+        return tuple(autograd.through_oracle(oracle, [*inputs, *ctx.settings], needs, (dy, dh, dc)))
     dy, dh, dc = upstream(dy, dh, dc, y, inputs[4])
     bits = sum(bit for bit, need in zip((1, 2, 4, 8), needs, strict=False) if need)
-    found = torch.ops.fusedseq.lstm_backward(dy, dh, dc, *inputs, y, gates, cells, bits)
-    return *(g if need else None for g, need in zip(found, needs, strict=False)), None
+    found = torch.ops.fusedseq.lstm_backward(dy, dh, dc, *inputs, *ctx.settings, y, gates, cells, bits)
+    grads = [*found, *[None] * (len(needs) - len(found))]
+    return tuple(g if need else None for g, need in zip(grads, needs, strict=True))
 
 
 def upstream(dy, dh, dc, y, h0):

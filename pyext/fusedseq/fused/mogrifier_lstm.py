@@ -11,7 +11,8 @@ from fusedseq.reference.mogrifier_lstm import INPUT
 
 def mogrifier_lstm(
     x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias=None, R_bias=None, *, rounds, lengths=None, cap_input_gate=False,
-    input_dropout=0.0, locked_input=False, state_dropout=0.0, zoneout_h=0.0, zoneout_c=0.0, training=True, seed=0,
+    input_dropout=0.0, locked_input=False, state_dropout=0.0, zoneout_h=0.0, zoneout_c=0.0, weight_drop=0.0,
+    variational=False, training=True, seed=0,
 ):  # fmt: skip
     """As `fusedseq.reference.mogrifier_lstm`. The whole sequence is one call; weights are packed once, each round's
     gating is done where its product is made, and each weight's gradient is one product after the loop.
@@ -25,7 +26,7 @@ def mogrifier_lstm(
     if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds < 64:
         raise ValueError(f"{op}: rounds must be a whole number in [0, 64), got {rounds}")
     for name, p in (("input_dropout", input_dropout), ("state_dropout", state_dropout), ("zoneout_h", zoneout_h),
-                    ("zoneout_c", zoneout_c)):  # fmt: skip
+                    ("zoneout_c", zoneout_c), ("weight_drop", weight_drop)):  # fmt: skip
         check.probability(op, name, p)
     seed = check.seed(op, seed, x.device)
     if training and input_dropout:
@@ -41,8 +42,9 @@ def mogrifier_lstm(
         x.device.type, x, W_ih, W_hh, b, h0, c0, lengths, Q, Q_factor, R, R_factor, Q_bias, R_bias
     )
     y, h, c, *_ = autograd.call(
-        "mogrifier_lstm", *tensors, seed, rounds, cap_input_gate, training, state_dropout, zoneout_h, zoneout_c
-    )
+        "mogrifier_lstm", *tensors, seed, rounds, cap_input_gate, training, state_dropout, zoneout_h, zoneout_c,
+        weight_drop, variational,
+    )  # fmt: skip
     return y, (h, c)
 
 
@@ -85,7 +87,7 @@ def check_rounds(op, name, x, weight, bias, uses, out, in_):
 
 def fake(
     x, W_ih, W_hh, b, h0, c0, lengths, Q, Q_factor, R, R_factor, Q_bias, R_bias, seed, rounds, cap_input_gate,
-    training, state_dropout, zoneout_h, zoneout_c,
+    training, state_dropout, zoneout_h, zoneout_c, weight_drop, variational,
 ):  # fmt: skip
     (T, B, X), H, dtype = x.shape, h0.size(1), saved_dtype(x)
     width = (rounds + 1) // 2 * pad(X) + rounds // 2 * pad(H)
@@ -120,12 +122,13 @@ def setup(ctx, inputs, output):
 
 def oracle(
     x, W_ih, W_hh, b, h0, c0, lengths, Q, Q_factor, R, R_factor, Q_bias, R_bias, seed, rounds, cap_input_gate,
-    training, state_dropout, zoneout_h, zoneout_c,
+    training, state_dropout, zoneout_h, zoneout_c, weight_drop, variational,
 ):  # fmt: skip
     return reference.mogrifier_lstm(
         x, W_ih, W_hh, b, h0, c0, Q if Q_factor is None else (Q, Q_factor), R if R_factor is None else (R, R_factor),
         Q_bias, R_bias, rounds=rounds, lengths=lengths, cap_input_gate=cap_input_gate, state_dropout=state_dropout,
-        zoneout_h=zoneout_h, zoneout_c=zoneout_c, training=training, seed=seed,
+        zoneout_h=zoneout_h, zoneout_c=zoneout_c, weight_drop=weight_drop, variational=variational, training=training,
+        seed=seed,
     )  # fmt: skip
 
 

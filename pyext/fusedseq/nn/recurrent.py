@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils import rnn
 
 from fusedseq import fused
-from fusedseq.nn.dropout import Dropout, LockedDropout, WeightDrop, check_probability, draw_seed
+from fusedseq.nn.dropout import Dropout, LockedDropout, check_probability, draw_seed
 
 
 class _Recurrent(nn.Module):
@@ -15,7 +15,7 @@ class _Recurrent(nn.Module):
 
     def __init__(
         self, input_size, hidden_size, num_layers, bias, weight_dropout, variational, residual, output, batch_first,
-        device, dtype, ops,
+        device, dtype,
     ):  # fmt: skip
         super().__init__()
         name = type(self).__name__
@@ -34,7 +34,7 @@ class _Recurrent(nn.Module):
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.residual, self.output, self.batch_first = bias, residual, output, batch_first
         self.sizes = list(zip([input_size, *sizes[:-1]], sizes, strict=True))  # (X, H) of each layer
-        self.weight_drop = WeightDrop(weight_dropout, variational, ops=ops)
+        self.weight_dropout, self.variational = check_probability(weight_dropout, name, "weight_dropout"), variational
         for l, (X, H) in enumerate(self.sizes):
             self._add(f"weight_ih_l{l}", (4 * H, X), device, dtype)
             self._add(f"weight_hh_l{l}", (4 * H, H), device, dtype)
@@ -59,9 +59,19 @@ class _Recurrent(nn.Module):
                 nn.init.zeros_(self._get("bias_hh", l)[H : 2 * H])
 
     def _gates(self, l):
-        """W_ih, the dropped W_hh, and the sum of torch.nn.LSTM's two biases."""
-        W_hh = self.weight_drop(self._get("weight_hh", l))
-        return self._get("weight_ih", l), W_hh, self._get("bias_ih", l) + self._get("bias_hh", l) if self.bias else None
+        """W_ih, W_hh, and the sum of torch.nn.LSTM's two biases."""
+        b = self._get("bias_ih", l) + self._get("bias_hh", l) if self.bias else None
+        return self._get("weight_ih", l), self._get("weight_hh", l), b
+
+    def _random(self, device, *probabilities):
+        """A layer's arguments of randomness, with a new seed where one of the `probabilities` or the weight drop needs it."""
+        seed = draw_seed(device) if self.training and any((*probabilities, self.weight_dropout)) else 0
+        return {
+            "weight_drop": self.weight_dropout,
+            "variational": self.variational,
+            "training": self.training,
+            "seed": seed,
+        }
 
     def forward(self, x, state=None, lengths=None):
         """Runs all layers.
@@ -129,7 +139,7 @@ class LSTM(_Recurrent):
     ):  # fmt: skip
         super().__init__(
             input_size, hidden_size, num_layers, bias, weight_dropout, variational, residual, output, batch_first,
-            device, dtype, ops,
+            device, dtype,
         )  # fmt: skip
         self.layer_dropout = (LockedDropout if locked else Dropout)(dropout, ops=ops)
         self._lstm = ops.lstm
@@ -138,7 +148,7 @@ class LSTM(_Recurrent):
     def _layer(self, l, x, h, c, lengths):
         if l > 0:
             x = self.layer_dropout(x)
-        return self._lstm(x, *self._gates(l), h, c, lengths)
+        return self._lstm(x, *self._gates(l), h, c, lengths, **self._random(x.device))
 
 
 class MogrifierLSTM(_Recurrent):
@@ -162,7 +172,7 @@ class MogrifierLSTM(_Recurrent):
     ):  # fmt: skip
         super().__init__(
             input_size, hidden_size, num_layers, bias, weight_dropout, variational, residual, output, batch_first,
-            device, dtype, ops,
+            device, dtype,
         )  # fmt: skip
         if rounds < 0:
             raise ValueError(f"MogrifierLSTM: rounds must be at least 0, got {rounds}")
@@ -214,15 +224,15 @@ class MogrifierLSTM(_Recurrent):
         return None if A is None else (A, self._get(f"{name}_B", l))
 
     def _layer(self, l, x, h, c, lengths):
-        random = self.training and any(
-            (self.input_dropout, self.dropout, self.state_dropout, self.zoneout_h, self.zoneout_c)
+        random = self._random(
+            x.device, self.input_dropout, self.dropout, self.state_dropout, self.zoneout_h, self.zoneout_c
         )
         return self._mogrifier_lstm(
             x, *self._gates(l), h, c, self._round_weight("Q", l), self._round_weight("R", l),
             self._get("Q_bias", l), self._get("R_bias", l), rounds=self.rounds, lengths=lengths,
             cap_input_gate=self.cap_input_gate, input_dropout=self.dropout if l else self.input_dropout,
             locked_input=self.locked, state_dropout=self.state_dropout, zoneout_h=self.zoneout_h,
-            zoneout_c=self.zoneout_c, training=self.training, seed=draw_seed(x.device) if random else 0,
+            zoneout_c=self.zoneout_c, **random,
         )  # fmt: skip
 
     def extra_repr(self):

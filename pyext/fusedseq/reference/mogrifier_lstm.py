@@ -3,14 +3,16 @@ import torch
 from fusedseq.reference.dropout import dropout
 from fusedseq.reference.dropout_mask import drop, dropout_mask
 from fusedseq.reference.locked_dropout import locked_dropout
+from fusedseq.reference.weight_drop import weight_drop as drop_weight
 
-# Each random mask of the operator has its own Philox key: the operator's seed plus one of these.
-INPUT, STATE, ZONEOUT_H, ZONEOUT_C = 0, 1, 2, 3
+# Each random mask of the recurrences has its own Philox key: the operator's seed plus one of these.
+INPUT, STATE, ZONEOUT_H, ZONEOUT_C, WEIGHT = 0, 1, 2, 3, 4
 
 
 def mogrifier_lstm(
     x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias=None, R_bias=None, *, rounds, lengths=None, cap_input_gate=False,
-    input_dropout=0.0, locked_input=False, state_dropout=0.0, zoneout_h=0.0, zoneout_c=0.0, training=True, seed=0,
+    input_dropout=0.0, locked_input=False, state_dropout=0.0, zoneout_h=0.0, zoneout_c=0.0, weight_drop=0.0,
+    variational=False, training=True, seed=0,
 ):  # fmt: skip
     """A Mogrifier LSTM over a sequence (Melis et al., 2020): x and h gate each other before the LSTM reads them.
 
@@ -30,11 +32,14 @@ def mogrifier_lstm(
     state_dropout: on h before the rounds, one (B, H) mask for the sequence
     zoneout_h, zoneout_c: probability that a unit keeps its old h (c) at a step (Krueger et al., 2017); where
        not `training`, their expectation instead, and no dropout
+    weight_drop, variational: as in `lstm`
     seed: as in `dropout_mask`
     returns y: (T, B, H), (h, c): (B, H) each
     """
     if training and input_dropout:
         x = (locked_dropout if locked_input else dropout)(x, input_dropout, seed + INPUT)
+    if training and weight_drop:
+        W_hh = drop_weight(W_hh, weight_drop, seed + WEIGHT, variational)
     state_keep = dropout_mask(seed + STATE, state_dropout, h0.shape, h0.device)
     y_shape = (len(x), *h0.shape)
     update_h = dropout_mask(seed + ZONEOUT_H, zoneout_h, y_shape, h0.device)
