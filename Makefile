@@ -1,5 +1,5 @@
 # The verbs. An environment whose python3 has torch is used as it is; else .venv is made, with CPU torch where no GPU is.
-#   make bench [FULL=1] · make test · make lint · make gpu OUT=DIR      ARGS=... goes to the program behind the verb
+#   make bench [FULL=1] · make test · make lint · make gpu [OUT=DIR]      ARGS=... goes to the program behind the verb
 TORCH ?= torch==2.13.0
 HAVE := $(shell python3 -c 'import importlib.metadata as m, sys, zlib; m.version("torch"); print(zlib.crc32(sys.prefix.encode()))' 2>/dev/null)
 PYTHON := $(if $(HAVE),python3,.venv/bin/python)
@@ -22,7 +22,10 @@ lint: $(INSTALLED)-dev
 
 # Needs no network where python3 has torch: built in place, nothing is installed.
 gpu:
-	@.ci/gpu '$(PYTHON)' '$(OUT)' $(if $(HAVE),,$(INSTALLED))
+	@[ -n "$$FUSEDSEQ_FAKE_GPU" ] || nvidia-smi -L >/dev/null 2>&1 || \
+		{ echo 'make gpu: needs a GPU, and nvidia-smi finds none here' >&2; exit 2; }
+	$(if $(HAVE),,@$(MAKE) $(INSTALLED))
+	@$(PYTHON) .ci/gpu.py $(if $(OUT),--out '$(OUT)') $(ARGS)
 
 $(INSTALLED): $(SOURCES) $(if $(HAVE),,.venv/torch)
 	$(PIP) 'setuptools>=77' wheel pybind11 ninja

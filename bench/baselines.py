@@ -47,7 +47,8 @@ def attention_eager(
 def attention_mask(q, S, causal, key_lengths, mask, bias, alibi, relative_keys, scale, offset):
     """A bool mask, or the sum of what is added to the logits, or None."""
     L = q.size(2)
-    i, j = torch.arange(L)[:, None] + (S - L if offset is None else offset), torch.arange(S)
+    i = torch.arange(L, device=q.device)[:, None] + (S - L if offset is None else offset)
+    j = torch.arange(S, device=q.device)
     seen = None
     for each in (
         j <= i if causal else None,

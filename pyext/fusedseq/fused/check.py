@@ -83,4 +83,5 @@ def seed(op, value, device):
         return value.to(device)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{op}: seed must be an int or an int64 tensor of one element, got {type(value).__name__}")
-    return torch.tensor((value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=device)
+    # Filled there, not copied: a copy from the host waits for the device, and no CUDA graph can hold it.
+    return torch.full((), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=device)
