@@ -228,12 +228,16 @@ def exchanged(kernels, defect, seed, blocks=4, steps=5):
     return torch.equal(x[steps % 2].long(), wanted)
 
 
-def rotated(kernels, defect, seed, blocks=4, steps=5):
+def rotated(kernels, defect, seed, blocks=4, steps=5, probe="probe_rotate"):
     start = torch.arange(blocks * THREADS, dtype=torch.int32)
     x = kernels.copy(torch.stack([start, start * 0]))
     arrived = kernels.copy(torch.zeros(1, dtype=torch.int32))
-    kernels.run("probe_rotate", DEFECT[defect], blocks, steps, arrived.data_ptr(), x.data_ptr(), seed=seed)
+    kernels.run(probe, DEFECT[defect], blocks, steps, arrived.data_ptr(), x.data_ptr(), seed=seed)
     return torch.equal(x[steps % 2], start.roll(steps * THREADS))
+
+
+def rotated_in_groups(kernels, defect, seed):
+    return rotated(kernels, defect, seed, probe="probe_rotate_in_groups")
 
 
 def turned_around(kernels, defect, seed, blocks=3, threads=128):
@@ -243,32 +247,71 @@ def turned_around(kernels, defect, seed, blocks=3, threads=128):
     return torch.equal(x, start.flip(1))
 
 
-@pytest.mark.parametrize("probe", [exchanged, rotated, turned_around])
+@pytest.mark.parametrize("probe", [exchanged, rotated, rotated_in_groups, turned_around])
 def test_blocks_that_wait_for_each_other(kernels, probe):
     assert all(probe(kernels, "NONE", seed) for seed in MORE_SEEDS)
 
 
 # What the plain build sees as wrong numbers, under most seeds, and the checked one reports.
 SEEN_IN_BOTH = [
-    *((exchanged, name) for name in ("NO_BARRIER", "NO_RELEASE", "NO_WAIT", "NO_SYNCWARP")),
+    *((exchanged, name) for name in ("NO_BARRIER", "NO_RELEASE", "NO_WAIT", "NO_ACQUIRE", "NO_SYNCWARP")),
     *((rotated, name) for name in ("NO_BARRIER", "NO_WAIT", "NO_SECOND_BARRIER")),
-    (turned_around, "NO_BARRIER"),
+    *((probe, "NO_BARRIER") for probe in (rotated_in_groups, turned_around)),
 ]
-COOPERATIVE_DEFECTS = [
+SEEN_BETWEEN_THREADS = [
     *((mode, *seen) for mode in ("plain", "checked") for seen in SEEN_IN_BOTH),
-    ("checked", exchanged, "NO_ACQUIRE"),
     *(("checked", rotated, name) for name in ("NO_FENCE", "NO_SECOND_FENCE")),
 ]
 
 
-@pytest.mark.parametrize(("mode", "probe", "defect"), COOPERATIVE_DEFECTS)
+@pytest.mark.parametrize(("mode", "probe", "defect"), SEEN_BETWEEN_THREADS)
 def test_a_defect_between_threads_is_seen(kernels, mode, probe, defect):
     if mode == "plain":
         assert sum(not probe(kernels, defect, seed) for seed in MORE_SEEDS) >= len(MORE_SEEDS) / 2
         return
     for seed in MORE_SEEDS:
-        with pytest.raises(RuntimeError, match=r"race on .*cooperative_probes\.cu:\d+|reads uninitialised shared"):
+        with pytest.raises(RuntimeError, match=r"(race on|reads uninitialised shared) .*cooperative_probes\.cu:\d+"):
             probe(kernels, defect, seed)
+
+
+@SEEDS
+def test_a_wait_without_end_is_seen(kernels, seed):
+    with pytest.raises(RuntimeError, match=r"exchange: deadlock: thread \d+ of block \d waits in a loop at line 4\d"):
+        exchanged(kernels, "NO_STORE", seed)
+
+
+@SEEDS
+def test_a_write_beyond_dynamic_shared_memory_is_seen(kernels, mode, seed):
+    said = {"plain": "guard zone of a buffer of 512", "checked": r"outside of a buffer at cooperative_probes.cu:\d+"}
+    with pytest.raises(RuntimeError, match=f"turn_around: .*{said[mode]}"):
+        turned_around(kernels, "TOO_FAR", seed)
+
+
+def test_the_device_is_as_asked_for(kernels):
+    facts, y, x = (kernels.copy(torch.zeros(n, dtype=torch.int32)) for n in (6, 1280, 1280))
+    y.copy_(torch.arange(1280))
+
+    def launch(blocks, shared, allow):
+        pointers = (t.data_ptr() for t in (facts, y, x))
+        kernels.run("probe_device", blocks, 128, shared, allow, *pointers, seed=1)
+        return facts.tolist()
+
+    assert launch(4, 1024, False) == [4, 232448, 1, 90, 16, 0]
+    assert torch.equal(x[:512].view(-1, 64), y[:512].view(-1, 64).flip(1))
+    with pytest.raises(RuntimeError, match="turn_around: 50000 bytes of dynamic shared memory, 49152 are allowed"):
+        launch(4, 50000, False)
+    assert facts.tolist()[4:] == [0, 1]  # cudaErrorInvalidValue
+    assert launch(4, 150000, True)[4:] == [1, 0]
+    with pytest.raises(RuntimeError, match="turn_around: a cooperative grid of 5 blocks, 4 fit"):
+        launch(5, 150000, True)
+    assert facts[5] == 720  # cudaErrorCooperativeLaunchTooLarge
+    kernels.device(sms=5, shared=101376, capability=86)
+    assert launch(10, 50000, True) == [5, 101376, 1, 86, 2, 0]
+    with pytest.raises(RuntimeError, match="turn_around: 101377 bytes of dynamic shared memory, 50000 are allowed"):
+        launch(1, 101377, True)
+    kernels.device(cooperative=False)
+    with pytest.raises(RuntimeError, match="no cooperative launch"):
+        launch(1, 1024, False)
 
 
 @SEEDS

@@ -1,5 +1,6 @@
 // Kernels whose blocks wait for each other, with named barriers, and with products in tensor cores: right, and with one
 // defect each that tests/simt must report. For tests/test_simt.py.
+#include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
 #include <ptx.cuh>
@@ -10,7 +11,7 @@ namespace ptx = fusedseq::cuda::ptx;
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 constexpr int THREADS = 64;
-enum Defect { NONE, NO_BARRIER, NO_RELEASE, NO_WAIT, NO_ACQUIRE, NO_SYNCWARP, NO_SECOND_BARRIER, NO_FENCE, NO_SECOND_FENCE };
+enum Defect { NONE, NO_BARRIER, NO_RELEASE, NO_WAIT, NO_ACQUIRE, NO_SYNCWARP, NO_SECOND_BARRIER, NO_FENCE, NO_SECOND_FENCE, NO_STORE, TOO_FAR };
 
 template <class... P, class... A> const char* launch(void (*kernel)(P...), int blocks, int threads, int shared, A... arguments) {
   cudaLaunchAttribute cooperative;
@@ -35,7 +36,7 @@ __global__ void exchange(Defect defect, int steps, uint32_t* flags, uint16_t* x)
     }
     ptx::store_relaxed(x + t % 2 * n + i, sum);
     if (defect != NO_BARRIER) __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && defect != NO_STORE) {
       if (defect == NO_RELEASE) ptx::store_relaxed(flags + blockIdx.x, uint32_t(t));
       else ptx::store_release(flags + blockIdx.x, uint32_t(t));
     }
@@ -66,12 +67,22 @@ __global__ void rotate(Defect defect, int steps, unsigned* arrived, int* x) {
   }
 }
 
+// The same by CUDA's own barrier.
+__global__ void rotate_in_groups(Defect defect, int steps, int* x) {
+  const int n = gridDim.x * THREADS, i = blockIdx.x * THREADS + threadIdx.x;
+  for (int t = 1; t <= steps; ++t) {
+    x[t % 2 * n + (i + THREADS) % n] = x[(t - 1) % 2 * n + i];
+    if (defect != NO_BARRIER) cooperative_groups::this_grid().sync();
+  }
+}
+
 // Each pair of warps turns its part of x around, in dynamic shared memory.    x: (blocks, threads)
 __global__ void turn_around(Defect defect, int* x) {
   int* s = reinterpret_cast<int*>(ptx::dynamic_shared()) + threadIdx.x / 64 * 64;
   const int i = threadIdx.x % 64;
   x += blockIdx.x * blockDim.x + threadIdx.x / 64 * 64;
   s[i] = x[i];
+  if (defect == TOO_FAR && threadIdx.x == blockDim.x - 1) s[i + 1] = 0;
   if (defect != NO_BARRIER) ptx::barrier(1 + threadIdx.x / 64, 64);
   x[i] = s[63 - i];
 }
@@ -101,10 +112,34 @@ EXPORT const char* probe_exchange(int defect, int blocks, int steps, uint32_t* f
 EXPORT const char* probe_rotate(int defect, int blocks, int steps, unsigned* arrived, int* x) {
   return launch(rotate, blocks, THREADS, 0, Defect(defect), steps, arrived, x);
 }
+EXPORT const char* probe_rotate_in_groups(int defect, int blocks, int steps, unsigned*, int* x) {
+  return launch(rotate_in_groups, blocks, THREADS, 0, Defect(defect), steps, x);
+}
 EXPORT const char* probe_turn_around(int defect, int blocks, int threads, int* x) {
   return launch(turn_around, blocks, threads, threads * int(sizeof(int)), Defect(defect), x);
 }
 EXPORT const char* probe_product(bool half, int K, const void* a, const void* b, float* d) {
   if (half) return launch(product<__half>, 1, 32, 0, K, static_cast<const __half*>(a), static_cast<const __half*>(b), d);
   return launch(product<__nv_bfloat16>, 1, 32, 0, K, static_cast<const __nv_bfloat16*>(a), static_cast<const __nv_bfloat16*>(b), d);
+}
+
+// What CUDA says of the device, and of turn_around on it: (6,) multiprocessors, shared memory of a block, cooperative, the
+// capability, blocks on a multiprocessor, and the error of a launch that turns y around into x.
+EXPORT const char* probe_device(int blocks, int threads, int shared, bool allow, int* facts, const int* y, int* x) {
+  int device, major, minor;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(facts, cudaDevAttrMultiProcessorCount, device);
+  cudaDeviceGetAttribute(facts + 1, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  cudaDeviceGetAttribute(facts + 2, cudaDevAttrCooperativeLaunch, device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  facts[3] = 10 * major + minor;
+  cudaMemsetAsync(x, 0, size_t(blocks) * threads * sizeof(int), nullptr);
+  cudaMemcpyAsync(x, y, size_t(blocks) * threads * sizeof(int), cudaMemcpyDeviceToDevice, nullptr);
+  if (allow) cudaFuncSetAttribute(turn_around, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(facts + 4, turn_around, threads, shared);
+  launch(turn_around, blocks, threads, shared, NONE, x);
+  const cudaError_t error = cudaGetLastError();
+  facts[5] = int(error);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

@@ -1,5 +1,5 @@
-// What blocks see of each other's stores. One that is relaxed is in memory at once, and the thread's own block sees it; other
-// blocks see the old bytes until somebody to whom it is past releases, or by chance before.
+// What blocks see of each other's stores. One that is relaxed is in memory at once, and the thread's own block sees it; a thread
+// of another block sees the old bytes until releases and acquires put the store before what it does, or chance has shown it.
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -23,40 +23,32 @@ std::unordered_map<uintptr_t, std::vector<Late>> late;  // by line of 16 bytes, 
 std::unordered_map<uintptr_t, Known> releases;          // what who reads there is to know
 bool may_be_late;
 
-// A store is seen: so are those before it to the same bytes.
-void expose(std::vector<Late>& line, size_t i) {
-  const Late seen = line[i];
-  const auto is_seen = [&](const Late& l) { return l.overlaps(seen); };
-  line.erase(std::remove_if(line.begin(), line.begin() + i + 1, is_seen), line.begin() + i + 1);
-}
-
-void expose_past(const Fiber& f) {
-  for (auto at = late.begin(); at != late.end();) {
-    auto& line = at->second;
-    for (size_t i = line.size(); i-- > 0;)
-      if (i < line.size() && before(line[i].block, line[i].thread, line[i].epoch, f)) expose(line, i);
-    at = line.empty() ? late.erase(at) : std::next(at);
-  }
-}
+bool is_past(const Late& l, const Fiber& f) { return before(l.block, l.thread, l.epoch, f); }
 
 void hide(const Fiber& f, void* p, size_t bytes) {
   if (late.size() > MOST_LATE) late.clear();
-  Late l{uintptr_t(p), bytes, {}, f.in->number, f.number, f.epoch};
-  std::memcpy(l.old, p, bytes);
-  late[l.p >> 4].push_back(l);
+  Late stored{uintptr_t(p), bytes, {}, f.in->number, f.number, f.epoch};
+  std::memcpy(stored.old, p, bytes);
+  auto& line = late[stored.p >> 4];
+  const auto is_replaced = [&](const Late& l) { return l.overlaps(stored) && is_past(l, f); };
+  line.erase(std::remove_if(line.begin(), line.end(), is_replaced), line.end());
+  line.push_back(stored);
 }
 
-// What the fiber's block sees instead of what is in memory.
+// What the fiber sees instead of what is in memory.
 void undo(const Fiber& f, uintptr_t p, unsigned char* bytes, size_t n) {
   const auto at = late.find(p >> 4);
   if (at == late.end()) return;
-  unsigned own = 0;  // bytes that this block has stored since
-  for (auto l = at->second.rbegin(); l != at->second.rend(); ++l)
+  if (random_below(8) == 0) return void(late.erase(at));
+  unsigned seen = 0;  // bytes of a store that it sees, and so none before it
+  for (auto l = at->second.rbegin(); l != at->second.rend(); ++l) {
+    const bool is_seen = l->block == f.in->number || is_past(*l, f);
     for (size_t i = 0; i < n; ++i) {
-      if (!l->has(p + i) || own >> i & 1) continue;
-      if (l->block == f.in->number) own |= 1u << i;
+      if (!l->has(p + i) || seen >> i & 1) continue;
+      if (is_seen) seen |= 1u << i;
       else bytes[i] = l->old[p + i - l->p];
     }
+  }
 }
 
 void require_aligned(const void* p, size_t bytes, void* pc) {
@@ -76,15 +68,6 @@ void start_exchange(bool late_) {
   may_be_late = late_;
 }
 
-void expose_some() {
-  if (late.empty()) return;
-  auto at = std::next(late.begin(), random_below(unsigned(late.size())));
-  expose(at->second, random_below(unsigned(at->second.size())));
-  if (at->second.empty()) late.erase(at);
-}
-
-void expose_all() { late.clear(); }
-
 void load(const void* p, void* out, size_t bytes, bool acquires, int line, void* pc) {
   if (acquires) spin(line);
   else if (seed && random_below(16) == 0) yield();
@@ -101,9 +84,7 @@ void store(void* p, const void* value, size_t bytes, bool releases_, void* pc) {
   require_aligned(p, bytes, pc);
   check_access(p, bytes, true, releases_, pc);
   if (releases_) {
-    const auto line = late.find(uintptr_t(p) >> 4);
-    if (line != late.end()) late.erase(line);
-    expose_past(f);
+    late.erase(uintptr_t(p) >> 4);
     releases[uintptr_t(p)] = published(f);
   } else {
     releases.erase(uintptr_t(p));
@@ -115,7 +96,6 @@ void store(void* p, const void* value, size_t bytes, bool releases_, void* pc) {
 
 void fence() {
   Fiber& f = current();
-  expose_past(f);
   f.known = joined(f.known, f.received);
   f.fenced = published(f);
   if (seed) yield();
@@ -126,8 +106,7 @@ void atomic(const volatile void* p, size_t bytes, int line, void* pc) {
   f.line = line;
   if (!seed || random_below(4) == 0) yield();
   check_access(const_cast<void*>(p), bytes, true, true, pc);
-  const auto at = late.find(uintptr_t(p) >> 4);
-  if (at != late.end()) late.erase(at);
+  late.erase(uintptr_t(p) >> 4);
   Known& release = releases[uintptr_t(p)];
   f.received = joined(f.received, release);
   release = joined(release, f.fenced);

@@ -177,4 +177,7 @@ EXPORT void simt_seed(unsigned long s) {
   simt::seed = s;
   simt::last_error();
 }
-EXPORT void simt_device(int sms, int shared, int cooperative, int capability) { simt::device = {sms, shared, cooperative, capability}; }
+EXPORT void simt_device(int sms, int shared, int cooperative, int capability) {
+  simt::device = {sms, shared, cooperative, capability};
+  simt::allowed.clear();
+}

@@ -1,9 +1,9 @@
-// What the parts of the runtime need of each other: blocks.cpp schedules, order.cpp knows what is before what, memory.cpp has
-// buffers and shared memory, exchange.cpp what blocks see of each other, launch.cpp the device, checker.cpp looks at accesses.
+// What the parts of the runtime need of each other.
 #pragma once
 #include <cstdarg>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -37,6 +37,7 @@ struct Block {
   unsigned number, slot, threads, alive;
   Barrier barriers[16];  // 0: __syncthreads
   std::vector<Warp> warps;
+  const Warp* unlucky;    // passed over for a while
   std::vector<Fiber*> fibers, ready;
   size_t taken;                           // of those ready
   std::vector<unsigned char> variables;   // its __shared__ ones, while those of another block are in their place
@@ -60,13 +61,20 @@ extern bool failed;         // the kernel did something wrong: it ends here
 void record(const char* format, va_list arguments);  // what
 void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// blocks.cpp
-void run_blocks(const Launch&, unsigned slots);  // so many at a time
-[[noreturn]] void fault_in_kernel(const char* format, ...) __attribute__((format(printf, 1, 2)));
-void yield();               // lets the other threads run
+// schedule.cpp
+extern std::vector<std::unique_ptr<Block>> blocks;  // those that have begun, by slot; null: ended
+void run_blocks(const Launch&, unsigned slots);     // so many at a time
+void make_ready(Fiber*);
+void to_scheduler();        // the other threads run; this one when it is ready
+void yield();               // the same, and it is
 void progress();            // who spins may go on doing so
+[[noreturn]] void fault_in_kernel(const char* format, ...) __attribute__((format(printf, 1, 2)));
 unsigned random_below(unsigned n);
 void start_random();
+
+// waiting.cpp
+extern size_t at_grid_barrier;  // threads
+void end_thread();
 
 // memory.cpp
 extern Range stacks, dynamic;             // the fibers' stacks; the dynamic shared memory of all blocks
@@ -83,8 +91,6 @@ const Region* region_of(const void* p);
 
 // exchange.cpp
 void start_exchange(bool late);           // late: stores may be
-void expose_some();                       // of the late stores
-void expose_all();
 
 // source.cpp
 std::string line_of(const void* pc);            // file:line

@@ -16,6 +16,8 @@ KERNELS = {
     "probe": [c_int] * 3 + [c_void_p],
     "probe_exchange": [c_int] * 3 + [c_void_p] * 2,
     "probe_rotate": [c_int] * 3 + [c_void_p] * 2,
+    "probe_rotate_in_groups": [c_int] * 3 + [c_void_p] * 2,
+    "probe_device": [c_int] * 3 + [c_bool] + [c_void_p] * 3,
     "probe_turn_around": [c_int] * 3 + [c_void_p],
     "probe_product": [c_bool, c_int] + [c_void_p] * 3,
     "dropout": [c_int, *[c_int64] * 3, *[c_void_p] * 3, c_uint64, c_double, c_bool],
@@ -40,6 +42,7 @@ class Simulated:
         self.library.simt_allocate.restype = c_void_p
         self.library.simt_free.argtypes = [c_void_p]
         self.allocated = []
+        self.device()
 
     def __enter__(self):
         return self
@@ -56,7 +59,7 @@ class Simulated:
             raise RuntimeError(error.decode())
 
     def device(self, sms=4, shared=232448, cooperative=True, capability=90):
-        """What the simulated device has from here on. shared: bytes, the most of a block    capability: 90 is 9.0"""
+        """A new device from here on. shared: bytes, the most of a block    capability: 90 is 9.0"""
         self.library.simt_device(sms, shared, cooperative, capability)
 
     def empty(self, shape, dtype, misaligned=0):

@@ -33,15 +33,13 @@ std::string line_of(const void* pc) {
 }
 
 std::string function_of(const void* function) {
-  const auto lines = lines_of("-f -C", function);
-  if (lines.empty()) return "kernel";
-  std::string name = lines[0];
+  const auto lines = lines_of("-f -i -C", function);  // of each, innermost first: the function, the line
+  if (lines.size() < 2) return "kernel";
+  std::string name = lines[lines.size() - 2];
   const std::string anonymous = "(anonymous namespace)::";
   for (size_t at; (at = name.find(anonymous)) != name.npos;) name.erase(at, anonymous.size());
-  name = name.substr(0, name.find('('));
-  const size_t end = name.find('<'), colon = name.rfind("::", end), space = name.rfind(' ', end);
-  if (colon != name.npos) return name.substr(colon + 2);
-  return space == name.npos ? name : name.substr(space + 1);
+  name = name.substr(0, name.find_first_of("(<"));
+  return name.substr(name.find_last_of(": ") + 1);
 }
 
 }  // namespace simt

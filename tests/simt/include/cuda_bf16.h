@@ -18,3 +18,13 @@ struct __nv_bfloat16 {
     return f;
   }
 };
+
+inline __nv_bfloat16 __float2bfloat16(float f) { return f; }
+inline __nv_bfloat16 __float2bfloat16_rn(float f) { return f; }
+inline float __bfloat162float(__nv_bfloat16 x) { return x; }
+inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 x) { return x.bits; }
+inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
+  __nv_bfloat16 x;
+  x.bits = bits;
+  return x;
+}

@@ -9,6 +9,8 @@
 #define __global__
 #define __device__
 #define __host__
+#define __grid_constant__
+#define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
@@ -28,6 +30,7 @@ constexpr int warpSize = 32;
 SIMT_VECTOR(float, float, 4)
 SIMT_VECTOR(int, int, 4)
 SIMT_VECTOR(unsigned, uint, 4)
+SIMT_VECTOR(double, double, 8)
 #undef SIMT_VECTOR
 
 #define SIMT_LINE int line = __builtin_LINE()
@@ -39,6 +42,7 @@ inline void __syncwarp(unsigned lanes = ~0u, SIMT_LINE) {
   simt::sync_warp(lanes, line);
 }
 inline void __threadfence() { simt::fence(); }
+inline void __nanosleep(unsigned, SIMT_LINE) { simt::spin(line); }
 
 namespace simt {
 
@@ -95,7 +99,15 @@ inline unsigned __ballot_sync(unsigned lanes, int p, SIMT_LINE) { return simt::v
 inline int __any_sync(unsigned lanes, int p, SIMT_LINE) { return simt::vote(lanes, p, line) != 0; }
 inline int __all_sync(unsigned lanes, int p, SIMT_LINE) { return simt::vote(lanes, !p, line) == 0; }
 
+// Kinds of caching, which nothing here depends on.
+template <class T> T __ldg(const T* p) { return *p; }
+template <class T> T __ldca(const T* p) { return *p; }
+template <class T> T __ldcg(const T* p) { return *p; }
+template <class T> T __ldcs(const T* p) { return *p; }
 template <class T> void __stwb(T* p, T value) { *p = value; }
+template <class T> void __stcg(T* p, T value) { *p = value; }
+template <class T> void __stcs(T* p, T value) { *p = value; }
+template <class T> void __stwt(T* p, T value) { *p = value; }
 
 // One thread runs all fibers: what follows the runtime's part is atomic. Not inlined: where they return to is the kernel's line.
 #define SIMT_ATOMIC(name, result)                                                                         \
@@ -117,3 +129,28 @@ template <class T> __attribute__((noinline, no_sanitize("thread"))) T atomicCAS(
   return old;
 }
 #undef SIMT_LINE
+
+namespace simt {
+template <class To, class From> To bits_of(From f) {
+  static_assert(sizeof(To) == sizeof(From));
+  To t;
+  std::memcpy(&t, &f, sizeof t);
+  return t;
+}
+}  // namespace simt
+inline unsigned __float_as_uint(float f) { return simt::bits_of<unsigned>(f); }
+inline int __float_as_int(float f) { return simt::bits_of<int>(f); }
+inline float __uint_as_float(unsigned u) { return simt::bits_of<float>(u); }
+inline float __int_as_float(int i) { return simt::bits_of<float>(i); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+// Macros, since the C library declares functions of these names. They are exact to its last bit; a GPU's are not.
+#define __expf(x) expf(x)
+#define __logf(x) logf(x)
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __frcp_rn(float x) { return 1 / x; }
+inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+template <class T> constexpr T min(T a, T b) { return b < a ? b : a; }
+template <class T> constexpr T max(T a, T b) { return a < b ? b : a; }
