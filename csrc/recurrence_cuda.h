@@ -30,7 +30,9 @@ struct Recurrence {
   const void* x;                    // (T, B, X)  S
   const void *W_ih, *W_hh, *b;      // (4H, X), (4H, H), (4H,) or null  S
   const void *h0, *c0;              // (B, H)  S
+  int64_t rank;                     // 0: full
   const void* Q[MAX_ROUNDS];        // round k: (X, H) where k is even, else (H, X)  S; a low rank's factors multiplied out
+  const void *A[MAX_ROUNDS], *F[MAX_ROUNDS];  // the factors, (X, rank) and (rank, H), or (H, rank) and (rank, X)  S
   const void* bias[MAX_ROUNDS];     // (X,) or (H,), or null  S
   void *y, *h, *c;                  // (T, B, H), (B, H), (B, H)  S
   void* gates;                      // (T, B, 4, Hp)  S  activated
@@ -45,6 +47,15 @@ struct RecurrenceBackward {
   void* dround;                     // (T, B, round_width)  S  of the rounds' pre-activations, padding zero
   void* dx;                         // (T, B, X)  S, where there are rounds; else a product after the loop makes it
   void *dh0, *dc0;                  // (B, H)  S
+};
+
+// What there is to do after either engine's backward: the gradients of what does not change from step to step. Null where
+// not needed; a repeated pointer adds up.
+struct RecurrenceGradients {
+  RecurrenceBackward backward;      // its dz and dround are read
+  void* dx;                         // (T, B, X)  S, where there are no rounds
+  void *dW_ih, *dW_hh, *db;         // as the weights
+  void *dQ[MAX_ROUNDS], *dF[MAX_ROUNDS], *dbias[MAX_ROUNDS];  // dQ: of the first factor where the rank is low
 };
 
 }  // namespace fusedseq::cuda

@@ -1,6 +1,10 @@
-// What tests/test_simt.py calls of csrc/*.cu, in plain C. Each returns a message or null.
+// What tests/test_simt*.py call of csrc/*.cu, in plain C. Each returns a message or null.
 #include "dropout_cuda.h"
 #include "nt_asgd_cuda.h"
+#include "recurrence.cuh"
+#include "recurrence_gradients.h"
+#include "recurrence_loop.h"
+#include "recurrence_weights.h"
 
 using namespace fusedseq;
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -18,3 +22,43 @@ EXPORT const char* nt_asgd_step(cpu::NtAsgdTensor* tensors, int64_t count, const
                                 double weight_decay, double mu) {
   return cuda::nt_asgd_step({tensors, count, 1, lr, weight_decay, mu}, norm, wide, max_norm, nullptr);
 }
+
+// ---- recurrences
+
+namespace {
+
+double element(const cuda::Matrix& m, int64_t i, int64_t j) {
+  const int64_t at = i * m.row_stride + j * m.column_stride;
+  return cuda::by_type(m.type, [&](auto s) { return double(static_cast<const decltype(s)*>(m.data)[at]); });
+}
+
+// The vendor's products: sums here in double, so that what is tested is what comes before and after.
+const char* plain_product(void*, const cuda::Matrix& a, const cuda::Matrix& b, const cuda::Matrix& out) {
+  if (a.columns != b.rows || out.rows != a.rows || out.columns != b.columns) return "product: sizes that do not fit";
+  if (a.row_stride != 1 && a.column_stride != 1) return "product: a matrix that the vendor's library does not take";
+  for (int64_t i = 0; i < out.rows; ++i)
+    for (int64_t j = 0; j < out.columns; ++j) {
+      double sum = 0;
+      for (int64_t k = 0; k < a.columns; ++k) sum += element(a, i, k) * element(b, k, j);
+      const int64_t at = i * out.row_stride + j * out.column_stride;
+      cuda::by_type(out.type, [&](auto s) {
+        using S = decltype(s);
+        static_cast<S*>(out.data)[at] = S(typename cuda::Computing<S>::type(sum));
+      });
+    }
+  return nullptr;
+}
+const cuda::Product PLAIN{nullptr, plain_product};
+
+}  // namespace
+
+EXPORT int64_t multiplied_out_bytes(const cuda::Recurrence* r) { return cuda::multiplied_out_bytes(*r); }
+EXPORT int64_t loop_bytes(const cuda::Recurrence* r) { return cuda::loop_bytes(*r); }
+EXPORT int64_t loop_backward_bytes(const cuda::RecurrenceBackward* g) { return cuda::loop_backward_bytes(g->forward); }
+EXPORT int64_t gradients_bytes(const cuda::RecurrenceGradients* g) { return cuda::gradients_bytes(*g); }
+EXPORT const char* multiply_out(cuda::Recurrence* r, void* workspace) { return cuda::multiply_out(*r, PLAIN, workspace); }
+EXPORT const char* loop_forward(const cuda::Recurrence* r, void* workspace) { return cuda::loop_forward(*r, PLAIN, workspace, nullptr); }
+EXPORT const char* loop_backward(const cuda::RecurrenceBackward* g, void* workspace) {
+  return cuda::loop_backward(*g, PLAIN, workspace, nullptr);
+}
+EXPORT const char* gradients(const cuda::RecurrenceGradients* g, void* workspace) { return cuda::gradients(*g, PLAIN, workspace, nullptr); }

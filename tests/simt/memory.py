@@ -10,6 +10,45 @@ class NtAsgdTensor(Structure):  # csrc/cpu/kernels.h
     _fields_ = [("type", c_int), ("n", c_int64), ("g", c_void_p), ("p", c_void_p), ("average", c_void_p)]
 
 
+MAX_ROUNDS = 64  # csrc/recurrence_cuda.h, as what follows
+ROUNDS = c_void_p * MAX_ROUNDS
+
+
+class Mask(Structure):
+    _fields_ = [("stream", c_uint64), ("threshold", c_uint64), ("p", c_double), ("scale", c_double)]
+
+
+def fields(text, kind):
+    return [(name, kind) for name in text.split()]
+
+
+class Recurrence(Structure):
+    _fields_ = [
+        ("type", c_int), *fields("steps B X H rounds Xp Hp round_width", c_int64),
+        *fields("cap_input_gate training", c_bool), ("seed", c_void_p), *fields("state zoneout_h zoneout_c weight", Mask),
+        ("weight_by_row", c_bool), *fields("lengths x W_ih W_hh b h0 c0", c_void_p), ("rank", c_int64),
+        *fields("Q A F bias", ROUNDS), *fields("y h c gates cells round_gates", c_void_p),
+    ]  # fmt: skip
+
+
+class RecurrenceBackward(Structure):
+    _fields_ = [("forward", Recurrence), *fields("dy dh dc dz dround dx dh0 dc0", c_void_p)]
+
+
+class RecurrenceGradients(Structure):
+    _fields_ = [
+        ("backward", RecurrenceBackward), *fields("dx dW_ih dW_hh db", c_void_p), *fields("dQ dF dbias", ROUNDS)
+    ]  # fmt: skip
+
+
+# What works on one of them in a workspace; with _bytes: how large that is.
+RECURRENCES = {
+    "multiply_out": ("multiplied_out_bytes", POINTER(Recurrence)),
+    "loop_forward": ("loop_bytes", POINTER(Recurrence)),
+    "loop_backward": ("loop_backward_bytes", POINTER(RecurrenceBackward)),
+    "gradients": ("gradients_bytes", POINTER(RecurrenceGradients)),
+}
+
 TABLE = [POINTER(NtAsgdTensor), c_int64]
 # What returns a sentence about what a kernel did wrong, or null.
 KERNELS = {
@@ -23,6 +62,7 @@ KERNELS = {
     "dropout": [c_int, *[c_int64] * 3, *[c_void_p] * 3, c_uint64, c_double, c_bool],
     "nt_asgd_norm": [*TABLE, c_void_p, c_void_p, c_bool],
     "nt_asgd_step": [*TABLE, c_void_p, c_bool, *[c_double] * 4],
+    **{name: [structure, c_void_p] for name, (_, structure) in RECURRENCES.items()},
 }
 
 
@@ -36,6 +76,9 @@ class Simulated:
             getattr(self.library, name).restype = c_char_p
         self.library.nt_asgd_partials.argtypes = TABLE
         self.library.nt_asgd_partials.restype = c_int64
+        for size, structure in RECURRENCES.values():
+            getattr(self.library, size).argtypes = [structure]
+            getattr(self.library, size).restype = c_int64
         self.library.simt_seed.argtypes = [c_ulong]
         self.library.simt_device.argtypes = [c_int] * 4
         self.library.simt_allocate.argtypes = [c_size_t, c_size_t]
@@ -62,9 +105,18 @@ class Simulated:
         """A new device from here on. shared: bytes, the most of a block    capability: 90 is 9.0"""
         self.library.simt_device(sms, shared, cooperative, capability)
 
+    def recur(self, name, structure, seed):
+        """One of RECURRENCES, in a workspace of its own: the workspace."""
+        size = getattr(self.library, RECURRENCES[name][0])(structure)
+        workspace = self.empty((size,), torch.uint8)
+        self.run(name, structure, workspace.data_ptr(), seed=seed)
+        return workspace
+
     def empty(self, shape, dtype, misaligned=0):
         """Poisoned memory between guard zones, which starts `misaligned` elements after a multiple of 256 bytes."""
         n, size = torch.Size(shape).numel(), dtype.itemsize
+        if n == 0:
+            return torch.empty(shape, dtype=dtype)
         self.allocated.append(self.library.simt_allocate(n * size, misaligned * size))
         bytes_ = (ctypes.c_byte * (n * size)).from_address(self.allocated[-1])
         return torch.frombuffer(bytes_, dtype=dtype).view(shape)

@@ -1,0 +1,487 @@
+// The LSTM and the Mogrifier LSTM step by step, of any size: a product and a kernel for each round, and for the gates of
+// [x | h] with [W_ih | W_hh]. Without rounds the input's product is made for many steps at once.
+//
+// What limits it: at few rows the starts, (rounds + 1) * 2 a step each way, and the weights' way from the second cache,
+// which they take once a step. Not timed.
+#include "recurrence_loop.h"
+
+#include "cells/lstm.h"
+#include "recurrence.cuh"
+#include "recurrence_weights.h"
+
+namespace fusedseq::cuda {
+namespace {
+
+constexpr int64_t HOISTED = int64_t(1) << 28;  // bytes of the input's pre-activations at a time, without rounds
+
+// What the kernels of a cell and of a state need in either direction.
+struct Cell {
+  int64_t B, H, Hp;
+  bool cap, training;
+  const int64_t *seed, *lengths;
+  Mask state, zoneout_h, zoneout_c;
+  explicit Cell(const Recurrence& r)
+      : B(r.B), H(r.H), Hp(r.Hp), cap(r.cap_input_gate), training(r.training), seed(r.seed), lengths(r.lengths), state(r.state),
+        zoneout_h(r.zoneout_h), zoneout_c(r.zoneout_c) {}
+};
+
+// How much of the new state a unit takes: 1 or 0 in training, else the expectation.
+template <class C> __device__ void zoneout(const Cell& a, const Mask& m, int64_t t, int64_t b, int64_t j, Four<C>& update) {
+  const unsigned bits = m.threshold && a.training ? kept(m, a.seed, t * a.B + b, j, a.H) : ~0u;
+#pragma unroll
+  for (int i = 0; i < N; ++i) update[i] = m.threshold && !a.training ? C(1 - m.p) : C(bits >> i & 1);
+}
+
+// Also where what is not taken is no number.
+template <class C> __device__ C mix(C update, C after, C before) {
+  return update == C(1) ? after : update == C(0) ? before : update * after + (C(1) - update) * before;
+}
+
+template <class S> struct Begin {
+  using C = typename Computing<S>::type;
+  const S *h0, *c0;  // (B, H)
+  C *h, *c;          // (B, Hp)
+  S* operand;        // (B, ld), its part of h
+  int64_t ld;
+};
+
+template <class S> __global__ void __launch_bounds__(THREADS) begin_kernel(const Cell a, const Begin<S> g) {
+  using C = typename Computing<S>::type;
+  const int64_t b = own_row(), j = own_column();
+  if (j >= a.Hp) return;
+  C h[N], c[N];
+  load(g.h0 + b * a.H + j, a.H - j, h);
+  load(g.c0 + b * a.H + j, a.H - j, c);
+  store(g.h + b * a.Hp + j, N, h);
+  store(g.c + b * a.Hp + j, N, c);
+  drop(a.state, a.seed, b, j, a.H, h);
+  store(g.operand + b * g.ld + j, N, h);
+}
+
+template <class S> struct RoundForward {
+  using C = typename Computing<S>::type;
+  int64_t width, padded;        // of the operand
+  const C* z;                   // (B, padded)
+  const S* bias;                // (width,) or null
+  const S* from;                // (B, width), the operand before
+  int64_t from_stride;
+  S* to;                        // (B, ld)
+  int64_t ld;
+  S* gate;                      // (B, padded), round_width apart
+  int64_t round_width;
+};
+
+template <class S> __global__ void __launch_bounds__(THREADS) round_kernel(const RoundForward<S> r) {
+  using C = typename Computing<S>::type;
+  const int64_t b = own_row(), j = own_column(), n = r.width - j;
+  if (j >= r.padded) return;
+  C s[N], bias[N] = {}, v[N];
+  load(r.z + b * r.padded + j, n, s);
+  load(r.from + b * r.from_stride + j, n, v);
+  if (r.bias) load(r.bias + j, n, bias);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    s[i] = i < n ? C(S(sigmoid(s[i] + bias[i]))) : C(0);  // as it is saved, so that backward finds the same operand
+    v[i] = mogrify(s[i], v[i]);
+  }
+  store(r.gate + b * r.round_width + j, N, s);
+  store(r.to + b * r.ld + j, N, v);
+}
+
+template <class S> struct CellForward {
+  using C = typename Computing<S>::type;
+  int64_t t;
+  const C *z, *z_x;                   // (B, 4H), whose sum are the pre-activations; z_x may be null
+  const S* b;                         // (4H,) or null
+  const C* c_before;                  // (B, Hp)
+  C *c_after, *h;                     // (B, Hp); h is carried on
+  S *gates, *y, *operand;             // (B, 4, Hp), (B, H), (B, ld): its part of h
+  int64_t ld;
+  S *h_last, *c_last;                 // (B, H), or null but for the last step
+};
+
+template <class C> __device__ void add(const C* p, int64_t n, Four<C>& v) {
+  C w[N];
+  load(p, n, w);
+#pragma unroll
+  for (int i = 0; i < N; ++i) v[i] += w[i];
+}
+
+template <class S> __global__ void __launch_bounds__(THREADS) cell_kernel(const Cell a, const CellForward<S> f) {
+  using C = typename Computing<S>::type;
+  const int64_t b = own_row(), j = own_column(), n = a.H - j;
+  if (j >= a.Hp) return;
+  C z[4][N], h[N], c[N], update_h[N], update_c[N], y[N];
+#pragma unroll
+  for (int gate = 0; gate < 4; ++gate) {
+    const int64_t at = gate * a.H + j;
+    load(f.z + b * 4 * a.H + at, n, z[gate]);
+    if (f.z_x) add(f.z_x + b * 4 * a.H + at, n, z[gate]);
+    C bias[N] = {};
+    if (f.b) load(f.b + at, n, bias);
+#pragma unroll
+    for (int i = 0; i < N; ++i) z[gate][i] += bias[i];
+  }
+  load(f.h + b * a.Hp + j, N, h);
+  load(f.c_before + b * a.Hp + j, N, c);
+  zoneout(a, a.zoneout_h, f.t, b, j, update_h);
+  zoneout(a, a.zoneout_c, f.t, b, j, update_c);
+  const bool alive = !a.lengths || f.t < a.lengths[b];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const LstmGates<C> gates = lstm_gates(LstmGates<C>{z[0][i], z[1][i], z[2][i], z[3][i]});
+    const LstmState<C> next = a.cap ? lstm_cell<true>(gates, c[i]) : lstm_cell<false>(gates, c[i]);
+    if (alive) h[i] = mix(update_h[i], next.h, h[i]), c[i] = mix(update_c[i], next.c, c[i]);
+    y[i] = alive ? h[i] : C(0);
+    z[0][i] = i < n ? gates.i : C(0), z[1][i] = i < n ? gates.f : C(0);
+    z[2][i] = i < n ? gates.g : C(0), z[3][i] = i < n ? gates.o : C(0);
+  }
+#pragma unroll
+  for (int gate = 0; gate < 4; ++gate) store(f.gates + (b * 4 + gate) * a.Hp + j, N, z[gate]);
+  store(f.y + b * a.H + j, n, y);
+  store(f.h + b * a.Hp + j, N, h);
+  store(f.c_after + b * a.Hp + j, N, c);
+  if (f.h_last) store(f.h_last + b * a.H + j, n, h), store(f.c_last + b * a.H + j, n, c);
+  drop(a.state, a.seed, b, j, a.H, h);
+  store(f.operand + b * f.ld + j, N, h);
+}
+
+// The gradient of the state that a step has read: what passed its cell by, and what came through its gates and rounds.
+template <class C> struct StateGradient {
+  const C* past;     // (B, Hp)
+  const C* gates;    // (B, ld), the part of h; null where there is none yet
+  int64_t ld;
+  const C* round;    // (B, Hp) or null
+};
+
+template <class C> __device__ void state_gradient(const Cell& a, const StateGradient<C>& g, int64_t b, int64_t j, Four<C>& d) {
+  C past[N];
+  load(g.past + b * a.Hp + j, a.H - j, past);
+  if (!g.gates) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) d[i] = past[i];
+    return;
+  }
+  load(g.gates + b * g.ld + j, a.H - j, d);
+  if (g.round) add(g.round + b * a.Hp + j, a.H - j, d);
+  drop(a.state, a.seed, b, j, a.H, d);
+#pragma unroll
+  for (int i = 0; i < N; ++i) d[i] += past[i];
+}
+
+template <class S> struct CellGradient {
+  using C = typename Computing<S>::type;
+  int64_t t;
+  const S *gates, *dy;     // (B, 4, Hp), (B, H)
+  const C* c_before;       // (B, Hp)
+  StateGradient<C> after;  // of the state after this step
+  C *dh, *dc;              // (B, Hp): what passes the cell by; of c, after and then before this step
+  S* dz;                   // (B, 4H)
+};
+
+template <class S> __global__ void __launch_bounds__(THREADS) cell_backward_kernel(const Cell a, const CellGradient<S> g) {
+  using C = typename Computing<S>::type;
+  const int64_t b = own_row(), j = own_column(), n = a.H - j;
+  if (j >= a.Hp) return;
+  C z[4][N] = {}, dh[N], dc[N], c[N], dy[N], update_h[N], update_c[N];
+  state_gradient(a, g.after, b, j, dh);
+  S* dz = g.dz + b * 4 * a.H + j;
+  if (a.lengths && g.t >= a.lengths[b]) {  // past the end: the state's gradient passes by
+    store(g.dh + b * a.Hp + j, N, dh);
+    for (int gate = 0; gate < 4; ++gate) store(dz + gate * a.H, n, z[0]);
+    return;
+  }
+#pragma unroll
+  for (int gate = 0; gate < 4; ++gate) load(g.gates + (b * 4 + gate) * a.Hp + j, N, z[gate]);
+  load(g.c_before + b * a.Hp + j, n, c);
+  load(g.dc + b * a.Hp + j, n, dc);
+  load(g.dy + b * a.H + j, n, dy);
+  zoneout(a, a.zoneout_h, g.t, b, j, update_h);
+  zoneout(a, a.zoneout_c, g.t, b, j, update_c);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const LstmGates<C> gates{z[0][i], z[1][i], z[2][i], z[3][i]};
+    const C through_h = update_h[i] * (dh[i] + dy[i]), past_c = (C(1) - update_c[i]) * dc[i];
+    dh[i] = (C(1) - update_h[i]) * (dh[i] + dy[i]);
+    dc[i] *= update_c[i];
+    const LstmGates<C> d = a.cap ? lstm_cell_backward<true>(gates, c[i], through_h, dc[i]) : lstm_cell_backward<false>(gates, c[i], through_h, dc[i]);
+    dc[i] += past_c;
+    z[0][i] = d.i, z[1][i] = d.f, z[2][i] = d.g, z[3][i] = d.o;
+  }
+  store(g.dh + b * a.Hp + j, N, dh);
+  store(g.dc + b * a.Hp + j, N, dc);
+#pragma unroll
+  for (int gate = 0; gate < 4; ++gate) store(dz + gate * a.H, n, z[gate]);
+}
+
+template <class S> struct RoundGradient {
+  using C = typename Computing<S>::type;
+  int64_t width, padded;        // of the operand
+  const S* raw;                 // (B, width), before any round
+  Mask state;                   // on it
+  const int64_t* seed;
+  const S* gates;               // (B, .), round_width apart: of the first round on this operand
+  int64_t round_width, period;
+  int count;                    // rounds on this operand before
+  C* d;                         // (B, ld), of the operand: after and then before the round
+  int64_t ld;
+  const C* pending;             // (B, padded), to add to d; null for the last round
+  S* dround;                    // (B, padded), round_width apart
+  S* dx;                        // (B, width), where d is the gradient of x itself; else null
+};
+
+template <class S> __global__ void __launch_bounds__(THREADS) round_backward_kernel(const RoundGradient<S> r) {
+  using C = typename Computing<S>::type;
+  const int64_t b = own_row(), j = own_column(), n = r.width - j;
+  if (j >= r.padded) return;
+  const S* gates = r.gates + b * r.round_width + j;
+  C v[N], s[N], d[N], dz[N];
+  load(r.raw + b * r.width + j, n, v);
+  if (r.state.threshold) {
+    drop(r.state, r.seed, b, j, r.width, v);
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = C(S(v[i]));
+  }
+  mogrify_all(gates, r.period, r.count, v);
+  load(gates + r.count * r.period, N, s);
+  load(r.d + b * r.ld + j, n, d);
+  if (r.pending) add(r.pending + b * r.padded + j, n, d);
+#pragma unroll
+  for (int i = 0; i < N; ++i) dz[i] = mogrify_backward(s[i], v[i], d[i]);
+  store(r.d + b * r.ld + j, N, d);
+  store(r.dround + b * r.round_width + j, N, dz);
+  if (r.dx) store(r.dx + b * r.width + j, n, d);
+}
+
+template <class S> struct Upstream {
+  using C = typename Computing<S>::type;
+  const S *dh_in, *dc_in, *c0;  // (B, H)
+  C *dh, *dc, *c;               // (B, Hp)
+};
+
+template <class S> __global__ void __launch_bounds__(THREADS) begin_backward_kernel(const Cell a, const Upstream<S> u) {
+  using C = typename Computing<S>::type;
+  const int64_t b = own_row(), j = own_column();
+  if (j >= a.Hp) return;
+  C v[N];
+  load(u.dh_in + b * a.H + j, a.H - j, v), store(u.dh + b * a.Hp + j, N, v);
+  load(u.dc_in + b * a.H + j, a.H - j, v), store(u.dc + b * a.Hp + j, N, v);
+  load(u.c0 + b * a.H + j, a.H - j, v), store(u.c + b * a.Hp + j, N, v);
+}
+
+template <class S> struct Downstream {
+  using C = typename Computing<S>::type;
+  StateGradient<C> h;
+  const C* dc;    // (B, Hp)
+  S *dh0, *dc0;   // (B, H)
+};
+
+template <class S> __global__ void __launch_bounds__(THREADS) end_backward_kernel(const Cell a, const Downstream<S> d) {
+  using C = typename Computing<S>::type;
+  const int64_t b = own_row(), j = own_column();
+  if (j >= a.Hp) return;
+  C v[N];
+  state_gradient(a, d.h, b, j, v), store(d.dh0 + b * a.H + j, a.H - j, v);
+  load(d.dc + b * a.Hp + j, a.H - j, v), store(d.dc0 + b * a.H + j, a.H - j, v);
+}
+
+// What both directions have: the weights in rows that products like.
+template <class S> struct Weights {
+  int64_t ld, h_at;      // the length of a row of [x | h], and where h begins; of h alone without rounds
+  S* gates;              // (4H, ld)
+  S* round[MAX_ROUNDS];  // (out, in_padded), or null where Q is so already
+
+  Weights(const Recurrence& r, Workspace& w) : ld(r.rounds ? r.Xp + r.Hp : r.Hp), h_at(r.rounds ? r.Xp : 0) {
+    gates = w.take<S>(4 * r.H * ld);
+    for (int64_t k = 0; k < r.rounds; ++k) {
+      const Round round_(r, k);
+      const bool own = first_use(r.Q, k) == k && round_.in != round_.in_padded;
+      round[k] = own ? w.take<S>(round_.out * round_.in_padded) : nullptr;
+    }
+  }
+
+  const char* fill(const Recurrence& r, void* stream) const {
+    const Mask none{};
+    if (r.rounds)
+      if (const char* error = masked_copy({r.type, r.W_ih, gates, 4 * r.H, r.X, r.Xp, r.X, ld, none, false, r.seed}, stream)) return error;
+    if (const char* error = masked_copy({r.type, r.W_hh, gates + h_at, 4 * r.H, r.H, r.Hp, r.H, ld, r.weight, r.weight_by_row, r.seed}, stream))
+      return error;
+    for (int64_t k = 0; k < r.rounds; ++k) {
+      const Round round_(r, k);
+      if (!round[k]) continue;
+      if (const char* error = masked_copy({r.type, r.Q[k], round[k], round_.out, round_.in, round_.in_padded, round_.in, round_.in_padded,
+                                           none, false, r.seed}, stream))
+        return error;
+    }
+    return nullptr;
+  }
+
+  Matrix of_gates(const Recurrence& r) const { return matrix(r.type, gates, 4 * r.H, ld, ld); }
+  Matrix of_round(const Recurrence& r, int64_t k) const {
+    const Round round_(r, k);
+    const S* own = round[first_use(r.Q, k)];
+    return matrix(r.type, own ? own : r.Q[k], round_.out, round_.in_padded, round_.in_padded);
+  }
+};
+
+template <class S> class Forward {
+  using C = typename Computing<S>::type;
+
+ public:
+  static constexpr Type computing = type_of<C>();
+
+  Forward(const Recurrence& r, Workspace& w)
+      : r(r), weights(r, w), rows_4H(r.B * 4 * r.H), widest(r.Xp > r.Hp ? r.Xp : r.Hp), operand(w.take<S>(r.B * weights.ld)),
+        h(w.take<C>(r.B * r.Hp)), c_first(w.take<C>(r.B * r.Hp)), z(w.take<C>(r.B * (4 * r.H > widest ? 4 * r.H : widest))) {
+    const int64_t fit = HOISTED / (rows_4H * int64_t(sizeof(C)));
+    hoisted = fit < 1 ? 1 : fit < r.steps ? fit : r.steps;
+    z_x = r.rounds ? nullptr : w.take<C>(hoisted * rows_4H);
+  }
+
+  const char* run(const Product& product, cudaStream_t stream) const {
+    if (const char* error = beyond_grid(r.B, widest)) return error;
+    if (const char* error = weights.fill(r, stream)) return error;
+    begin_kernel<S><<<grid(r.B, r.Hp), THREADS, 0, stream>>>(Cell(r), Begin<S>{in(r.h0), in(r.c0), h, c_first, operand + weights.h_at, weights.ld});
+    for (int64_t t = 0; t < r.steps; ++t) {
+      for (int64_t k = 0; k < r.rounds; ++k)
+        if (const char* error = round(product, stream, t, k)) return error;
+      if (const char* error = gates(product, stream, t)) return error;
+    }
+    return failed_launch("cell_kernel");
+  }
+
+ private:
+  const Recurrence& r;
+  const Weights<S> weights;
+  const int64_t rows_4H, widest;
+  int64_t hoisted;   // steps whose input's product is made at once
+  S* operand;        // (B, ld)  [x | h] in the course of a step, its padding zero
+  C *h, *c_first;    // (B, Hp)
+  C* z;              // (B, .)  of a product
+  C* z_x;            // (hoisted, B, 4H)
+
+  static const S* in(const void* p) { return static_cast<const S*>(p); }
+  static S* out(void* p) { return static_cast<S*>(p); }
+
+  const char* round(const Product& product, cudaStream_t stream, int64_t t, int64_t k) const {
+    const Round a(r, k);
+    S *own = operand + (a.on_x ? 0 : r.Xp), *other = operand + (a.on_x ? r.Xp : 0);
+    const char* error = product(matrix(r.type, other, r.B, a.in_padded, weights.ld), weights.of_round(r, k).transposed(),
+                                matrix(computing, z, r.B, a.out, a.out_padded));
+    if (error) return error;
+    const S* from = k == 0 ? in(r.x) + t * r.B * r.X : own;
+    round_kernel<S><<<grid(r.B, a.out_padded), THREADS, 0, stream>>>(
+        RoundForward<S>{a.out, a.out_padded, z, in(r.bias[k]), from, k == 0 ? r.X : weights.ld, own, weights.ld,
+                        out(r.round_gates) + t * r.B * r.round_width + a.offset, r.round_width});
+    return failed_launch("round_kernel");
+  }
+
+  const char* gates(const Product& product, cudaStream_t stream, int64_t t) const {
+    if (!r.rounds && t % hoisted == 0) {
+      const int64_t n = (r.steps - t < hoisted ? r.steps - t : hoisted) * r.B;
+      if (const char* error = product(matrix(r.type, in(r.x) + t * r.B * r.X, n, r.X, r.X), matrix(r.type, r.W_ih, 4 * r.H, r.X, r.X).transposed(),
+                                      matrix(computing, z_x, n, 4 * r.H, 4 * r.H)))
+        return error;
+    }
+    if (const char* error = product(matrix(r.type, operand, r.B, weights.ld, weights.ld), weights.of_gates(r).transposed(),
+                                    matrix(computing, z, r.B, 4 * r.H, 4 * r.H)))
+      return error;
+    C* cells = static_cast<C*>(r.cells) + t * r.B * r.Hp;
+    const bool last = t == r.steps - 1;
+    cell_kernel<S><<<grid(r.B, r.Hp), THREADS, 0, stream>>>(
+        Cell(r), CellForward<S>{t, z, z_x ? z_x + t % hoisted * rows_4H : nullptr, in(r.b), t ? cells - r.B * r.Hp : c_first, cells, h,
+                                out(r.gates) + t * r.B * 4 * r.Hp, out(r.y) + t * r.B * r.H, operand + weights.h_at, weights.ld,
+                                last ? out(r.h) : nullptr, last ? out(r.c) : nullptr});
+    return failed_launch("cell_kernel");
+  }
+};
+
+template <class S> class Backward {
+  using C = typename Computing<S>::type;
+
+ public:
+  static constexpr Type computing = type_of<C>();
+
+  Backward(const RecurrenceBackward& g, Workspace& w)
+      : g(g), r(g.forward), weights(r, w), widest(r.Xp > r.Hp ? r.Xp : r.Hp), d(w.take<C>(r.B * weights.ld)),
+        d_round(r.rounds ? w.take<C>(r.B * widest) : nullptr), dh(w.take<C>(r.B * r.Hp)), dc(w.take<C>(r.B * r.Hp)),
+        c_first(w.take<C>(r.B * r.Hp)) {}
+
+  const char* run(const Product& product, cudaStream_t stream) const {
+    if (const char* error = beyond_grid(r.B, widest)) return error;
+    if (const char* error = weights.fill(r, stream)) return error;
+    begin_backward_kernel<S><<<grid(r.B, r.Hp), THREADS, 0, stream>>>(Cell(r), Upstream<S>{in(g.dh), in(g.dc), in(r.c0), dh, dc, c_first});
+    for (int64_t t = r.steps - 1; t >= 0; --t) {
+      if (const char* error = cell(product, stream, t)) return error;
+      for (int64_t k = r.rounds - 1; k >= 0; --k)
+        if (const char* error = round(product, stream, t, k)) return error;
+    }
+    end_backward_kernel<S><<<grid(r.B, r.Hp), THREADS, 0, stream>>>(Cell(r), Downstream<S>{of_state(true), dc, out(g.dh0), out(g.dc0)});
+    return failed_launch("end_backward_kernel");
+  }
+
+ private:
+  const RecurrenceBackward& g;
+  const Recurrence& r;
+  const Weights<S> weights;
+  const int64_t widest;
+  C* d;                   // (B, ld)  of [x | h] in the course of a step
+  C* d_round;             // (B, .)  what the last round's product has left to be added to d
+  C *dh, *dc, *c_first;   // (B, Hp)
+
+  static const S* in(const void* p) { return static_cast<const S*>(p); }
+  static S* out(void* p) { return static_cast<S*>(p); }
+
+  StateGradient<C> of_state(bool any) const { return {dh, any ? d + weights.h_at : nullptr, weights.ld, d_round}; }
+
+  const char* cell(const Product& product, cudaStream_t stream, int64_t t) const {
+    const C* cells = static_cast<const C*>(r.cells) + t * r.B * r.Hp;
+    S* dz = out(g.dz) + t * r.B * 4 * r.H;
+    cell_backward_kernel<S><<<grid(r.B, r.Hp), THREADS, 0, stream>>>(
+        Cell(r), CellGradient<S>{t, in(r.gates) + t * r.B * 4 * r.Hp, in(g.dy) + t * r.B * r.H, t ? cells - r.B * r.Hp : c_first,
+                                 of_state(t < r.steps - 1), dh, dc, dz});
+    if (const char* error = failed_launch("cell_backward_kernel")) return error;
+    return product(matrix(r.type, dz, r.B, 4 * r.H, 4 * r.H), weights.of_gates(r), matrix(computing, d, r.B, weights.ld, weights.ld));
+  }
+
+  const char* round(const Product& product, cudaStream_t stream, int64_t t, int64_t k) const {
+    const Round a(r, k);
+    const S* raw = a.on_x ? in(r.x) + t * r.B * r.X : t ? in(r.y) + (t - 1) * r.B * r.H : in(r.h0);
+    S* dround = out(g.dround) + t * r.B * r.round_width + a.offset;
+    round_backward_kernel<S><<<grid(r.B, a.out_padded), THREADS, 0, stream>>>(
+        RoundGradient<S>{a.out, a.out_padded, raw, a.on_x ? Mask{} : r.state, r.seed,
+                         in(r.round_gates) + t * r.B * r.round_width + Round(r, k % 2).offset, r.round_width, r.Xp + r.Hp, int(k / 2),
+                         d + (a.on_x ? 0 : r.Xp), weights.ld, k < r.rounds - 1 ? d_round : nullptr, dround,
+                         k == 0 && g.dx ? out(g.dx) + t * r.B * r.X : nullptr});
+    if (const char* error = failed_launch("round_backward_kernel")) return error;
+    return product(matrix(r.type, dround, r.B, a.out, r.round_width), weights.of_round(r, k),
+                   matrix(computing, d_round, r.B, a.in_padded, a.in_padded));
+  }
+};
+
+}  // namespace
+
+int64_t loop_bytes(const Recurrence& r) {
+  Workspace w{nullptr};
+  by_type(r.type, [&](auto s) { Forward<decltype(s)>(r, w); });
+  return w.used;
+}
+
+int64_t loop_backward_bytes(const Recurrence& r) {
+  Workspace w{nullptr};
+  const RecurrenceBackward g{r};
+  by_type(r.type, [&](auto s) { Backward<decltype(s)>(g, w); });
+  return w.used;
+}
+
+const char* loop_forward(const Recurrence& r, const Product& product, void* workspace, void* stream) {
+  Workspace w{static_cast<char*>(workspace)};
+  return by_type(r.type, [&](auto s) { return Forward<decltype(s)>(r, w).run(product, static_cast<cudaStream_t>(stream)); });
+}
+
+const char* loop_backward(const RecurrenceBackward& g, const Product& product, void* workspace, void* stream) {
+  Workspace w{static_cast<char*>(workspace)};
+  return by_type(g.forward.type, [&](auto s) { return Backward<decltype(s)>(g, w).run(product, static_cast<cudaStream_t>(stream)); });
+}
+
+}  // namespace fusedseq::cuda
