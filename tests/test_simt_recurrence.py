@@ -21,6 +21,13 @@ SMALL = {
 }
 # T, B, X, H
 SIZES = [(1, 5, 3, 1), (3, 2, 2, 3), (4, 5, 9, 17), (2, 3, 64, 17), (3, 4, 17, 64)]
+LSTM_OPTIONS = [
+    {},
+    {"bias": False, "lengths": True},
+    {"weight_drop": 0.5, "seed": -7},
+    {"weight_drop": 0.5, "variational": True, "seed": 7},
+    {"weight_drop": 1.0, "lengths": True},
+]
 # What a Mogrifier is called with, and of a shape.
 OPTIONS = {
     "one round": {"rounds": 1},
@@ -30,9 +37,23 @@ OPTIONS = {
     "low rank, shared": {"rounds": 4, "rank": 3, "shared": True},
     "no bias": {"rounds": 2, "bias": False},
     "capped": {"rounds": 2, "cap_input_gate": True},
-    "dropped": {"rounds": 3, "state_dropout": 0.4, "zoneout_h": 0.3, "zoneout_c": 0.2, "lengths": True},
+    "dropped": {
+        "rounds": 3,
+        "state_dropout": 0.4,
+        "zoneout_h": 0.3,
+        "zoneout_c": 0.2,
+        "weight_drop": 0.3,
+        "lengths": True,
+    },
     "no rounds": {"rounds": 0, "state_dropout": 0.4, "zoneout_h": 0.3},
-    "expected": {"rounds": 2, "state_dropout": 0.4, "zoneout_h": 0.3, "zoneout_c": 0.2, "training": False},
+    "expected": {
+        "rounds": 2,
+        "state_dropout": 0.4,
+        "zoneout_h": 0.3,
+        "zoneout_c": 0.2,
+        "weight_drop": 0.3,
+        "training": False,
+    },
 }
 
 
@@ -52,9 +73,9 @@ def cell(size, own, bias=True):
     return x, W_ih, W_hh, b if bias else None, h0, c0
 
 
-def lstm(size, own, bias=True, lengths=False):
+def lstm(size, own, bias=True, lengths=False, **options):
     T, B, _, _ = size
-    return cell(size, own, bias), {"lengths": lengths_of(T, B)} if lengths else {}
+    return cell(size, own, bias), options | ({"lengths": lengths_of(T, B)} if lengths else {})
 
 
 def weights(count, shared, rank, out, in_, seed, own):
@@ -92,9 +113,9 @@ def check(path, op, args, kwargs, order):
 
 @pytest.mark.parametrize("own", TYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize(("bias", "lengths"), [(True, False), (False, True)])
-def test_lstm(libraries, own, size, bias, lengths):
-    check(libraries["plain"], "lstm", *lstm(size, own, bias, lengths), order=sum(size))
+@pytest.mark.parametrize("options", LSTM_OPTIONS, ids=str)
+def test_lstm(libraries, own, size, options):
+    check(libraries["plain"], "lstm", *lstm(size, own, **options), order=sum(size))
 
 
 @pytest.mark.parametrize("own", TYPES, ids=str)
@@ -124,6 +145,7 @@ DEFECTS = {
     ),
     "no bounds check": ("recurrence_loop.cu", "  if (j >= r.padded) return;\n  C s[N]", "  C s[N]"),
     "no lengths": ("recurrence_loop.cu", "a.lengths && g.t >= a.lengths[b]", "false"),
+    "raw gradient": ("recurrence_gradients.cu", "if (!r.weight.threshold) return nullptr;", "return nullptr;"),
     "one slice": ("recurrence_gradients.cu", "slice < s.slices; ++slice", "slice < 1; ++slice"),
 }
 

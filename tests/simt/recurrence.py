@@ -2,7 +2,7 @@
 operators, so that testing.check takes them for fused.lstm and fused.mogrifier_lstm."""
 
 import torch
-from fusedseq.reference.mogrifier_lstm import STATE, ZONEOUT_C, ZONEOUT_H
+from fusedseq.reference.mogrifier_lstm import STATE, WEIGHT, ZONEOUT_C, ZONEOUT_H
 from simt.memory import Mask, Recurrence, RecurrenceBackward, RecurrenceGradients
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]  # in the order of csrc/cuda_type.h
@@ -50,6 +50,8 @@ class Simulation(torch.autograd.Function):
             cap_input_gate=options["cap_input_gate"], training=options["training"], seed=key.data_ptr(),
             state=mask(options["state_dropout"] if options["training"] else 0.0, STATE),
             zoneout_h=mask(options["zoneout_h"], ZONEOUT_H), zoneout_c=mask(options["zoneout_c"], ZONEOUT_C),
+            weight=mask(options["weight_drop"] if options["training"] else 0.0, WEIGHT),
+            weight_by_row=options["variational"],
             lengths=None if lengths is None else lengths.data_ptr(), x=x.data_ptr(), W_ih=s["W_ih"].data_ptr(),
             W_hh=s["W_hh"].data_ptr(), b=None if s["b"] is None else s["b"].data_ptr(), h0=h0.data_ptr(),
             c0=s["c0"].data_ptr(), rank=s["Q_factor"].size(1) if factored else 0,
@@ -90,13 +92,9 @@ class Simulation(torch.autograd.Function):
 
 
 NO_OPTIONS = {
-    "cap_input_gate": False,
-    "training": True,
-    "state_dropout": 0.0,
-    "zoneout_h": 0.0,
-    "zoneout_c": 0.0,
-    "seed": 0,
-}
+    "cap_input_gate": False, "training": True, "state_dropout": 0.0, "zoneout_h": 0.0, "zoneout_c": 0.0,
+    "weight_drop": 0.0, "variational": False, "seed": 0,
+}  # fmt: skip
 
 
 def operators(kernels, order):
