@@ -248,8 +248,12 @@ def turned_around(kernels, defect, seed, blocks=3, threads=128):
 
 
 @pytest.mark.parametrize("probe", [exchanged, rotated, rotated_in_groups, turned_around])
-def test_blocks_that_wait_for_each_other(kernels, probe):
+def test_threads_that_wait_for_each_other(kernels, probe):
     assert all(probe(kernels, "NONE", seed) for seed in MORE_SEEDS)
+
+
+def test_one_block_that_waits_for_its_own_flag(kernels):
+    assert all(exchanged(kernels, "NONE", seed, blocks=1) for seed in range(32))
 
 
 # What the plain build sees as wrong numbers, under most seeds, and the checked one reports.
@@ -319,10 +323,14 @@ def test_the_device_is_as_asked_for(kernels):
 def test_mma_is_a_product(kernels, own, seed):
     K = 48
     a, b = torch.randn(16, K).to(own), torch.randn(K, 8).to(own)
+    a[3, 40], b[7, 5] = torch.nan, torch.inf
     here, d = [kernels.copy(t) for t in (a, b)], kernels.empty((16, 8), torch.float32)
     kernels.run("probe_product", own == torch.float16, K, *(t.data_ptr() for t in (*here, d)), seed=seed)
     wanted, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-    assert ((d.double() - wanted).abs() <= K * 2**-24 * scale).all()
+    finite = wanted.isfinite()
+    assert finite.sum() == 15 * 7
+    assert ((d.double() - wanted).abs() <= K * 2**-24 * scale)[finite].all()
+    assert torch.equal(d[~finite].nan_to_num(nan=7), wanted[~finite].float().nan_to_num(nan=7))
 
 
 def test_both_ptx_headers_declare_the_same():

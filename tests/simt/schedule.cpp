@@ -136,10 +136,11 @@ Fiber* take(Block& b) {
 }
 
 // Threads of a block, until all wait or it is another block's turn.
-void run_block(Block& b, bool alone) {
+void run_block(Block& b) {
   show_variables(b);
   if (random_below(BAD_LUCK) == 0) draw_unlucky(b);
-  for (size_t left = seed ? 1 + random_below(2 * TURN) : b.ready.size() - b.taken; left && b.taken < b.ready.size() && !failed; left -= !alone) {
+  size_t left = seed ? 1 + random_below(2 * TURN) : b.ready.size() - b.taken;
+  for (; left && b.taken < b.ready.size() && !failed; --left) {
     globals.current = take(b);
     if (++switches > MOST_SWITCHES) fault("block %u comes to no end; thread %u last waited at line %d", b.number, current().number, current().line);
     else simt_switch(&scheduler, current().stack);
@@ -185,7 +186,7 @@ void run_blocks(const Launch& l, unsigned slots) {
   for (size_t slot = 0; alive && !failed; ++slot) {
     slot = next_block(slot);
     if (slot == slots) { report_deadlock(); break; }
-    run_block(*blocks[slot], alive == 1);
+    run_block(*blocks[slot]);
     if (failed || blocks[slot]->alive) continue;
     end_block(*blocks[slot]);
     blocks[slot].reset();
