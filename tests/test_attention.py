@@ -6,11 +6,12 @@ import re
 import pytest
 import torch
 from fusedseq import fused, nn, reference
-from fusedseq.testing import CASES, check, run
+from fusedseq.testing import CASES, check, convert, run
 from torch.nn import functional as F
 
 from bench import roofline
 
+pytestmark = pytest.mark.usefixtures("on_device")
 INF, NAN = math.inf, math.nan
 OPERATORS = pytest.mark.parametrize("op", [fused.attention, reference.attention], ids=["fused", "reference"])
 
@@ -21,8 +22,13 @@ def qkv(B, N, L, S, D, N_kv=None, dtype=torch.float32):
 
 def with_gradients(*args, op=fused.attention, **options):
     """The result and the gradients of q, k, v and of the bias and relative_keys there are."""
-    results, grads = run(op, args, options)
+    results, grads = run(op, args, here(options))
     return [*results, *grads]
+
+
+def here(tree):
+    """What a table of the module has, on the device."""
+    return convert(tree, torch.get_default_device())
 
 
 def assert_same(got, wanted):
@@ -66,7 +72,7 @@ def test_masked_keys_do_not_matter(way, besides, op):
     q, k, v = qkv(3, 2, 5, 11, 6)
     options = {**WAYS[way], **BESIDES[besides]}
     first = with_gradients(q, k, v, op=op, **options)
-    hidden = HIDDEN[:, None, :, None]
+    hidden = here(HIDDEN)[:, None, :, None]
     k_, v_ = (t.where(~hidden, 1e6 * torch.randn_like(t)) for t in (k, v))
     assert_same(with_gradients(q, k_, v_, op=op, **options), first)
     y, dq, dk, dv, *dbias = first
@@ -84,7 +90,7 @@ def test_keys_behind_the_lengths_are_never_looked_at(L, dtype, value):
     q, k, v = qkv(3, 2, L, 11, 6, dtype=dtype)
     lengths = torch.tensor([7, 0, 11])
     wanted = with_gradients(q, k, v, key_lengths=lengths)
-    k_, v_ = (t.masked_fill(HIDDEN[:, None, :, None], value) for t in (k, v))
+    k_, v_ = (t.masked_fill(here(HIDDEN)[:, None, :, None], value) for t in (k, v))
     assert_same(with_gradients(q, k_, v_, key_lengths=lengths), wanted)
 
 
@@ -129,6 +135,7 @@ def test_a_padded_batch_equals_its_rows_alone(options):
     """Padded queries and keys; a row's queries end where its keys do."""
     q, k, v = qkv(3, 2, 40, 40, 6, dtype=torch.float64)
     lengths = torch.tensor([40, 17, 1])
+    options = here(options)
     y = fused.attention(q, k, v, key_lengths=lengths, **options)
     for b, n in enumerate(lengths):
         alone = fused.attention(*(t[b : b + 1, :, :n] for t in (q, k, v)), **options)
@@ -253,7 +260,7 @@ def at(options, i, S):
 @pytest.mark.parametrize("name", POSITIONS)
 def test_cached_decoding_equals_full(name, op):
     q, k, v = qkv(2, 3, 9, 9, 4, dtype=torch.float64)
-    options = {n: t.double() for n, t in POSITIONS[name].items()}
+    options = {n: t.double() for n, t in here(POSITIONS[name]).items()}
     wanted = op(q, k, v, causal=True, **options)
     for i in range(9):
         one = op(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1], causal=True, **at(options, i, i + 1))
@@ -267,7 +274,7 @@ def test_a_beams_table_equals_copied_caches(name, N_kv, op):
     """Caches of four rows for two hypotheses, with memory for more positions than there are."""
     _, k, v = qkv(4, 3, 1, 12, 4, N_kv, dtype=torch.float64)
     q, rows = torch.randn(2, 3, 1, 4).double(), torch.randint(4, (2, 9))
-    options = at({n: t.double() for n, t in POSITIONS[name].items()}, 8, 9)
+    options = at({n: t.double() for n, t in here(POSITIONS[name]).items()}, 8, 9)
     copies = [torch.stack([torch.stack([t[r, :, j] for j, r in enumerate(row)], 1) for row in rows]) for t in (k, v)]
     lengths = torch.tensor([9, 4])
     got = op(q, k, v, key_rows=rows, key_lengths=lengths, causal=True, **options)
@@ -311,6 +318,7 @@ def test_equals_torchs_with_a_bias():
     torch.testing.assert_close(with_gradients(q, k, v, bias=bias), [*wanted[0], *wanted[1]])
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("case", [case for case in CASES if case.op in ("attention", "linear")], ids=str)
 def test_half_on_the_cpu(case):
     """Accepted, and computed in fp32."""
@@ -318,6 +326,7 @@ def test_half_on_the_cpu(case):
     check(case.op, args, kwargs)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_two_runs_give_the_same_bits(n, threads):
     """With everything that is summed over batch rows and heads; on several threads."""
@@ -337,6 +346,7 @@ def test_long_sequences(options):
     check("attention", qkv(1, 1, 1500, 1500, 16), options)
 
 
+@pytest.mark.cpu
 def test_nothing_of_queries_times_keys_is_in_memory():
     L, D, heads = 1500, 32, 4
     leaves = [t.requires_grad_() for t in qkv(1, heads, L, L, D)]
@@ -351,6 +361,7 @@ def test_nothing_of_queries_times_keys_is_in_memory():
     assert peak is None or peak < 4 * L * L  # of one of four heads in fp32; the tensors that there must be take 5 MB
 
 
+@pytest.mark.cpu
 def test_views_of_a_projection_are_not_copied():
     B, L, N, D = 64, 64, 8, 64
     q, k, v = torch.randn(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
@@ -359,6 +370,7 @@ def test_views_of_a_projection_are_not_copied():
     assert peak is None or peak < 1.4 * 4 * q.numel()  # the result; a copy of q, k or v would be as much again
 
 
+@pytest.mark.cpu
 @torch.no_grad()
 def test_a_module_copies_nothing():
     """Between its products and the operator: three parts of the projection, attention's result, and the output."""
@@ -368,6 +380,7 @@ def test_a_module_copies_nothing():
     assert peak is None or peak < 5.6 * 4 * x.numel()
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("L", "type", "wanted"),
     [
@@ -381,6 +394,7 @@ def test_explain_says_what_runs(L, type, wanted):
     assert re.match(wanted, fused.explain("attention", *qkv(2, 3, L, L, 5, dtype=type), causal=True))
 
 
+@pytest.mark.cpu
 def test_explain_knows_who_is_not_packed():
     """Relative keys take another kernel, and so do keys too many for a vector: that of few queries, or of many."""
     args = qkv(2, 3, 1, 4, 6)
