@@ -6,7 +6,8 @@ import re
 import pytest
 import torch
 from fusedseq import fused, nn, reference
-from fusedseq.testing import CASES, check, convert, run
+from fusedseq.testing import CASES, check, run
+from placement import exact, here
 from torch.nn import functional as F
 
 from bench import roofline
@@ -24,11 +25,6 @@ def with_gradients(*args, op=fused.attention, **options):
     """The result and the gradients of q, k, v and of the bias and relative_keys there are."""
     results, grads = run(op, args, here(options))
     return [*results, *grads]
-
-
-def here(tree):
-    """What a table of the module has, on the device."""
-    return convert(tree, torch.get_default_device())
 
 
 def assert_same(got, wanted):
@@ -133,7 +129,7 @@ def test_a_query_without_a_key_is_exactly_zero(way, dropout, op):
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"alibi": torch.tensor([0.3, 0.2])}], ids=str)
 def test_a_padded_batch_equals_its_rows_alone(options):
     """Padded queries and keys; a row's queries end where its keys do."""
-    q, k, v = qkv(3, 2, 40, 40, 6, dtype=torch.float64)
+    q, k, v = qkv(3, 2, 40, 40, 6, dtype=exact())
     lengths = torch.tensor([40, 17, 1])
     options = here(options)
     y = fused.attention(q, k, v, key_lengths=lengths, **options)
@@ -158,7 +154,7 @@ def softmax_of(logits, v):
     """logits: a function of (b, n, i, j); one number at a time."""
     B, N, S, D = v.shape
     L = logits.queries
-    y = torch.zeros(B, N, L, D, dtype=torch.float64)
+    y = torch.zeros(B, N, L, D, dtype=exact())
     for b in range(B):
         for n in range(N):
             for i in range(L):
@@ -176,8 +172,8 @@ SIZES = B, N, L, D = 2, 2, 5, 6
 
 def papers(q, k):
     """{name: (the operator's options, the paper's logit of (b, n, i, j))}"""
-    slopes, table = torch.tensor([0.5, 0.25], dtype=torch.float64), torch.randn(2 * 2 + 1, D, dtype=torch.float64)
-    scalars = torch.randn(N, 2 * L - 1, dtype=torch.float64)
+    slopes, table = torch.tensor([0.5, 0.25], dtype=exact()), torch.randn(2 * 2 + 1, D, dtype=exact())
+    scalars = torch.randn(N, 2 * L - 1, dtype=exact())
     rates = [10000 ** (-2 * m / D) for m in range(D // 2)]
     rope = [[f(p * rate) for rate in rates for f in (math.cos, math.sin)] for p in range(L)]
     j_minus_i = torch.arange(L) - torch.arange(L)[:, None]
@@ -202,14 +198,14 @@ def papers(q, k):
         "alibi": ({"alibi": slopes}, alibi),
         "t5": ({"bias": scalars[:, j_minus_i + L - 1][None]}, t5),
         "shaw": ({"relative_keys": table}, shaw),
-        "rope": ({"rope": torch.tensor(rope, dtype=torch.float64)}, roformer),
+        "rope": ({"rope": torch.tensor(rope, dtype=exact())}, roformer),
     }
 
 
 @OPERATORS
 @pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "rope"])
 def test_the_published_formula(name, op):
-    q, k, v = qkv(B, N, L, L, D, dtype=torch.float64)
+    q, k, v = qkv(B, N, L, L, D, dtype=exact())
     options, logit = papers(q, k)[name]
     logit.queries = L
     torch.testing.assert_close(op(q, k, v, **options), softmax_of(logit, v))
@@ -218,13 +214,13 @@ def test_the_published_formula(name, op):
 @OPERATORS
 def test_rope_depends_on_distance_alone(op):
     """The same queries and keys farther on, behind keys that nobody sees."""
-    q, k, v = qkv(2, 2, 5, 6, 8, dtype=torch.float64)
-    angles = torch.outer(torch.arange(40.0), 10000 ** (-torch.arange(0.0, 8, 2) / 8)).double()
+    q, k, v = qkv(2, 2, 5, 6, 8, dtype=exact())
+    angles = torch.outer(torch.arange(40.0), 10000 ** (-torch.arange(0.0, 8, 2) / 8)).to(exact())
     rope = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
     wanted = op(q, k, v, rope=rope, causal=True)
     assert not torch.allclose(wanted, op(q, k, v, rope=rope, causal=True, offset=0))
     for shift in (1, 9):
-        k_, v_ = (torch.cat([torch.randn(2, 2, shift, 8).double(), t], dim=2) for t in (k, v))
+        k_, v_ = (torch.cat([torch.randn(2, 2, shift, 8).to(exact()), t], dim=2) for t in (k, v))
         mask = torch.arange(6 + shift) >= shift
         torch.testing.assert_close(op(q, k_, v_, rope=rope, causal=True, mask=mask), wanted)
 
@@ -259,8 +255,8 @@ def at(options, i, S):
 @OPERATORS
 @pytest.mark.parametrize("name", POSITIONS)
 def test_cached_decoding_equals_full(name, op):
-    q, k, v = qkv(2, 3, 9, 9, 4, dtype=torch.float64)
-    options = {n: t.double() for n, t in here(POSITIONS[name]).items()}
+    q, k, v = qkv(2, 3, 9, 9, 4, dtype=exact())
+    options = here(POSITIONS[name], exact())
     wanted = op(q, k, v, causal=True, **options)
     for i in range(9):
         one = op(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1], causal=True, **at(options, i, i + 1))
@@ -272,9 +268,9 @@ def test_cached_decoding_equals_full(name, op):
 @pytest.mark.parametrize("N_kv", [3, 1])
 def test_a_beams_table_equals_copied_caches(name, N_kv, op):
     """Caches of four rows for two hypotheses, with memory for more positions than there are."""
-    _, k, v = qkv(4, 3, 1, 12, 4, N_kv, dtype=torch.float64)
-    q, rows = torch.randn(2, 3, 1, 4).double(), torch.randint(4, (2, 9))
-    options = at({n: t.double() for n, t in here(POSITIONS[name]).items()}, 8, 9)
+    _, k, v = qkv(4, 3, 1, 12, 4, N_kv, dtype=exact())
+    q, rows = torch.randn(2, 3, 1, 4).to(exact()), torch.randint(4, (2, 9))
+    options = at(here(POSITIONS[name], exact()), 8, 9)
     copies = [torch.stack([torch.stack([t[r, :, j] for j, r in enumerate(row)], 1) for row in rows]) for t in (k, v)]
     lengths = torch.tensor([9, 4])
     got = op(q, k, v, key_rows=rows, key_lengths=lengths, causal=True, **options)
@@ -283,7 +279,7 @@ def test_a_beams_table_equals_copied_caches(name, N_kv, op):
 
 @pytest.mark.parametrize("N_kv", [1, 2])
 def test_grouped_queries_equal_repeated_heads(N_kv):
-    q, k, v = qkv(2, 4, 5, 7, 6, N_kv, dtype=torch.float64)
+    q, k, v = qkv(2, 4, 5, 7, 6, N_kv, dtype=exact())
     options = {"causal": True, "dropout": 0.2, "seed": 3, "alibi": torch.tensor([0.1, 0.2, 0.3, 0.4])}
     y, dq, dk, dv = with_gradients(q, k, v, **options)
     wanted = with_gradients(q, *(t.repeat_interleave(4 // N_kv, 1) for t in (k, v)), **options)
@@ -304,16 +300,16 @@ TORCHS = {  # ours: torch's
 @pytest.mark.parametrize("name", TORCHS)
 @pytest.mark.parametrize("N_kv", [4, 2])
 def test_equals_torchs_scaled_dot_product_attention(name, N_kv):
-    args = qkv(2, 4, 5, 11, 6, N_kv, dtype=torch.float64)
-    ours, theirs = TORCHS[name]
+    args = qkv(2, 4, 5, 11, 6, N_kv, dtype=exact())
+    ours, theirs = here(TORCHS[name])
     got = with_gradients(*args, **ours)
     sdpa = F.scaled_dot_product_attention
     torch.testing.assert_close(got, with_gradients(*args, op=sdpa, enable_gqa=True, **theirs))
 
 
 def test_equals_torchs_with_a_bias():
-    q, k, v = qkv(2, 4, 5, 11, 6, dtype=torch.float64)
-    bias = torch.randn(1, 4, 5, 11).double()
+    q, k, v = qkv(2, 4, 5, 11, 6, dtype=exact())
+    bias = torch.randn(1, 4, 5, 11).to(exact())
     wanted = run(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), (q, k, v, bias), {})
     torch.testing.assert_close(with_gradients(q, k, v, bias=bias), [*wanted[0], *wanted[1]])
 
