@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -53,13 +54,15 @@ def library(mode, changes=None):
 
     mode: "plain", or "checked" with a look at every access to memory    changes: {source: {old text: new text}}
     """
-    objects = [compiled(path.name, path.read_text(), "-O2") for path in sorted(HERE.glob("*.cpp"))]
+    sources = [(path.name, path.read_text(), "-O2") for path in sorted(HERE.glob("*.cpp"))]
     for path in sorted([*ROOT.glob("csrc/*.cu"), *HERE.glob("*.cu")]):
         text = path.read_text()
         for old, new in (changes or {}).get(path.name, {}).items():
             assert text.count(old) == 1, f"{path.name} has {text.count(old)} times {old!r}"
             text = text.replace(old, new)
-        objects.append(compiled(path.name, as_cpp(text), KERNELS[mode]))
+        sources.append((path.name, as_cpp(text), KERNELS[mode]))
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        objects = list(threads.map(lambda source: compiled(*source), sources))
     key = hashlib.sha256(" ".join(map(str, objects)).encode()).hexdigest()[:16]
     out = ROOT / "build/simt" / f"{mode}.{key}.so"
     if not out.is_file():

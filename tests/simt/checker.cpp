@@ -1,9 +1,7 @@
 // The checked build: kernels compiled with -fsanitize=thread,bounds,alignment call the hooks at the end of this file,
 // which replace the sanitizers' own runtimes. They see every access of a kernel: outside of a buffer, of shared memory that
-// nobody wrote, or in a race, where two threads touch the same bytes, one of them writes, and neither a barrier of the
-// block nor a meeting of the warp lies between. At some of the accesses the other threads run first.
-//
-// Not known yet: fences and flags between blocks. Accesses of two blocks race unless both are atomic.
+// nobody wrote, or in a race, where two threads touch the same bytes, one of them writes, not both by atomics, and order.h
+// does not know the first to be before the second. At some of the accesses the other threads run first.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -19,7 +17,7 @@ constexpr unsigned SWITCH_EVERY = 16;  // accesses, on average
 
 // An access of some of a cell's bytes: by whom, and in which of its epochs.
 struct Access { unsigned block, epoch; unsigned short thread; unsigned char bytes; bool atomic; void* pc; };
-struct Cell { Access written, read[2]; unsigned char guarded, initialised; };  // of 4 bytes
+struct Cell { Access written[2], read[2]; unsigned char initialised; };  // of 4 bytes; the latest first
 struct Page { Cell cells[1024]; };
 std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
 
@@ -29,23 +27,23 @@ Cell& cell(uintptr_t a) {
   return page->cells[a >> 2 & 1023];
 }
 
-void require_before(const Access& a, const Access& now, const char* what, bool is_shared) {
+void require_before(const Access& a, const Access& now, const char* what, bool of_shared) {
   const Fiber& f = current();
   if (!(a.bytes & now.bytes) || (a.atomic && now.atomic) || before(a.block, a.thread, a.epoch, f)) return;
-  fault_in_kernel("race on %s memory: thread %u of block %u at %s, then thread %u of block %u at %s, %s", is_shared ? "shared" : "global",
+  fault_in_kernel("race on %s memory: thread %u of block %u at %s, then thread %u of block %u at %s, %s", of_shared ? "shared" : "global",
                   a.thread, a.block, line_of(a.pc).c_str(), now.thread, now.block, line_of(now.pc).c_str(), what);
 }
 
-void see_cell(Cell& c, const Access& now, bool write, bool is_shared) {
+void see_cell(Cell& c, const Access& now, bool write, bool of_shared) {
   const char* what = write ? "writes" : "reads";
-  if (c.guarded & now.bytes)
-    fault_in_kernel("thread %u of block %u %s outside of a buffer at %s", now.thread, now.block, what, line_of(now.pc).c_str());
-  if (!write && is_shared && (c.initialised & now.bytes) != now.bytes)
+  if (!write && of_shared && (c.initialised & now.bytes) != now.bytes)
     fault_in_kernel("thread %u of block %u reads uninitialised shared memory at %s", now.thread, now.block, line_of(now.pc).c_str());
-  require_before(c.written, now, what, is_shared);
+  for (const Access& written : c.written) require_before(written, now, what, of_shared);
   if (write) {
-    for (const Access& read : c.read) require_before(read, now, what, is_shared);
-    c.written = now;
+    for (const Access& read : c.read) require_before(read, now, what, of_shared);
+    if (c.written[0].bytes & ~now.bytes) c.written[1] = c.written[0];  // of other bytes of the four
+    c.written[1].bytes &= ~now.bytes;
+    c.written[0] = now;
     c.initialised |= now.bytes;
   } else {
     if (c.read[0].thread != now.thread || c.read[0].block != now.block) c.read[1] = c.read[0];
@@ -69,34 +67,24 @@ void hook(void* p, size_t bytes, bool write, void* pc) {
 
 }  // namespace
 
-void check_launch(const std::vector<Region>& regions) {
-  pages.clear();
-  for (const Region& r : regions)
-    for (uintptr_t a = uintptr_t(r.base); checked && a < uintptr_t(r.base) + r.base_bytes; ++a) {
-      if (a == r.p) a += r.bytes;
-      cell(a).guarded |= 1u << (a & 3);
-    }
-}
+void check_launch() { pages.clear(); }
 
 void check_block(const Block& b) {
-  const Range dynamic{uintptr_t(dynamic_shared(b)), dynamic_bytes};
-  for (const Range& r : {variables, dynamic})
-    for (uintptr_t a = r.p; checked && a < r.p + r.bytes; a += 4) {
-      Cell& c = cell(place_of(a, b));
-      const unsigned char guarded = c.guarded;
-      c = Cell{};
-      c.guarded = guarded;
-    }
+  for (const Range& r : {variables, Range{uintptr_t(dynamic_shared(b)), dynamic_bytes}})
+    for (uintptr_t a = r.p; checked && a < r.p + r.bytes; a += 4) cell(place_of(a, b)) = Cell{};
 }
 
 void check_access(const void* p, size_t bytes, bool write, bool atomic, void* pc) {
   if (!checked || is_private(uintptr_t(p))) return;
   const Fiber& f = current();
-  const bool is_shared = variables.has(uintptr_t(p)) || dynamic.has(uintptr_t(p));
+  const Region* r = region_of(p);
+  if (r && !r->inside.has(uintptr_t(p), bytes))
+    fault_in_kernel("thread %u of block %u %s outside of a buffer at %s", f.number, f.in->number, write ? "writes" : "reads", line_of(pc).c_str());
+  const bool of_shared = is_shared(p);
   for (uintptr_t a = place_of(uintptr_t(p), *f.in), end = a + bytes; a < end;) {
     const unsigned at = a & 3, n = std::min<size_t>(4 - at, end - a);
     see_cell(cell(a), {f.in->number, f.epoch, static_cast<unsigned short>(f.number), static_cast<unsigned char>(((1u << n) - 1) << at), atomic, pc},
-             write, is_shared);
+             write, of_shared);
     a += n;
   }
 }

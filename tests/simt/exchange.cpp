@@ -9,7 +9,7 @@
 namespace simt {
 namespace {
 
-constexpr size_t MOST_LATE = 1 << 16;  // bytes of them in so many lines; more are seen at once
+constexpr size_t MOST_LATE = 1 << 16;  // lines of memory; with more, all is seen at once
 
 struct Late {
   uintptr_t p;

@@ -62,6 +62,12 @@ int refused(const Launch& l) {
   return SUCCESS;
 }
 
+int no_buffer(const char* name, const void* p, size_t bytes) {
+  if (error == LAUNCH_FAILURE) return error;
+  const Region* r = region_of(p);
+  return r && r->inside.has(uintptr_t(p), bytes) ? SUCCESS : refuse(INVALID_VALUE, "%s: %zu bytes that are not of one buffer", name, bytes);
+}
+
 unsigned slots_of(const Launch& l) {  // blocks at a time
   const size_t blocks = size_t(l.grid.x) * l.grid.y * l.grid.z;
   return unsigned(l.cooperative ? blocks : std::min<size_t>(blocks, seed ? 1 + random_below(3) : 1));
@@ -152,18 +158,13 @@ int blocks_that_fit(const void* kernel, int threads, size_t shared, int* blocks)
 }
 
 int fill(void* p, int value, size_t bytes) {
-  if (error == LAUNCH_FAILURE) return error;
-  const Region* r = region_of(p);
-  if (!r || uintptr_t(p) + bytes > r->p + r->bytes) return refuse(INVALID_VALUE, "cudaMemset: %zu bytes outside of a buffer", bytes);
+  if (const int e = no_buffer("cudaMemset", p, bytes)) return e;
   std::memset(p, value, bytes);
   return SUCCESS;
 }
 int copy(void* p, const void* from, size_t bytes) {
-  if (error == LAUNCH_FAILURE) return error;
-  for (const void* q : {const_cast<const void*>(p), from}) {
-    const Region* r = region_of(q);
-    if (!r || uintptr_t(q) + bytes > r->p + r->bytes) return refuse(INVALID_VALUE, "cudaMemcpy: %zu bytes outside of a buffer", bytes);
-  }
+  if (const int e = no_buffer("cudaMemcpy", p, bytes)) return e;
+  if (const int e = no_buffer("cudaMemcpy", from, bytes)) return e;
   std::memmove(p, from, bytes);
   return SUCCESS;
 }

@@ -43,13 +43,15 @@ struct Block {
   std::vector<unsigned char> variables;   // its __shared__ ones, while those of another block are in their place
 };
 
-// Memory that kernels may use, and the guard zones around it: GUARD bytes on each side at least.
-struct Region { uintptr_t p; size_t bytes; void* base; size_t base_bytes; };
 struct Range {
   uintptr_t p;
   size_t bytes;
   bool has(uintptr_t a) const { return a - p < bytes; }
+  bool has(uintptr_t a, size_t n) const { return n <= bytes && a - p <= bytes - n; }
 };
+
+// Memory that kernels may use, and that with the guard zones around it.
+struct Region { Range inside, whole; };
 
 inline Fiber& current() { return *static_cast<Fiber*>(globals.current); }
 
@@ -77,17 +79,17 @@ extern size_t at_grid_barrier;  // threads
 void end_thread();
 
 // memory.cpp
-extern Range stacks, dynamic;             // the fibers' stacks; the dynamic shared memory of all blocks
-extern Range variables;                   // the __shared__ ones
-extern size_t dynamic_bytes;              // of one block
+extern Range stacks, variables;           // of the fibers; the __shared__ ones
+extern size_t dynamic_bytes;              // of a block's dynamic shared memory
 constexpr size_t STACK = 64 << 10;
 void start_memory(const Launch&, unsigned slots);
 void end_memory();                        // looks for what was written where it must not be
 void start_shared(Block&);                // poisoned
 char* dynamic_shared(const Block&);
+bool is_shared(const void* p);
 void show_variables(Block&);
 void end_shared(const Block&);
-const Region* region_of(const void* p);
+const Region* region_of(const void* p);   // in it or in a guard zone of it; null: in none
 
 // exchange.cpp
 void start_exchange(bool late);           // late: stores may be
@@ -97,8 +99,8 @@ std::string line_of(const void* pc);            // file:line
 std::string function_of(const void* function);  // its name
 
 // checker.cpp, which does nothing in the plain build
-void check_launch(const std::vector<Region>&);  // it forgets all it knew
-void check_block(const Block&);                 // shared memory is fresh
+void check_launch();             // it forgets all it knew
+void check_block(const Block&);  // shared memory is fresh
 void check_access(const void* p, size_t bytes, bool write, bool atomic, void* pc);
 
 }  // namespace simt

@@ -5,22 +5,23 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "machine.h"
 
 namespace simt {
 
-Range stacks, dynamic, variables;
+Range stacks, variables;
 size_t dynamic_bytes;
 
 namespace {
 
 constexpr size_t GUARD = 4096;
 
-std::vector<Region> regions;
+std::map<uintptr_t, Region> regions;  // by the beginning of their guard zones
 std::vector<unsigned char> variables_before;
 Block* shown;         // whose __shared__ variables are in place; null: nobody's
-size_t stride;        // from the dynamic shared memory of a block to the next one's
+std::vector<uintptr_t> dynamic;  // by slot
 size_t room;          // for stacks
 
 // Poison reads as NaN in every floating-point format, and differs from byte to byte.
@@ -29,13 +30,25 @@ void poison(uintptr_t p, size_t bytes) {
   for (uintptr_t a = p; a < p + bytes; ++a) *reinterpret_cast<unsigned char*>(a) = poison(a);
 }
 void check_guards() {
-  for (const Region& r : regions)
-    for (uintptr_t a = uintptr_t(r.base); a < uintptr_t(r.base) + r.base_bytes; ++a) {
-      if (a == r.p) a += r.bytes;
+  for (const auto& [base, r] : regions)
+    for (uintptr_t a = r.whole.p; a < r.whole.p + r.whole.bytes; ++a) {
+      if (a == r.inside.p) a += r.inside.bytes;
       if (*reinterpret_cast<unsigned char*>(a) == poison(a)) continue;
-      fault("the guard zone of a buffer of %zu bytes was written at its byte %td", r.bytes, ptrdiff_t(a - r.p));
+      fault("the guard zone of a buffer of %zu bytes was written at its byte %td", r.inside.bytes, ptrdiff_t(a - r.inside.p));
       *reinterpret_cast<unsigned char*>(a) = poison(a);
     }
+}
+
+// Poisoned, with guard zones.
+Region new_region(size_t before, size_t bytes) {
+  const size_t whole = (before + bytes + GUARD + 1023) / 1024 * 1024;
+  const auto base = uintptr_t(aligned_alloc(1024, whole));
+  poison(base, whole);
+  return regions[base] = {{base + before, bytes}, {base, whole}};
+}
+void free_region(uintptr_t base) {
+  free(reinterpret_cast<void*>(base));
+  regions.erase(base);
 }
 
 Range find_variables(const void* anchor) {
@@ -72,27 +85,23 @@ void start_memory(const Launch& l, unsigned slots) {
   variables_before.assign(first, first + variables.bytes);
   shown = nullptr;
   dynamic_bytes = l.shared;
-  stride = (l.shared + 2 * GUARD + 1023) / 1024 * 1024;
-  dynamic.bytes = l.shared ? stride * slots : 0;
-  dynamic.p = l.shared ? uintptr_t(aligned_alloc(1024, dynamic.bytes)) : 0;
-  poison(dynamic.p, dynamic.bytes);
-  for (unsigned i = 0; l.shared && i < slots; ++i) {
-    const uintptr_t base = dynamic.p + i * stride;
-    regions.push_back({base + GUARD, l.shared, reinterpret_cast<void*>(base), stride});
-  }
-  check_launch(regions);
+  for (unsigned slot = 0; l.shared && slot < slots; ++slot) dynamic.push_back(new_region(GUARD, l.shared).inside.p);
+  check_launch();
 }
 
 void end_memory() {
   check_guards();
-  const auto is_dynamic = [](const Region& r) { return dynamic.has(r.p); };
-  regions.erase(std::remove_if(regions.begin(), regions.end(), is_dynamic), regions.end());
-  free(reinterpret_cast<void*>(dynamic.p));
-  dynamic = {};
+  for (const uintptr_t p : dynamic) free_region(p - GUARD);
+  dynamic.clear();
   std::copy(variables_before.begin(), variables_before.end(), static_cast<unsigned char*>(variable_bytes()));
 }
 
-char* dynamic_shared(const Block& b) { return dynamic.bytes ? reinterpret_cast<char*>(dynamic.p + b.slot * stride + GUARD) : nullptr; }
+char* dynamic_shared(const Block& b) { return dynamic.empty() ? nullptr : reinterpret_cast<char*>(dynamic[b.slot]); }
+bool is_shared(const void* p) {
+  if (variables.has(uintptr_t(p))) return true;
+  const auto own = [p](uintptr_t block) { return Range{block, dynamic_bytes}.has(uintptr_t(p)); };
+  return std::any_of(dynamic.begin(), dynamic.end(), own);
+}
 
 void start_shared(Block& b) {
   show_variables(b);
@@ -114,9 +123,10 @@ void end_shared(const Block& b) {
 }
 
 const Region* region_of(const void* p) {
-  const auto has = [p](const Region& r) { return Range{r.p, r.bytes}.has(uintptr_t(p)); };
-  const auto r = std::find_if(regions.begin(), regions.end(), has);
-  return r == regions.end() ? nullptr : &*r;
+  auto r = regions.upper_bound(uintptr_t(p));
+  if (r == regions.begin()) return nullptr;
+  --r;
+  return r->second.whole.has(uintptr_t(p)) ? &r->second : nullptr;
 }
 
 }  // namespace simt
@@ -125,16 +135,6 @@ const Region* region_of(const void* p) {
 
 // Poisoned memory between guard zones, `misaligned` bytes after a multiple of 256.
 EXPORT void* simt_allocate(size_t bytes, size_t misaligned) {
-  using namespace simt;
-  const size_t whole = (2 * GUARD + misaligned + bytes + 255) / 256 * 256;
-  void* base = aligned_alloc(256, whole);
-  poison(uintptr_t(base), whole);
-  regions.push_back({uintptr_t(base) + GUARD + misaligned, bytes, base, whole});
-  return reinterpret_cast<void*>(regions.back().p);
+  return reinterpret_cast<void*>(simt::new_region(simt::GUARD + misaligned, bytes).inside.p);
 }
-EXPORT void simt_free(void* p) {
-  using namespace simt;
-  const auto r = std::find_if(regions.begin(), regions.end(), [&](const Region& r) { return r.p == uintptr_t(p); });
-  free(r->base);
-  regions.erase(r);
-}
+EXPORT void simt_free(void* p) { simt::free_region(simt::region_of(static_cast<char*>(p) - 1)->whole.p); }
