@@ -70,7 +70,7 @@ class PackedLSTM:
     def __init__(self):
         self.module = None
 
-    def __call__(self, x, W_ih, W_hh, b, h0, c0, *_):
+    def __call__(self, x, W_ih, W_hh, b, h0, c0, **_):
         if self.module is None:
             self.module = nn.LSTM(x.size(2), h0.size(1)).to(x)
             self.module.flatten_parameters()

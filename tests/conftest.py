@@ -2,8 +2,11 @@
 
 `--device triton` runs the Triton kernels on CPU tensors in Triton's interpreter: the properties of test_operators.py for the
 operators that have such kernels, and the tests marked `triton`, which a GPU runs too.
+`--device cuda` runs the tests that take the fixture `device`, or `on_device`, but those marked `cpu`: the others have nothing
+of a GPU in them, and are deselected.
 """
 
+import re
 import warnings
 
 import interpreter
@@ -59,12 +62,25 @@ def pytest_collection_modifyitems(config, items):
 def runs_on(device, item):
     if item.get_closest_marker("triton"):
         return device != "cpu"
-    if device != "triton":
+    if device == "cuda":
+        return "device" in item.fixturenames and not item.get_closest_marker("cpu")
+    if device == "cpu":
         return True
     given = item.callspec.params if hasattr(item, "callspec") else {}
     if given.get("dtype") == torch.float16 and item.originalname != "test_matches_the_oracle":
         return False  # as bfloat16, and the interpreter is slow
     return getattr(given.get("case"), "op", None) in kernels.MODULES and item.originalname not in NOT_FOR_TRITON
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """A dtype that an operator's door refuses on a GPU is told as skipped, in the door's words."""
+    try:
+        return (yield)
+    except TypeError as error:
+        if re.fullmatch(r"\w+: \w+ must be .* on cuda, got torch\.float64", str(error)):
+            pytest.skip(str(error))
+        raise
 
 
 @pytest.fixture
@@ -73,6 +89,14 @@ def device(request):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("--device cuda, but torch sees no CUDA device")
     return "cpu" if device == "triton" else device
+
+
+@pytest.fixture
+def on_device(device):
+    """Tensors and modules that are made without a device are made there."""
+    torch.set_default_device(device)
+    yield
+    torch.set_default_device(None)
 
 
 @pytest.fixture(params=["fused", "reference"])

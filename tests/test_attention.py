@@ -7,10 +7,12 @@ import pytest
 import torch
 from fusedseq import fused, nn, reference
 from fusedseq.testing import CASES, check, run
+from placement import exact, here
 from torch.nn import functional as F
 
 from bench import roofline
 
+pytestmark = pytest.mark.usefixtures("on_device")
 INF, NAN = math.inf, math.nan
 OPERATORS = pytest.mark.parametrize("op", [fused.attention, reference.attention], ids=["fused", "reference"])
 
@@ -21,7 +23,7 @@ def qkv(B, N, L, S, D, N_kv=None, dtype=torch.float32):
 
 def with_gradients(*args, op=fused.attention, **options):
     """The result and the gradients of q, k, v and of the bias and relative_keys there are."""
-    results, grads = run(op, args, options)
+    results, grads = run(op, args, here(options))
     return [*results, *grads]
 
 
@@ -66,7 +68,7 @@ def test_masked_keys_do_not_matter(way, besides, op):
     q, k, v = qkv(3, 2, 5, 11, 6)
     options = {**WAYS[way], **BESIDES[besides]}
     first = with_gradients(q, k, v, op=op, **options)
-    hidden = HIDDEN[:, None, :, None]
+    hidden = here(HIDDEN)[:, None, :, None]
     k_, v_ = (t.where(~hidden, 1e6 * torch.randn_like(t)) for t in (k, v))
     assert_same(with_gradients(q, k_, v_, op=op, **options), first)
     y, dq, dk, dv, *dbias = first
@@ -84,7 +86,7 @@ def test_keys_behind_the_lengths_are_never_looked_at(L, dtype, value):
     q, k, v = qkv(3, 2, L, 11, 6, dtype=dtype)
     lengths = torch.tensor([7, 0, 11])
     wanted = with_gradients(q, k, v, key_lengths=lengths)
-    k_, v_ = (t.masked_fill(HIDDEN[:, None, :, None], value) for t in (k, v))
+    k_, v_ = (t.masked_fill(here(HIDDEN)[:, None, :, None], value) for t in (k, v))
     assert_same(with_gradients(q, k_, v_, key_lengths=lengths), wanted)
 
 
@@ -127,8 +129,9 @@ def test_a_query_without_a_key_is_exactly_zero(way, dropout, op):
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"alibi": torch.tensor([0.3, 0.2])}], ids=str)
 def test_a_padded_batch_equals_its_rows_alone(options):
     """Padded queries and keys; a row's queries end where its keys do."""
-    q, k, v = qkv(3, 2, 40, 40, 6, dtype=torch.float64)
+    q, k, v = qkv(3, 2, 40, 40, 6, dtype=exact())
     lengths = torch.tensor([40, 17, 1])
+    options = here(options)
     y = fused.attention(q, k, v, key_lengths=lengths, **options)
     for b, n in enumerate(lengths):
         alone = fused.attention(*(t[b : b + 1, :, :n] for t in (q, k, v)), **options)
@@ -151,7 +154,7 @@ def softmax_of(logits, v):
     """logits: a function of (b, n, i, j); one number at a time."""
     B, N, S, D = v.shape
     L = logits.queries
-    y = torch.zeros(B, N, L, D, dtype=torch.float64)
+    y = torch.zeros(B, N, L, D, dtype=exact())
     for b in range(B):
         for n in range(N):
             for i in range(L):
@@ -169,8 +172,8 @@ SIZES = B, N, L, D = 2, 2, 5, 6
 
 def papers(q, k):
     """{name: (the operator's options, the paper's logit of (b, n, i, j))}"""
-    slopes, table = torch.tensor([0.5, 0.25], dtype=torch.float64), torch.randn(2 * 2 + 1, D, dtype=torch.float64)
-    scalars = torch.randn(N, 2 * L - 1, dtype=torch.float64)
+    slopes, table = torch.tensor([0.5, 0.25], dtype=exact()), torch.randn(2 * 2 + 1, D, dtype=exact())
+    scalars = torch.randn(N, 2 * L - 1, dtype=exact())
     rates = [10000 ** (-2 * m / D) for m in range(D // 2)]
     rope = [[f(p * rate) for rate in rates for f in (math.cos, math.sin)] for p in range(L)]
     j_minus_i = torch.arange(L) - torch.arange(L)[:, None]
@@ -195,14 +198,14 @@ def papers(q, k):
         "alibi": ({"alibi": slopes}, alibi),
         "t5": ({"bias": scalars[:, j_minus_i + L - 1][None]}, t5),
         "shaw": ({"relative_keys": table}, shaw),
-        "rope": ({"rope": torch.tensor(rope, dtype=torch.float64)}, roformer),
+        "rope": ({"rope": torch.tensor(rope, dtype=exact())}, roformer),
     }
 
 
 @OPERATORS
 @pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "rope"])
 def test_the_published_formula(name, op):
-    q, k, v = qkv(B, N, L, L, D, dtype=torch.float64)
+    q, k, v = qkv(B, N, L, L, D, dtype=exact())
     options, logit = papers(q, k)[name]
     logit.queries = L
     torch.testing.assert_close(op(q, k, v, **options), softmax_of(logit, v))
@@ -211,13 +214,13 @@ def test_the_published_formula(name, op):
 @OPERATORS
 def test_rope_depends_on_distance_alone(op):
     """The same queries and keys farther on, behind keys that nobody sees."""
-    q, k, v = qkv(2, 2, 5, 6, 8, dtype=torch.float64)
-    angles = torch.outer(torch.arange(40.0), 10000 ** (-torch.arange(0.0, 8, 2) / 8)).double()
+    q, k, v = qkv(2, 2, 5, 6, 8, dtype=exact())
+    angles = torch.outer(torch.arange(40.0), 10000 ** (-torch.arange(0.0, 8, 2) / 8)).to(exact())
     rope = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
     wanted = op(q, k, v, rope=rope, causal=True)
     assert not torch.allclose(wanted, op(q, k, v, rope=rope, causal=True, offset=0))
     for shift in (1, 9):
-        k_, v_ = (torch.cat([torch.randn(2, 2, shift, 8).double(), t], dim=2) for t in (k, v))
+        k_, v_ = (torch.cat([torch.randn(2, 2, shift, 8).to(exact()), t], dim=2) for t in (k, v))
         mask = torch.arange(6 + shift) >= shift
         torch.testing.assert_close(op(q, k_, v_, rope=rope, causal=True, mask=mask), wanted)
 
@@ -252,8 +255,8 @@ def at(options, i, S):
 @OPERATORS
 @pytest.mark.parametrize("name", POSITIONS)
 def test_cached_decoding_equals_full(name, op):
-    q, k, v = qkv(2, 3, 9, 9, 4, dtype=torch.float64)
-    options = {n: t.double() for n, t in POSITIONS[name].items()}
+    q, k, v = qkv(2, 3, 9, 9, 4, dtype=exact())
+    options = here(POSITIONS[name], exact())
     wanted = op(q, k, v, causal=True, **options)
     for i in range(9):
         one = op(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1], causal=True, **at(options, i, i + 1))
@@ -265,9 +268,9 @@ def test_cached_decoding_equals_full(name, op):
 @pytest.mark.parametrize("N_kv", [3, 1])
 def test_a_beams_table_equals_copied_caches(name, N_kv, op):
     """Caches of four rows for two hypotheses, with memory for more positions than there are."""
-    _, k, v = qkv(4, 3, 1, 12, 4, N_kv, dtype=torch.float64)
-    q, rows = torch.randn(2, 3, 1, 4).double(), torch.randint(4, (2, 9))
-    options = at({n: t.double() for n, t in POSITIONS[name].items()}, 8, 9)
+    _, k, v = qkv(4, 3, 1, 12, 4, N_kv, dtype=exact())
+    q, rows = torch.randn(2, 3, 1, 4).to(exact()), torch.randint(4, (2, 9))
+    options = at(here(POSITIONS[name], exact()), 8, 9)
     copies = [torch.stack([torch.stack([t[r, :, j] for j, r in enumerate(row)], 1) for row in rows]) for t in (k, v)]
     lengths = torch.tensor([9, 4])
     got = op(q, k, v, key_rows=rows, key_lengths=lengths, causal=True, **options)
@@ -276,7 +279,7 @@ def test_a_beams_table_equals_copied_caches(name, N_kv, op):
 
 @pytest.mark.parametrize("N_kv", [1, 2])
 def test_grouped_queries_equal_repeated_heads(N_kv):
-    q, k, v = qkv(2, 4, 5, 7, 6, N_kv, dtype=torch.float64)
+    q, k, v = qkv(2, 4, 5, 7, 6, N_kv, dtype=exact())
     options = {"causal": True, "dropout": 0.2, "seed": 3, "alibi": torch.tensor([0.1, 0.2, 0.3, 0.4])}
     y, dq, dk, dv = with_gradients(q, k, v, **options)
     wanted = with_gradients(q, *(t.repeat_interleave(4 // N_kv, 1) for t in (k, v)), **options)
@@ -297,20 +300,21 @@ TORCHS = {  # ours: torch's
 @pytest.mark.parametrize("name", TORCHS)
 @pytest.mark.parametrize("N_kv", [4, 2])
 def test_equals_torchs_scaled_dot_product_attention(name, N_kv):
-    args = qkv(2, 4, 5, 11, 6, N_kv, dtype=torch.float64)
-    ours, theirs = TORCHS[name]
+    args = qkv(2, 4, 5, 11, 6, N_kv, dtype=exact())
+    ours, theirs = here(TORCHS[name])
     got = with_gradients(*args, **ours)
     sdpa = F.scaled_dot_product_attention
     torch.testing.assert_close(got, with_gradients(*args, op=sdpa, enable_gqa=True, **theirs))
 
 
 def test_equals_torchs_with_a_bias():
-    q, k, v = qkv(2, 4, 5, 11, 6, dtype=torch.float64)
-    bias = torch.randn(1, 4, 5, 11).double()
+    q, k, v = qkv(2, 4, 5, 11, 6, dtype=exact())
+    bias = torch.randn(1, 4, 5, 11).to(exact())
     wanted = run(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), (q, k, v, bias), {})
     torch.testing.assert_close(with_gradients(q, k, v, bias=bias), [*wanted[0], *wanted[1]])
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("case", [case for case in CASES if case.op in ("attention", "linear")], ids=str)
 def test_half_on_the_cpu(case):
     """Accepted, and computed in fp32."""
@@ -318,6 +322,7 @@ def test_half_on_the_cpu(case):
     check(case.op, args, kwargs)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_two_runs_give_the_same_bits(n, threads):
     """With everything that is summed over batch rows and heads; on several threads."""
@@ -337,6 +342,7 @@ def test_long_sequences(options):
     check("attention", qkv(1, 1, 1500, 1500, 16), options)
 
 
+@pytest.mark.cpu
 def test_nothing_of_queries_times_keys_is_in_memory():
     L, D, heads = 1500, 32, 4
     leaves = [t.requires_grad_() for t in qkv(1, heads, L, L, D)]
@@ -351,6 +357,7 @@ def test_nothing_of_queries_times_keys_is_in_memory():
     assert peak is None or peak < 4 * L * L  # of one of four heads in fp32; the tensors that there must be take 5 MB
 
 
+@pytest.mark.cpu
 def test_views_of_a_projection_are_not_copied():
     B, L, N, D = 64, 64, 8, 64
     q, k, v = torch.randn(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
@@ -359,6 +366,7 @@ def test_views_of_a_projection_are_not_copied():
     assert peak is None or peak < 1.4 * 4 * q.numel()  # the result; a copy of q, k or v would be as much again
 
 
+@pytest.mark.cpu
 @torch.no_grad()
 def test_a_module_copies_nothing():
     """Between its products and the operator: three parts of the projection, attention's result, and the output."""
@@ -368,6 +376,7 @@ def test_a_module_copies_nothing():
     assert peak is None or peak < 5.6 * 4 * x.numel()
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("L", "type", "wanted"),
     [
@@ -381,6 +390,7 @@ def test_explain_says_what_runs(L, type, wanted):
     assert re.match(wanted, fused.explain("attention", *qkv(2, 3, L, L, 5, dtype=type), causal=True))
 
 
+@pytest.mark.cpu
 def test_explain_knows_who_is_not_packed():
     """Relative keys take another kernel, and so do keys too many for a vector: that of few queries, or of many."""
     args = qkv(2, 3, 1, 4, 6)

@@ -10,7 +10,10 @@ from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
 from fusedseq.testing import check, linear_cross_entropy_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placement import exact, here
 from torch.nn import functional as F
+
+pytestmark = pytest.mark.usefixtures("on_device")
 
 OPTIONS = [
     {},
@@ -23,7 +26,8 @@ OPTIONS = [
 REDUCTION = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 
-def inputs(N=50, E=7, V=37, dtype=torch.float64):
+def inputs(N=50, E=7, V=37, dtype=None):
+    dtype = dtype or exact()
     x, W, b = (torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((N, E), (V, E), (V,)))
     return x, W, torch.randint(V, (N,)), b
 
@@ -32,6 +36,7 @@ def inputs(N=50, E=7, V=37, dtype=torch.float64):
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "plain")
 def test_equals_torch(ops, options, reduction):
     x, W, target, b = inputs()
+    options = here(options, exact())
     target[3] = options.get("ignore_index", -100)
     named = {{"weight": "class_weights"}.get(name, name): value for name, value in options.items()}
     loss = ops.linear_cross_entropy(x, W, target, b, reduction=reduction, **named)
@@ -55,7 +60,7 @@ def test_z_loss_and_temperature_by_their_formulas(ops, reduction):
 
 def test_the_scale_of_class_weights_does_not_matter_to_a_mean(ops):
     x, W, target, b = inputs()
-    weights = torch.rand(37, dtype=torch.float64)
+    weights = torch.rand(37, dtype=exact())
     losses = [ops.linear_cross_entropy(x, W, target, b, class_weights=w, z_loss=0.1) for w in (weights, 5 * weights)]
     torch.testing.assert_close(*losses)
 
@@ -86,7 +91,7 @@ def test_target_probabilities_sum_to_one(ops):
     _, log_prob, *_ = ops.linear_cross_entropy(
         x[:1].expand(37, -1), W, torch.arange(37), b, temperature=2.0, return_details=True
     )
-    torch.testing.assert_close(log_prob.exp().sum(), torch.tensor(1.0, dtype=torch.float64))
+    torch.testing.assert_close(log_prob.exp().sum(), torch.tensor(1.0, dtype=exact()))
 
 
 @REDUCTION
@@ -114,7 +119,7 @@ def test_no_target_at_all(ops, N):
     loss = ops.linear_cross_entropy(x, W, torch.full_like(target, -100), b, label_smoothing=0.1, z_loss=0.1)
     assert loss == 0
     assert all((g == 0).all() for g in torch.autograd.grad(loss, (x, W, b)))
-    weightless = ops.linear_cross_entropy(x, W, target, b, class_weights=torch.zeros(37, dtype=torch.float64))
+    weightless = ops.linear_cross_entropy(x, W, target, b, class_weights=torch.zeros(37, dtype=exact()))
     assert weightless == 0
 
 
@@ -158,7 +163,7 @@ def test_not_a_number_is_seen(ops):
 def test_tied_weights_add_up_in_autograd(ops):
     """The gradient of an embedding's weight that is the output's too: the sum of the two, with nobody writing .grad."""
     ids, target = torch.randint(37, (2, 50))
-    W = torch.randn(37, 7, dtype=torch.float64, requires_grad=True)
+    W = torch.randn(37, 7, dtype=exact(), requires_grad=True)
     loss = ops.linear_cross_entropy(ops.embedding(ids, W).tanh(), W, target)
     wanted = F.cross_entropy(F.linear(F.embedding(ids, W).tanh(), W), target)
     assert W.grad is None
@@ -184,6 +189,7 @@ def test_w_gradient_of_bf16_is_summed_in_fp32():
     torch.testing.assert_close(W.grad, torch.tensor([[-N / 2], [N / 2]], dtype=torch.bfloat16).expand(2, 4))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("N", "E", "V"), [(700, 20, 3000), (300, 9, 50_000)], ids=str)
 @pytest.mark.parametrize("count", [1, 2])
 def test_two_runs_give_the_same_bits(threads, count, N, E, V):
@@ -200,6 +206,7 @@ def test_two_runs_give_the_same_bits(threads, count, N, E, V):
 SCHEDULES = pytest.mark.parametrize(("N", "E", "V"), [(5000, 6, 70), (40, 3, 180_000)], ids=str)
 
 
+@pytest.mark.cpu
 @SCHEDULES
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("count", [1, 3])
@@ -226,6 +233,7 @@ def test_every_schedule_of_the_triton_kernel(monkeypatch, device, dtype, cached,
     check("linear_cross_entropy", args, kwargs)
 
 
+@pytest.mark.cpu
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_any_shape_view_and_option(data):
@@ -267,6 +275,7 @@ def peak(call):
     return found
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_memory_has_no_term_of_rows_times_classes(backward, reduction):
@@ -293,7 +302,7 @@ SPLITS = pytest.mark.parametrize("splits", [(), (10,), (1,), (36,), (5, 20), (5,
 def split_inputs(splits, N=50, E=7):
     x, W, target, b = inputs(N, E, V)
     K = len(splits)
-    tombstones = [torch.randn(K, *rest, dtype=torch.float64, requires_grad=True) if K else None for rest in ((E,), ())]
+    tombstones = [torch.randn(K, *rest, dtype=exact(), requires_grad=True) if K else None for rest in ((E,), ())]
     return x, W, target, tombstones[0], splits, b, tombstones[1]
 
 
@@ -305,7 +314,7 @@ def test_probabilities_sum_to_one(ops, splits):
     losses = ops.split_cross_entropy(
         rows, W, torch.arange(V).repeat(3), tombstones, splits, b, tombstone_bias, reduction="none"
     )
-    torch.testing.assert_close((-losses).reshape(3, V).exp().sum(1), torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close((-losses).reshape(3, V).exp().sum(1), torch.ones(3, dtype=exact()))
     log_probs = reference.split_cross_entropy.__globals__["log_prob"](x[:3], W, tombstones, splits, b, tombstone_bias)
     torch.testing.assert_close(log_probs, -losses.reshape(3, V))
 
@@ -335,7 +344,7 @@ def test_tombstone_of_a_split_belongs_to_its_tail(ops):
     splits = (5, 20)
     x, W, _, tombstones, _, b, _ = split_inputs(splits, N=1)
     for i, (start, end) in enumerate(itertools.pairwise((*splits, V))):
-        bias = torch.zeros(2, dtype=torch.float64)
+        bias = torch.zeros(2, dtype=exact())
         bias[i] = 50.0
         target = torch.arange(V)
         losses = ops.split_cross_entropy(x.expand(V, -1), W, target, tombstones, splits, b, bias, reduction="none")
@@ -362,7 +371,7 @@ def test_a_split_row_without_a_target_does_not_matter(ops, splits):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_module_equals_its_operator(ops, bias):
-    module = nn.SplitCrossEntropy(7, (5, 20), bias, ops=ops).double()
+    module = nn.SplitCrossEntropy(7, (5, 20), bias, ops=ops).to(exact())
     torch.nn.init.normal_(module.tombstones)
     x, W, target, *_, b, _ = split_inputs((5, 20))
     wanted = reference.split_cross_entropy(x, W, target, module.tombstones, (5, 20), b, module.tombstone_bias)

@@ -178,6 +178,7 @@ def dense(t):
     return t.to_dense() if t.is_sparse else t
 
 
+@pytest.mark.cpu
 @cases(lambda case: elements(case) >= 100)
 def test_any_number_of_threads(case, threads, device, dtype):
     args, kwargs = case.inputs(device, dtype)

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from fusedseq import fused, nn, reference
+from placement import exact
 from torch import nn as torch_nn
 
+pytestmark = pytest.mark.usefixtures("on_device")
 V, E, N, T, B = 23, 12, 3, 9, 4
 POSITIONS = {
     "added": lambda: None,
@@ -60,14 +62,14 @@ class Decoder(torch_nn.Module):
 
 
 def pair(positions, prenorm):
-    ours, oracle = (Decoder(positions, prenorm, ops).double() for ops in (fused, reference))
+    ours, oracle = (Decoder(positions, prenorm, ops).to(exact()) for ops in (fused, reference))
     oracle.load_state_dict(ours.state_dict())
     return ours, oracle
 
 
 def batch():
     ids = torch.randint(V, (T + 1, B))
-    return ids[:-1], torch.randn(7, B, E, dtype=torch.float64), torch.tensor([7, 3, 0, 5]), ids[1:]
+    return ids[:-1], torch.randn(7, B, E, dtype=exact()), torch.tensor([7, 3, 0, 5]), ids[1:]
 
 
 @pytest.mark.parametrize("prenorm", [False, True], ids=["post", "pre"])
@@ -104,7 +106,7 @@ def test_both_learn_alike(positions):
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_decoding_step_by_step_equals_the_whole(positions):
     """Both kinds of attention from their caches, for the layers of a model."""
-    model = Decoder(positions, True, fused).double().eval()
+    model = Decoder(positions, True, fused).to(exact()).eval()
     ids, source, lengths, targets = batch()
     wanted, _ = model(ids, source, lengths, targets)
     caches = [(layer.attend.cache(B, T), layer.attend_source.cache(B, 7)) for layer in model.layers]

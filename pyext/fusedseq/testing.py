@@ -124,7 +124,7 @@ def cotangents(outputs, expanded=False):
     if expanded:
         return [y.new_ones(()).expand_as(y) for y in outputs]
     generator = torch.Generator().manual_seed(1)
-    return [torch.randn(y.shape, generator=generator).to(y.device, y.dtype) for y in outputs]
+    return [torch.randn(y.shape, generator=generator, device="cpu").to(y.device, y.dtype) for y in outputs]
 
 
 def chosen(results, outputs):
@@ -199,7 +199,8 @@ class Case:
     def inputs(self, device="cpu", dtype=torch.float32):
         """(args, kwargs): always the same numbers, without requires_grad."""
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.op} {self.id}".encode()))
-        inputs = self.make(lambda *shape: torch.randn(shape, generator=generator))
+        with torch.device("cpu"):  # whatever the default device: the numbers are the same on each
+            inputs = self.make(lambda *shape: torch.randn(shape, generator=generator))
         return convert(inputs, device, dtype)
 
     def __str__(self):
