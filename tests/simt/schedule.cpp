@@ -12,7 +12,7 @@ std::vector<std::unique_ptr<Block>> blocks;
 
 namespace {
 
-constexpr unsigned long MOST_SWITCHES = 50'000'000;
+constexpr unsigned long MOST_SWITCHES = 500'000'000;
 constexpr unsigned TURN = 64;  // switches, on average, until another block has its turn
 constexpr unsigned BAD_LUCK = 8;  // turns, on average, that a warp or a block is passed over
 constexpr uint64_t CANARY = 0x51A7C0DEF00DBEEF;
