@@ -6,6 +6,7 @@ GROUP "ceilings": what the card can do, measured; nothing of ours.
 """
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -60,6 +61,8 @@ def timed(case, device, seconds, compile_seconds):
     row = {"name": case.name, "op": case.row.op, "mode": case.row.mode, "dtype": str(case.row.dtype)[6:]}
     torch.manual_seed(0)
     torch.compiler.reset()
+    gc.collect()  # graphs of the row before hold memory
+    torch.cuda.empty_cache()
     inputs = case.row.inputs(device)
     clock = gpu_timing.clock(device)
     if case.row.call is None:

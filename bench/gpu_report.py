@@ -50,7 +50,9 @@ def verdict(bar, case, row, ceilings):
     if bar.against in ("us", "us per step"):
         steps = case.steps if bar.against == "us per step" else 1
         words = f"≤ {bar.figure:.3g} µs{' per step' * (steps > 1)}{how}"
-        return (words, f"{ours / steps * 1e6:.3g}", ours / steps * 1e6 <= bar.figure) if ours else (words, "", None)
+        return (
+            (words, three_digits(ours / steps * 1e6), ours / steps * 1e6 <= bar.figure) if ours else (words, "", None)
+        )
     if bar.against == "copy":
         words = f"≥ {bar.figure:.0%} of copy{how}"
         if not ours or not ceilings:

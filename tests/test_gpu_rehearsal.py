@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bench import gpu_cases, gpu_report
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -58,6 +60,39 @@ def test_results_are_few_and_small(rehearsed):
     files = list(rehearsed[1].iterdir())
     assert len(files) <= 8
     assert all(file.is_file() and 0 < file.stat().st_size < 16 << 20 for file in files)
+
+
+def test_every_bar_stands_without_a_result():
+    bars = sum(len(case.bars) for case in gpu_cases.listed())
+    text = gpu_report.markdown({})
+    assert text.count(": not measured") == bars > 30
+    assert f"0 of {bars} bars met, {bars} not measured" in text
+
+
+@pytest.mark.parametrize(
+    ("bar", "found", "met"),
+    [
+        (gpu_cases.Bar("eager", 5), "4.00×", False),
+        (gpu_cases.Bar("eager", 5, "call"), "6.00×", True),
+        (gpu_cases.Bar("best of eager, torch, flex", 2), "2.00× (torch)", True),
+        (gpu_cases.Bar("us per step", 25), "20", True),
+        (gpu_cases.Bar("us", 1000), "1400", False),
+        (gpu_cases.Bar("torch", 1, "cold"), "", None),
+    ],
+    ids=str,
+)
+def test_a_bar_is_judged(bar, found, met):
+    case = gpu_cases.listed()[0]
+    milliseconds = {"fused": {"graph": 1.4, "call": 2}, "eager": {"graph": 5.6, "call": 12}, "torch": {"graph": 2.8}}
+    row = {"times": {name: {way: {"median": ms / 1e3} for way, ms in by.items()} for name, by in milliseconds.items()}}
+    assert gpu_report.verdict(bar, case, row, {"copy": 4e12})[1:] == (found, met)
+
+
+def test_a_copy_is_judged_by_the_cards_own():
+    case = next(case for case in gpu_cases.listed() if case.row.op == "locked_dropout")
+    seconds = case.row.traffic * 2 / 4e12  # bf16, at the rate of a copy
+    row = {"times": {"fused": {"cold": {"median": seconds / 0.8}}}}
+    assert gpu_report.verdict(case.bars[0], case, row, {"copy": 4e12}) == ("≥ 85% of copy, L2 cold", "80%", False)
 
 
 @pytest.fixture
