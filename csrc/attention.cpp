@@ -31,7 +31,7 @@ struct Call {
   }
 
   Call(const Tensor& q, const Tensor& k, const Tensor& v, const Optional& bias, const Optional& mask_, const Optional& key_lengths,
-       const Optional& alibi, const Optional& relative_keys, const Optional& rope, const Optional& key_rows, const Tensor& seed,
+       const Optional& alibi, const Optional& relative_keys, const Optional& rope, const Optional& key_rows, const Optional& seed,
        double scale, bool causal, int64_t offset, double dropout) {
     require(q.dim() == 4 && k.dim() == 4 && v.dim() == 4, OP, "q must be (B, N, L, D), k and v (B, N_kv, S, D)");
     a.B = q.size(0), a.N = q.size(1), a.L = q.size(2), a.D = q.size(3), a.N_kv = k.size(1);
@@ -44,7 +44,8 @@ struct Call {
     a.type = type == ScalarType::Float ? cpu::Type::f32 : kernel_type(OP, q);
     a.scale = scale, a.causal = causal, a.offset = offset;
     a.dropped = dropout > 0;
-    if (a.dropped) a.dropout = mask(seed, dropout);
+    require(!a.dropped || seed, OP, "dropout needs a seed");
+    if (a.dropped) a.dropout = mask(*seed, dropout);
     Tensor q_ = rows(q), k_ = rows(k), v_ = rows(v);
     strides_of(q_, a.q_strides, 3, false), strides_of(k_, a.k_strides, 3, false), strides_of(v_, a.v_strides, 3, false);
     a.q = keep(q_), a.k = keep(k_), a.v = keep(v_);
@@ -105,7 +106,7 @@ Tensor heads_last(const Tensor& like, int64_t B, int64_t N, int64_t L, int64_t D
 }
 
 std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, Optional bias, Optional mask, Optional key_lengths, Optional alibi,
-                                     Optional relative_keys, Optional rope, Optional key_rows, Tensor seed, double scale, bool causal,
+                                     Optional relative_keys, Optional rope, Optional key_rows, Optional seed, double scale, bool causal,
                                      int64_t offset, double dropout) {
   Call call(q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, causal, offset, dropout);
   cpu::Attention& a = call.a;
@@ -119,7 +120,7 @@ std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, Optional bias
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
     Tensor dout, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, Optional bias, Optional mask, Optional key_lengths,
-    Optional alibi, Optional relative_keys, Optional rope, Tensor seed, double scale, bool causal, int64_t offset, double dropout,
+    Optional alibi, Optional relative_keys, Optional rope, Optional seed, double scale, bool causal, int64_t offset, double dropout,
     int64_t needs) {
   Call call(q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, {}, seed, scale, causal, offset, dropout);
   cpu::Attention& a = call.a;
@@ -152,7 +153,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
 
 // What `fused.explain` says of a call: its cpu::AttentionKernel, and the queries in a block of `rows`.
 Tensor attention_plan(Tensor q, Tensor k, Optional relative_keys, Optional key_rows) {
-  const Call call(q, k, k, {}, {}, {}, {}, relative_keys, {}, key_rows, q, 1, false, 0, 0);
+  const Call call(q, k, k, {}, {}, {}, {}, relative_keys, {}, key_rows, {}, 1, false, 0, 0);
   const cpu::AttentionPlan plan = cpu::kernels().attention_plan(call.a);
   Tensor found = output(q, {2}, ScalarType::Long);
   int64_t* numbers = static_cast<int64_t*>(found.mutable_data_ptr());
@@ -165,10 +166,10 @@ Tensor attention_plan(Tensor q, Tensor k, Optional relative_keys, Optional key_r
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? key_lengths, Tensor? alibi, Tensor? relative_keys, "
-      "Tensor? rope, Tensor? key_rows, Tensor seed, float scale, bool causal, int offset, float dropout) -> (Tensor out, Tensor lse)");
+      "Tensor? rope, Tensor? key_rows, Tensor? seed, float scale, bool causal, int offset, float dropout) -> (Tensor out, Tensor lse)");
   m.def(
       "attention_backward(Tensor dout, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, "
-      "Tensor? key_lengths, Tensor? alibi, Tensor? relative_keys, Tensor? rope, Tensor seed, float scale, bool causal, int offset, "
+      "Tensor? key_lengths, Tensor? alibi, Tensor? relative_keys, Tensor? rope, Tensor? seed, float scale, bool causal, int offset, "
       "float dropout, int needs) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor drelative_keys)");
   m.def("attention_plan(Tensor q, Tensor k, Tensor? relative_keys, Tensor? key_rows) -> Tensor");
 }

@@ -40,8 +40,11 @@ template <class E, int Q> class AttentionPacked {
 
   struct Work {
     Buffer<T> q, k, v, dout, to, dk, dv, keep, P, dS;
-    explicit Work(const AttentionProblem<E>& p)
-        : q(p.a.L * p.Dp), k(p.a.S * p.Dp), v(p.a.S * p.Dp), dout(p.a.L * p.Dp), to(p.a.L * p.Dp), dk(p.a.S * p.Dp), dv(p.a.S * p.Dp),
+    // staged: whether rows are not read and written where they stand
+    Work(const AttentionProblem<E>& p, bool staged)
+        : Work(p, staged ? p.a.L * p.Dp : 0, staged ? p.a.S * p.Dp : 0) {}
+    Work(const AttentionProblem<E>& p, int64_t queries, int64_t keys)
+        : q(queries), k(keys), v(keys), dout(queries), to(queries), dk(keys), dv(keys),
           keep(p.a.dropped ? BATCH * p.a.L * p.words + 2 * LANES<T> : 0), P((PACKED_QUERIES + G) * Q), dS((PACKED_QUERIES + G) * Q) {}
   };
 
@@ -203,7 +206,7 @@ template <class E, int Q> class AttentionPacked {
     if (a.dbias) memset(a.dbias, 0, a.dbias_size * sizeof(T));
     if (own_bias) memset(biases, 0, a.dbias_size * share.parts * sizeof(T));
     share.each(run, [&](int64_t part, int64_t first, int64_t last) {
-      Work w(p);
+      Work w(p, !direct || past_caches || p.rope || a.key_rows);
       T* bias = own_bias ? biases + part * a.dbias_size : static_cast<T*>(a.dbias);
       const int64_t stride = a.L * p.words, last_head = last * p.group;
       int64_t masks_end = first * p.group, masks_begin = 0;

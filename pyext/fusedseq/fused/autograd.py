@@ -14,16 +14,19 @@ def register(op, fake, backward=None, setup=None, fakes=()):
     if backward:
         torch.library.register_autograd(f"fusedseq::{op}", backward, setup_context=setup)
         _functions[op] = _function(op, backward, setup)
+    for name in (op, *dict(fakes)):
+        _overloads[name] = getattr(torch.ops.fusedseq, name).default
 
 
 _functions: dict[str, type[torch.autograd.Function]] = {}  # operator: its way through autograd
+_overloads: dict[str, torch._ops.OpOverload] = {}  # operator: what is called
 
 
 def _function(op, backward, setup):
     class Fused(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *inputs):
-            output = _below_autograd(op, inputs)
+            output = below(op, *inputs)
             setup(ctx, inputs, output)
             return output
 
@@ -38,12 +41,13 @@ def call(op, *inputs):
         return getattr(torch.ops.fusedseq, op)(*inputs)
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs):
         return _functions[op].apply(*inputs)
-    return _below_autograd(op, inputs)
+    return below(op, *inputs)
 
 
-def _below_autograd(op, inputs):
+def below(op, *inputs):
+    """`torch.ops.fusedseq.<op>(*inputs)` where nothing is recorded, past the dispatcher's keys of autograd."""
     with torch._C._AutoDispatchBelowAutograd():
-        return getattr(torch.ops.fusedseq, op).default(*inputs)
+        return _overloads[op](*inputs)
 
 
 def through_oracle(oracle, inputs, needs, grads):
