@@ -38,6 +38,7 @@ template <class E, class T = typename Compute<E>::type> struct AttentionProblem 
     const int64_t blocks = (L + most - 1) / most;
     return (L + blocks - 1) / blocks;
   }(a.L, Sp);
+  const bool past = std::is_same<E, T>::value && a.D % LANES<T> == 0 && past_caches<E>(a.B * a.N * a.L * a.D);
   const T* relative = static_cast<const T*>(a.relative_keys);
   const T* rope = static_cast<const T*>(a.rope);
 
@@ -167,7 +168,12 @@ template <class E, class T = typename Compute<E>::type> struct AttentionProblem 
     const Vec<T> k = Vec<T>::load(keep), zero(T(0));
     return select<T>(k.v != zero.v, x * k, zero);
   }
-  static HD void store_row(const T* x, E* to, int64_t D, T scale) {
+  HD void store_row(const T* x, E* to, int64_t D, T scale) const {
+    if constexpr (std::is_same<E, T>::value)
+      if (past) {
+        for (int64_t d = 0; d < D; d += LANES<T>) stream(to + d, Vec<T>::load(x + d) * Vec<T>(scale));
+        return;
+      }
     int64_t d = 0;
     for (; d + LANES<T> <= D; d += LANES<T>) store_as(to + d, Vec<T>::load(x + d) * Vec<T>(scale));
     if (d < D) store_up_to(to + d, Vec<T>::load(x + d) * Vec<T>(scale), D - d);
@@ -190,6 +196,7 @@ struct Share {
     const int64_t items = units * chunks;
     parallel(run, parts, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) body(part, items * part / parts, items * (part + 1) / parts);
+      stream_fence();
     });
   }
 };

@@ -158,6 +158,7 @@ template <class E> class AttentionBackward {
       add_parts(dk + key_size, share.chunks - 1, key_size, dk), add_parts(dv + key_size, share.chunks - 1, key_size, dv);
       store_keys(u, dk, a.dk, true), store_keys(u, dv, a.dv, false);
     }
+    stream_fence();
     if (shared_bias) add_parts((const T*)biases, share.parts, a.dbias_size, static_cast<T*>(a.dbias));
     if (!table_size) return;
     add_parts(tables + table_size, share.parts - 1, table_size, (T*)tables);

@@ -29,8 +29,7 @@ template <class E, int Q> class AttentionPacked {
   const cpu::Attention& a;
   const AttentionProblem<E> p{a};
   const bool direct = std::is_same<E, T>::value && a.D == p.Dp;
-  // Results larger than the caches go past them: a line that is only written need not be read first.
-  const bool past_caches = direct && a.B * a.N * a.L * a.D * int64_t(sizeof(T)) >= int64_t(8) << 20;
+  const bool past_caches = direct && FUSEDSEQ_ISA::past_caches<T>(a.B * a.N * a.L * a.D);
 
   static HD Mask key() { return lane_numbers<T>() & (Q - 1); }
   static HD Mask query() {
@@ -237,7 +236,6 @@ template <class E, int Q> class AttentionPacked {
         if (a.dk) finish(dk, static_cast<E*>(a.dk) + at, a.S, a.N_kv * a.D, true, 0);
         if (a.dv) finish(dv, static_cast<E*>(a.dv) + at, a.S, a.N_kv * a.D, false, 0);
       }
-      stream_fence();
     });
     if (own_bias) add_parts((const T*)biases, share.parts, a.dbias_size, static_cast<T*>(a.dbias));
   }

@@ -45,14 +45,20 @@ HD void drop(const S* x, O* y, const uint32_t* keep, int64_t n, typename Compute
   for (; i < n; ++i) store_scalar(y + i, keep[i] ? load_scalar(x + i) * scale : C(0));
 }
 
+constexpr int64_t DROPOUT_SEGMENT = 4096;  // of a row: a unit of work
+
 template <class S> void dropout_row(const cpu::Dropout& d, int64_t b, int64_t begin, int64_t end) {
   const S* x = static_cast<const S*>(d.x) + b * d.D;
-  S* y = static_cast<S*>(d.y) + b * d.D;
+  S* const wanted = static_cast<S*>(d.y) + b * d.D;
+  const bool past = past_caches<S>(d.B * d.D);
+  alignas(64) S staged[DROPOUT_SEGMENT];
+  S* y = past ? staged - begin : wanted;
   const auto scale = typename Compute<S>::type(d.mask.scale);
   each_mask_block(d.mask, b, d.D, begin, end, [&](int64_t j, const Word* keep, auto vectors) {
     const int64_t n = end - j < vectors * WORDS ? end - j : vectors * WORDS;
     drop(x + j, y + j, reinterpret_cast<const uint32_t*>(keep), n, scale);
   });
+  if (past) stream_row((const S*)staged, wanted + begin, end - begin);
 }
 
 template <class S> void dropout_type(const cpu::Dropout& d, cpu::Parallel run) {
@@ -69,13 +75,13 @@ template <class S> void dropout_type(const cpu::Dropout& d, cpu::Parallel run) {
     });
     return;
   }
-  constexpr int64_t SEGMENT = 4096;  // of a row: a unit of work
-  const int64_t segments = (d.D + SEGMENT - 1) / SEGMENT;
+  const int64_t segments = (d.D + DROPOUT_SEGMENT - 1) / DROPOUT_SEGMENT;
   parallel(run, d.B * segments, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t j = i % segments * SEGMENT;
-      dropout_row<S>(d, i / segments, j, j + SEGMENT < d.D ? j + SEGMENT : d.D);
+      const int64_t j = i % segments * DROPOUT_SEGMENT;
+      dropout_row<S>(d, i / segments, j, j + DROPOUT_SEGMENT < d.D ? j + DROPOUT_SEGMENT : d.D);
     }
+    stream_fence();
   });
 }
 

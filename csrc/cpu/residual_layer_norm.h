@@ -21,6 +21,7 @@ template <class S> void residual_layer_norm_rows(const cpu::ResidualLayerNorm& l
   const int64_t D = l.D, padded = round_up<C>(D);
   Buffer<C> row(padded);
   Buffer<uint32_t> keep(D);
+  const ResultRows<S> results(l.y, l.M, D);
   const S *weight = static_cast<const S*>(l.weight), *bias = static_cast<const S*>(l.bias);
   for (int64_t m = begin; m < end; ++m) {
     residual_row<S>(l, m, keep, (C*)row);
@@ -43,13 +44,14 @@ template <class S> void residual_layer_norm_rows(const cpu::ResidualLayerNorm& l
     const C rstd = C(1) / std::sqrt((variance < 0 ? C(0) : variance) + C(l.eps));
     static_cast<C*>(l.mean)[m] = mean, static_cast<C*>(l.rstd)[m] = rstd;
     const Vec<C> center(mean), scale(rstd);
-    S* y = static_cast<S*>(l.y) + m * D;
+    S* y = results.row(m);
     for (int64_t j = 0; j < D; j += LANES<C>) {
       Vec<C> v = (Vec<C>::load(row + j) - center) * scale;
       if (weight) v = v * load_up_to(weight + j, D - j);
       if (bias) v = v + load_up_to(bias + j, D - j);
       store_up_to<S>(y + j, v, D - j);
     }
+    results.written(m);
   }
 }
 
@@ -70,6 +72,7 @@ void residual_layer_norm_backward_rows(const cpu::ResidualLayerNormBackward& b, 
   const int64_t D = l.D, padded = round_up<C>(D);
   Buffer<C> row(padded), g(padded);
   Buffer<uint32_t> keep(D);
+  const ResultRows<S> dresiduals(b.dresidual, l.M, D), dxs(b.dx, l.M, D);
   const S* weight = static_cast<const S*>(l.weight);
   for (int64_t m = begin; m < end; ++m) {
     if (l.s) scale_row_as(static_cast<const S*>(l.s) + m * D, (C*)row, D, C(1));
@@ -90,16 +93,18 @@ void residual_layer_norm_backward_rows(const cpu::ResidualLayerNormBackward& b, 
     if (!b.dx && !b.dresidual) continue;
     const C gn_mean = sum_row<C>(D, [&](int64_t j) { return Vec<C>::load(g + j) * Vec<C>::load(row + j); }) / C(D);
     const S* ds = b.ds ? static_cast<const S*>(b.ds) + m * D : nullptr;
-    S* dresidual = b.dresidual ? static_cast<S*>(b.dresidual) + m * D : nullptr;
+    S* dresidual = dresiduals.row(m);
     for (int64_t j = 0; j < D; j += LANES<C>) {
       Vec<C> d = (Vec<C>::load(g + j) - Vec<C>(g_mean) - Vec<C>::load(row + j) * Vec<C>(gn_mean)) * scale;
       if (ds) d = d + load_up_to(ds + j, D - j);
       d.store(g + j);
       if (dresidual) store_up_to<S>(dresidual + j, d, D - j);
     }
+    dresiduals.written(m);
     if (!b.dx) continue;
     if (l.s) row_mask(l.mask, m, D, keep);
-    drop_row(l.mask, keep, (const C*)g, static_cast<S*>(b.dx) + m * D, D);
+    drop_row(l.mask, keep, (const C*)g, dxs.row(m), D);
+    dxs.written(m);
   }
 }
 

@@ -49,6 +49,24 @@ template <class C> class BlockSums {
   Buffer<C> sums_;
 };
 
+// The rows of a result, each written where it belongs or, of one larger than the caches, beside it first and from there past
+// them. Null where the result is not wanted.
+template <class S> class ResultRows {
+ public:
+  ResultRows(void* result, int64_t M, int64_t D)
+      : result_(static_cast<S*>(result)), D_(D), staged_(result && past_caches<S>(M * D) ? D : 0) {}
+  ~ResultRows() { stream_fence(); }
+  S* row(int64_t m) const { return staged_ ? staged_ : result_ ? result_ + m * D_ : nullptr; }
+  void written(int64_t m) const {
+    if (staged_) stream_row((const S*)staged_, result_ + m * D_, D_);
+  }
+
+ private:
+  S* result_;
+  int64_t D_;
+  Buffer<S> staged_;
+};
+
 // The row's mask, all ones where kept; nothing to make where there is no dropout.
 HD void row_mask(const cpu::Mask& mask, int64_t m, int64_t D, uint32_t* keep) {
   if (mask.threshold) mask_values<uint32_t>(mask, m, D, 0, D, ~0u, 0u, keep);

@@ -84,6 +84,19 @@ HD void stream_fence() {
   _mm_sfence();
 #endif
 }
+// A row that lies in the cache, to where it is wanted.
+template <class S> HD void stream_row(const S* row, S* wanted, int64_t n) {
+  const char* from = reinterpret_cast<const char*>(row);
+  char* to = reinterpret_cast<char*>(wanted);
+  const int64_t bytes = n * sizeof(S), before = -reinterpret_cast<uintptr_t>(to) % VECTOR_BYTES;
+  int64_t i = before < bytes ? before : bytes;
+  memcpy(to, from, i);
+  for (; i + VECTOR_BYTES <= bytes; i += VECTOR_BYTES)
+    stream(reinterpret_cast<float*>(to + i), Vec<float>::load(reinterpret_cast<const float*>(from + i)));
+  memcpy(to + i, from + i, bytes - i);
+}
+// Whether a result is larger than the caches: a line of it, which is only written, need not be read first then.
+template <class S> HD bool past_caches(int64_t elements) { return elements * int64_t(sizeof(S)) >= int64_t(8) << 20; }
 
 #define FUSEDSEQ_BINARY(op)                                                                        \
   template <class T> HD Vec<T> operator op(Vec<T> a, Vec<T> b) { return Vec<T>(a.v op b.v); }      \
