@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from fusedseq import nn
+from fusedseq import fused, nn
 from torch import nn as torch_nn
 
 
@@ -71,3 +71,24 @@ def test_masks_are_drawn_in_training_alone(name, ops, device):
 def test_bad_probability_is_named(build):
     with pytest.raises(ValueError, match=rf"^{build.__name__}: dropout must be in \[0, 1\], got 1.5"):
         build(6, dropout=1.5)
+
+
+LARGE = {
+    "dropout": ((2560, 1001), lambda x: fused.dropout(x, 0.5, 5)),
+    "residual_layer_norm": ((2560, 1001), lambda x: fused.residual_layer_norm(x, x, p=0.1, seed=5)),
+    "attention": ((20, 8, 256, 64), lambda x: fused.attention(x, x, x)),
+}
+
+
+@pytest.mark.parametrize("op", LARGE)
+def test_a_large_result_is_as_its_first_rows_alone(op, threads):
+    """Results of 8 MiB and more go past the caches; some with rows that begin where no vector does."""
+    threads(2)
+    shape, call = LARGE[op]
+    x = torch.randn(shape)
+    whole, few = (t.clone().requires_grad_() for t in (x, x[:3]))
+    y, first = call(whole), call(few)
+    y.sum().backward()
+    first.sum().backward()
+    torch.testing.assert_close(y[:3], first)
+    torch.testing.assert_close(whole.grad[:3], few.grad)
