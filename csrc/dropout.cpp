@@ -20,16 +20,6 @@ Tensor drop_cpu(const Drop& d) {
 namespace {
 
 #ifdef FUSEDSEQ_CUDA
-cuda::Type cuda_type(const char* op, const Tensor& t) {
-  switch (t.scalar_type()) {
-    case ScalarType::Float: return cuda::Type::f32;
-    case ScalarType::Double: return cuda::Type::f64;
-    case ScalarType::BFloat16: return cuda::Type::bf16;
-    case ScalarType::Half: return cuda::Type::f16;
-    default: STD_TORCH_CHECK(false, op, ": dtype must be float32, float64, bfloat16 or float16");
-  }
-}
-
 Tensor drop_cuda(const Drop& c) {
   const int32_t device = c.x.get_device_index();
   require(c.seed.is_cuda() && c.seed.get_device_index() == device, c.op, "seed must be on the device of the input");

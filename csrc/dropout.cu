@@ -5,24 +5,14 @@
 // T = 1 Philox's integer arithmetic, about 18 instructions an element, takes as long. Not timed.
 #include "dropout_cuda.h"
 #include "pack.cuh"
-#include "philox.h"
+#include "philox.cuh"
+#include "plane.cuh"
 
 namespace fusedseq::cuda {
 namespace {
 
 constexpr int THREADS = 256;
 constexpr int64_t ENOUGH = 1 << 18;  // threads that keep a GPU busy: what has fewer in its plane is cut along T as well
-constexpr int64_t MOST_BLOCKS = INT32_MAX, MOST_SLICES = 65535;  // of a grid, in x and in y
-
-// The block of Philox at a counter. Its words are picked by conditions: an index would put them into local memory.
-struct Words {
-  uint32_t c[4];
-  __device__ void make(uint64_t seed, uint64_t counter) {
-    c[0] = uint32_t(counter), c[1] = uint32_t(counter >> 32), c[2] = c[3] = 0;
-    philox(seed, c, Multiply{});
-  }
-  __device__ uint32_t operator[](int i) const { return i < 2 ? (i ? c[1] : c[0]) : (i == 2 ? c[2] : c[3]); }
-};
 
 // Element `first` of the plane: its row, and where in it. 32 bits, where they are enough, divide much faster.
 struct Place { int64_t row, j; };
@@ -82,10 +72,8 @@ template <class S, bool WHOLE> __global__ void __launch_bounds__(THREADS) dropou
 
 template <class S> const char* start(const Dropout& d, cudaStream_t stream) {
   constexpr int N = 16 / sizeof(S);
-  const int64_t chunks = (d.B * d.D + N - 1) / N, blocks = (chunks + THREADS - 1) / THREADS;
-  if (blocks > MOST_BLOCKS) return "more elements in a step than a grid has threads for";
-  const int64_t wanted = chunks < ENOUGH ? ENOUGH / chunks : 1, most = d.T < MOST_SLICES ? d.T : MOST_SLICES;
-  const dim3 grid(unsigned(blocks), unsigned(wanted < most ? wanted : most));
+  const dim3 grid = plane_grid(d.T, d.B * d.D, N, THREADS, ENOUGH);
+  if (grid.x == 0) return "more elements in a step than a grid has threads for";
   if (d.D % N == 0) dropout_kernel<S, true><<<grid, THREADS, 0, stream>>>(d);
   else dropout_kernel<S, false><<<grid, THREADS, 0, stream>>>(d);
   return launch_error();

@@ -85,10 +85,15 @@ void step(Tensors params, Tensors grads, Tensors averages, std::optional<Tensor>
 }
 
 #ifdef FUSEDSEQ_CUDA
+int32_t require_one_device(const Tensors& tensors, int32_t device) {
+  for (const Tensor& t : tensors) require(t.is_cuda() && t.get_device_index() == device, OP, "tensors must be on one device");
+  return device;
+}
+
 Tensor norm_cuda(Tensors grads) {
   Tensor out = empty_norm(grads);
   const auto table = gradients(grads);
-  const int32_t device = grads[0].get_device_index();
+  const int32_t device = require_one_device(grads, grads[0].get_device_index());
   const torch::stable::accelerator::DeviceGuard guard(device);
   const int64_t count = table.size();
   Tensor partial = torch::stable::new_empty(grads[0], {cuda::nt_asgd_partials(table.data(), count)}, ScalarType::Double);
@@ -103,8 +108,7 @@ void step_cuda(Tensors params, Tensors grads, Tensors averages, std::optional<Te
   const auto table = parameters(params, grads, averages);
   if (table.empty()) return;
   const int32_t device = params[0].get_device_index();
-  for (const Tensors& list : {params, grads, averages})
-    for (const Tensor& t : list) require(t.is_cuda() && t.get_device_index() == device, OP, "tensors must be on one device");
+  for (const Tensors& list : {params, grads, averages}) require_one_device(list, device);
   require(!norm || norm->get_device_index() == device, OP, "norm must be on the device of the parameters");
   const torch::stable::accelerator::DeviceGuard guard(device);
   require_launched(OP, cuda::nt_asgd_step({table.data(), int64_t(table.size()), 1, lr, weight_decay, mu}, norm ? norm->const_data_ptr() : nullptr,

@@ -31,7 +31,8 @@ template <class S, class C, int N> __device__ void store(S* p, int n, bool wide,
     Pack<S, N> pack;
     for (int i = 0; i < N; ++i) pack.v[i] = S(in[i]);
     // By an intrinsic: what is assigned nvcc 13 takes apart, and stores element by element.
-    using Word = std::conditional_t<sizeof(pack) == 8, uint2, uint4>;
+    using Word = std::conditional_t<sizeof(pack) < 8, std::conditional_t<sizeof(pack) == 2, unsigned short, unsigned>,
+                                    std::conditional_t<sizeof(pack) == 8, uint2, uint4>>;
     Word words[sizeof(pack) / sizeof(Word)];
     memcpy(words, &pack, sizeof(pack));
     for (size_t i = 0; i < sizeof(pack) / sizeof(Word); ++i) __stwb(reinterpret_cast<Word*>(p) + i, words[i]);

@@ -14,6 +14,7 @@
 
 #include "cpu/dispatch.h"
 #include "cpu/memory.h"
+#include "cuda_type.h"
 
 namespace fusedseq {
 
@@ -35,6 +36,16 @@ inline cpu::Type kernel_type(const char* op, const Tensor& t) {
     case ScalarType::Double: return cpu::Type::f64;
     case ScalarType::BFloat16: return cpu::Type::bf16;
     default: STD_TORCH_CHECK(false, op, ": dtype must be float32, float64 or bfloat16");
+  }
+}
+
+inline cuda::Type cuda_type(const char* op, const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Float: return cuda::Type::f32;
+    case ScalarType::Double: return cuda::Type::f64;
+    case ScalarType::BFloat16: return cuda::Type::bf16;
+    case ScalarType::Half: return cuda::Type::f16;
+    default: STD_TORCH_CHECK(false, op, ": dtype must be float32, float64, bfloat16 or float16");
   }
 }
 

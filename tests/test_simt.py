@@ -119,7 +119,8 @@ def test_nt_asgd_is_a_step_in_fp64(kernels, own, misaligned, seed):
 
 
 # (source, old, new): the kernel that it is in fails or gives wrong numbers
-REMOVED_BARRIER = "nt_asgd.cu", "    __syncthreads();\n", ""
+HEADER = '#include "block_sum.cuh"\n'
+REMOVED_BARRIER = "nt_asgd.cu", HEADER, f"#include <cuda_runtime.h>\n#define __syncthreads(...)\n{HEADER}"
 REMOVED_BOUNDS_CHECK = "dropout.cu", "plane - first < N ? int(plane - first) : N", "N"
 WRONG_MASK_INDEX = "dropout.cu", "blocks = (d.D + 3) / 4", "blocks = d.D / 4"
 WRONG_ALIGNMENT = "dropout.cu", "load(x, n, aligned<N>(x), v)", "load(x, n, true, v)"
@@ -129,7 +130,7 @@ WRONG_ALIGNMENT = "dropout.cu", "load(x, n, aligned<N>(x), v)", "load(x, n, true
 def test_a_removed_barrier_is_seen(changed, mode, seed):
     kernels = changed(*REMOVED_BARRIER)
     if mode == "checked":
-        with pytest.raises(RuntimeError, match=r"shared memory.*nt_asgd\.cu:\d+"):
+        with pytest.raises(RuntimeError, match=r"shared memory.*block_sum\.cuh:\d+"):
             nt_asgd(kernels, torch.float32, seed)
     elif seed:
         found, wanted = nt_asgd(kernels, torch.float32, seed)[0]

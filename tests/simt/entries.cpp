@@ -1,5 +1,7 @@
 // What tests/test_simt*.py call of csrc/*.cu, in plain C. Each returns a message or null.
+#include "activation_regularization_cuda.h"
 #include "dropout_cuda.h"
+#include "embedding_cuda.h"
 #include "nt_asgd_cuda.h"
 #include "recurrence.cuh"
 #include "recurrence_gradients.h"
@@ -62,3 +64,30 @@ EXPORT const char* loop_backward(const cuda::RecurrenceBackward* g, void* worksp
   return cuda::loop_backward(*g, PLAIN, workspace, nullptr);
 }
 EXPORT const char* gradients(const cuda::RecurrenceGradients* g, void* workspace) { return cuda::gradients(*g, PLAIN, workspace, nullptr); }
+
+EXPORT const char* embedding(int type, int64_t N, int64_t V, int64_t E, const int64_t* ids, const void* W, void* y,
+                             const int64_t* seed, uint64_t threshold, double scale) {
+  return cuda::embedding({cuda::Type(type), N, V, E, ids, W, y, seed, threshold, scale}, nullptr);
+}
+EXPORT const char* embedding_ids(int64_t N, int64_t V, const int64_t* ids, int32_t* narrow) {
+  return cuda::embedding_ids(N, V, ids, narrow, nullptr);
+}
+EXPORT int64_t embedding_tiles(int64_t N) { return cuda::embedding_tiles(N); }
+EXPORT const char* embedding_backward(int type, int64_t N, int64_t V, int64_t E, const int32_t* ids, const int64_t* order,
+                                      const int64_t* keys, const void* dy, void* dW, void* partial, const int64_t* seed,
+                                      uint64_t threshold, double scale) {
+  return cuda::embedding_backward({cuda::Type(type), N, V, E, ids, order, keys, dy, dW, partial, seed, threshold, scale}, nullptr);
+}
+
+EXPORT int64_t activation_regularization_blocks(int type, int64_t T, int64_t N) {
+  return cuda::activation_regularization_blocks(cuda::Type(type), T, N);
+}
+EXPORT const char* activation_regularization(int type, int64_t T, int64_t N, const void* dropped, const void* raw, double alpha,
+                                             double beta, void* loss, double* partial) {
+  return cuda::activation_regularization({cuda::Type(type), T, N, dropped, raw, alpha, beta, loss, partial, nullptr, nullptr, nullptr}, nullptr);
+}
+EXPORT const char* activation_regularization_backward(int type, int64_t T, int64_t N, const void* dropped, const void* raw, double alpha,
+                                                      double beta, const void* dloss, void* ddropped, void* draw) {
+  return cuda::activation_regularization_backward({cuda::Type(type), T, N, dropped, raw, alpha, beta, nullptr, nullptr, dloss, ddropped, draw},
+                                                  nullptr);
+}

@@ -62,6 +62,19 @@ KERNELS = {
     "dropout": [c_int, *[c_int64] * 3, *[c_void_p] * 3, c_uint64, c_double, c_bool],
     "nt_asgd_norm": [*TABLE, c_void_p, c_void_p, c_bool],
     "nt_asgd_step": [*TABLE, c_void_p, c_bool, *[c_double] * 4],
+    "embedding": [c_int, *[c_int64] * 3, *[c_void_p] * 4, c_uint64, c_double],
+    "embedding_ids": [c_int64, c_int64, c_void_p, c_void_p],
+    "embedding_backward": [c_int, *[c_int64] * 3, *[c_void_p] * 7, c_uint64, c_double],
+    "activation_regularization": [c_int, c_int64, c_int64, c_void_p, c_void_p, c_double, c_double, c_void_p, c_void_p],
+    "activation_regularization_backward": [
+        c_int,
+        c_int64,
+        c_int64,
+        *[c_void_p] * 2,
+        c_double,
+        c_double,
+        *[c_void_p] * 3,
+    ],
     **{name: [structure, c_void_p] for name, (_, structure) in RECURRENCES.items()},
 }
 
@@ -79,6 +92,10 @@ class Simulated:
         for size, structure in RECURRENCES.values():
             getattr(self.library, size).argtypes = [structure]
             getattr(self.library, size).restype = c_int64
+        self.library.embedding_tiles.argtypes = [c_int64]
+        self.library.embedding_tiles.restype = c_int64
+        self.library.activation_regularization_blocks.argtypes = [c_int, c_int64, c_int64]
+        self.library.activation_regularization_blocks.restype = c_int64
         self.library.simt_seed.argtypes = [c_ulong]
         self.library.simt_device.argtypes = [c_int] * 4
         self.library.simt_allocate.argtypes = [c_size_t, c_size_t]

@@ -9,7 +9,7 @@ def activation_regularization(dropped, raw, alpha, beta):
     order that does not depend on the number of threads.
 
     Errors: ValueError where dropped and raw are not (T, B, H) both, T at least 1; TypeError for other dtypes than fp32,
-    fp64, bf16, or two of them.
+    fp64, bf16, on CUDA also fp16, or two of them.
     """
     op = "activation_regularization"
     check.like(op, dropped, "dropped", raw=raw)

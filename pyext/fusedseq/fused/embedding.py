@@ -8,8 +8,10 @@ def embedding(ids, W, p=0.0, seed=0, sparse=False):
 
     The gradient touches only the rows used: with `sparse` it is a sparse tensor of them, otherwise the other rows are
     zeros that the system makes when somebody reads them.
-    Errors: IndexError for an id outside [0, V), RuntimeError instead in compiled code; ValueError for p outside [0, 1];
-    TypeError for ids other than int64, or a W other than fp32, fp64, bf16.
+    On CUDA the gradient's sums are in the order of the text, without atomics: the same bits in every run.
+    Errors: IndexError for an id outside [0, V), RuntimeError instead in compiled code, and on CUDA an assertion that stops
+    the device, as torch's own; ValueError for p outside [0, 1]; TypeError for ids other than int64, or a W other than fp32,
+    fp64, bf16, on CUDA also fp16.
     """
     check.like("embedding", W, "W")
     check.dimensions("embedding", "W", W, "(V, E)")
