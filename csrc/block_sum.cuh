@@ -5,7 +5,7 @@
 namespace fusedseq::cuda {
 
 // In thread 0, always in the same order. A block that takes a second one needs a barrier between the two.
-template <int THREADS> __device__ double block_sum(double value) {
+template <int THREADS> static __device__ double block_sum(double value) {
   __shared__ double sums[THREADS];
   sums[threadIdx.x] = value;
   for (int half = THREADS / 2; half > 0; half /= 2) {

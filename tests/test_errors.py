@@ -236,6 +236,23 @@ def test_fp64_where_the_kernels_are_tritons(good):
             getattr(fused, case.op)(*args, **kwargs)
 
 
+@pytest.mark.parametrize("good", ["dropout", "embedding", "activation_regularization"])
+def test_dtypes_of_the_kernels_in_cuda(good):
+    """fp16 is taken there; what no kernel takes is refused at the door."""
+    case = GOOD[good]
+    for dtype in (torch.float16, torch.float8_e5m2):
+        inputs = convert(case.inputs(), dtype=dtype)
+        with FakeTensorMode():
+            args, kwargs = tree_map_only(
+                torch.Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="cuda"), inputs
+            )
+            if dtype == torch.float16:
+                getattr(fused, case.op)(*args, **kwargs)
+                continue
+            with pytest.raises(TypeError, match=rf"^{good}: \w+ must be float32 or .* or float16 on cuda, got {dtype}"):
+                getattr(fused, case.op)(*args, **kwargs)
+
+
 ONE_FLOAT = ("dropout", "locked_dropout", "weight_drop", "embedding")
 MIXED = [(c, n) for c, n in FLOATS if c not in ONE_FLOAT]
 

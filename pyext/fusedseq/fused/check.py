@@ -2,9 +2,10 @@
 
 import torch
 
-DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
+CPU = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
+DTYPES = {**CPU, "cuda": (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 # Of the operators whose CUDA kernels are Triton's.
-TRITON = {**DTYPES, "cuda": (torch.float32, torch.bfloat16, torch.float16)}
+TRITON = {**CPU, "cuda": (torch.float32, torch.bfloat16, torch.float16)}
 
 
 def tensor(op, name, value):

@@ -7,7 +7,7 @@ def locked_dropout(x, p, seed):
     """As `fusedseq.reference.locked_dropout`. One pass over x; the (B, D) mask is made once, and again in backward.
 
     Errors: ValueError for p outside [0, 1] or an x that is not (T, B, D); TypeError for a dtype other than fp32, fp64,
-    bf16.
+    bf16, on CUDA also fp16.
     """
     check.like("locked_dropout", x, "x")
     check.dimensions("locked_dropout", "x", x, "(T, B, D)")

@@ -7,7 +7,7 @@ def weight_drop(W, p, seed, variational=False):
     """As `fusedseq.reference.weight_drop`. One pass; W receives the gradient of what was kept, and is never written.
 
     Errors: ValueError for p outside [0, 1] or a W that is not (rows, columns); TypeError for a dtype other than fp32,
-    fp64, bf16.
+    fp64, bf16, on CUDA also fp16.
     """
     check.like("weight_drop", W, "W")
     check.dimensions("weight_drop", "W", W, "(rows, columns)")
