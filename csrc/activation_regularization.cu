@@ -116,15 +116,6 @@ template <class S> const char* backward(const ActivationRegularization& a, cudaS
   return launch_error();
 }
 
-template <class F> auto by_type(Type type, F run) {
-  switch (type) {
-    case Type::f32: return run(float());
-    case Type::f64: return run(double());
-    case Type::bf16: return run(__nv_bfloat16());
-    default: return run(__half());
-  }
-}
-
 }  // namespace
 
 int64_t activation_regularization_blocks(Type type, int64_t T, int64_t N) {

@@ -81,15 +81,8 @@ template <class S> const char* start(const Dropout& d, cudaStream_t stream) {
 
 }  // namespace
 
-const char* dropout(const Dropout& d, void* stream_) {
-  const auto stream = static_cast<cudaStream_t>(stream_);
-  switch (d.type) {
-    case Type::f32: return start<float>(d, stream);
-    case Type::f64: return start<double>(d, stream);
-    case Type::bf16: return start<__nv_bfloat16>(d, stream);
-    case Type::f16: return start<__half>(d, stream);
-  }
-  return "unknown type";
+const char* dropout(const Dropout& d, void* stream) {
+  return by_type(d.type, [&](auto s) { return start<decltype(s)>(d, static_cast<cudaStream_t>(stream)); });
 }
 
 }  // namespace fusedseq::cuda

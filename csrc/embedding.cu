@@ -169,14 +169,9 @@ template <class S, class F> const char* by_width(const void* p, const void* q, i
   if (WIDEST > 2 && fits<S>(p, E, 2) && fits<S>(q, E, 2)) return run(S(), std::integral_constant<int, 2>());
   return run(S(), std::integral_constant<int, 1>());
 }
-template <class F> const char* by_type(Type type, const void* p, const void* q, int64_t E, F run) {
-  switch (type) {
-    case Type::f32: return by_width<float>(p, q, E, run);
-    case Type::f64: return by_width<double>(p, q, E, run);
-    case Type::bf16: return by_width<__nv_bfloat16>(p, q, E, run);
-    case Type::f16: return by_width<__half>(p, q, E, run);
-  }
-  return "unknown type";
+// run(S(), N) for a type and the widest access that rows of E at p and q allow.
+template <class F> const char* dispatch(Type type, const void* p, const void* q, int64_t E, F run) {
+  return by_type(type, [&](auto s) { return by_width<decltype(s)>(p, q, E, run); });
 }
 
 }  // namespace
@@ -184,7 +179,7 @@ template <class F> const char* by_type(Type type, const void* p, const void* q, 
 int64_t embedding_tiles(int64_t N) { return (N + PIECE - 1) / PIECE; }
 
 const char* embedding(const Embedding& e, void* stream) {
-  return by_type(e.type, e.W, e.y, e.E, [&](auto s, auto n) {
+  return dispatch(e.type, e.W, e.y, e.E, [&](auto s, auto n) {
     return gather<decltype(s), decltype(n)::value>(e, static_cast<cudaStream_t>(stream));
   });
 }
@@ -197,7 +192,7 @@ const char* embedding_ids(int64_t N, int64_t V, const int64_t* ids, int32_t* nar
 }
 
 const char* embedding_backward(const EmbeddingBackward& b, void* stream) {
-  return by_type(b.type, b.dy, b.dW, b.E, [&](auto s, auto n) {
+  return dispatch(b.type, b.dy, b.dW, b.E, [&](auto s, auto n) {
     return scatter<decltype(s), decltype(n)::value>(b, static_cast<cudaStream_t>(stream));
   });
 }

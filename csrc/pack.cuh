@@ -5,14 +5,27 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <type_traits>
+
+#include "cuda_type.h"
 
 namespace fusedseq::cuda {
 
 template <class S> struct Computing { using type = S; };
 template <> struct Computing<__nv_bfloat16> { using type = float; };
 template <> struct Computing<__half> { using type = float; };
+
+// f(S{}) for the type S of the tensors.
+template <class F> auto by_type(Type type, F f) {
+  switch (type) {
+    case Type::f32: return f(float{});
+    case Type::f64: return f(double{});
+    case Type::bf16: return f(__nv_bfloat16{});
+    default: return f(__half{});
+  }
+}
 
 template <class S, int N> struct alignas(sizeof(S) * N) Pack { S v[N]; };
 template <int N, class S> __device__ bool aligned(const S* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(Pack<S, N>) == 0; }
@@ -41,9 +54,23 @@ template <class S, class C, int N> __device__ void store(S* p, int n, bool wide,
   }
 }
 
+// The GPU in use, and those that this file was compiled for.
+inline const char* no_kernel_for_gpu() {
+  static thread_local char text[256];
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  int n = std::snprintf(text, sizeof text, "no kernel for a GPU of compute capability %d.%d, this build has those for", major, minor);
+  for (const int arch : {__CUDA_ARCH_LIST__})
+    if (n > 0 && n < int(sizeof text)) n += std::snprintf(text + n, sizeof text - n, " %d.%d", arch / 100, arch / 10 % 10);
+  return text;
+}
+
 // What was wrong with the launches before, or null.
 inline const char* launch_error() {
   const cudaError_t error = cudaGetLastError();
+  if (error == cudaErrorNoKernelImageForDevice) return no_kernel_for_gpu();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 

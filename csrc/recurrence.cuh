@@ -76,15 +76,6 @@ template <class S, class C> __device__ void mogrify_all(const S* gates, int64_t 
   }
 }
 
-// f(S{}) for the type S of the tensors.
-template <class F> auto by_type(Type type, F f) {
-  switch (type) {
-    case Type::f32: return f(float{});
-    case Type::f64: return f(double{});
-    case Type::bf16: return f(__nv_bfloat16{});
-    default: return f(__half{});
-  }
-}
 template <class S> constexpr Type type_of() {
   if constexpr (std::is_same_v<S, float>) return Type::f32;
   else if constexpr (std::is_same_v<S, double>) return Type::f64;

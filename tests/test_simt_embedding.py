@@ -249,3 +249,12 @@ def test_a_lost_neighbour_in_time_is_seen(changed, seed):
 def test_a_removed_barrier_is_seen(changed, mode, seed):
     with pytest.raises(RuntimeError, match=r"race on shared memory.*block_sum\.cuh:\d+"):
         regularized(changed(*REMOVED_BARRIER), *torch.randn(2, 9, 1, 300), 1.0, 1.0, seed)
+
+
+def test_a_gpu_that_the_build_has_no_code_for(kernels):
+    kernels.device(capability=75)
+    try:
+        with pytest.raises(RuntimeError, match=r"compute capability 7\.5, this build has those for 8\.0 9\.0 10\.0"):
+            gather(kernels, torch.tensor([1]), torch.ones(7, 5), 0.0, 0)
+    finally:
+        kernels.device()

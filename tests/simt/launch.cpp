@@ -14,7 +14,7 @@ Range call;
 
 namespace {
 
-enum Error { SUCCESS, INVALID_VALUE = 1, INVALID_CONFIGURATION = 9, LAUNCH_FAILURE = 719, TOO_LARGE = 720, NOT_SUPPORTED = 801 };
+enum Error { SUCCESS, INVALID_VALUE = 1, INVALID_CONFIGURATION = 9, NO_KERNEL_IMAGE = 209, LAUNCH_FAILURE = 719, TOO_LARGE = 720, NOT_SUPPORTED = 801 };
 
 constexpr size_t RESERVED = 1024;       // of shared memory, for each block
 constexpr size_t USUAL_SHARED = 48 << 10;
@@ -49,6 +49,7 @@ int blocks_on_one(const void* kernel, size_t threads, size_t shared) {
 int refused(const Launch& l) {
   const size_t threads = size_t(l.block.x) * l.block.y * l.block.z, blocks = size_t(l.grid.x) * l.grid.y * l.grid.z;
   const auto name = [&] { return function_of(l.kernel); };
+  if (device.capability < 80) return refuse(NO_KERNEL_IMAGE, "%s: not compiled for the device", name().c_str());
   if (!threads || threads > MOST_THREADS || l.block.z > 64)
     return refuse(INVALID_CONFIGURATION, "%s: a block of %zu threads", name().c_str(), threads);
   if (!blocks || l.grid.x > 0x7fffffffu || l.grid.y > 65535 || l.grid.z > 65535)
@@ -118,6 +119,7 @@ const char* error_name(int e) {
     case SUCCESS: return "cudaSuccess";
     case INVALID_VALUE: return "cudaErrorInvalidValue";
     case INVALID_CONFIGURATION: return "cudaErrorInvalidConfiguration";
+    case NO_KERNEL_IMAGE: return "cudaErrorNoKernelImageForDevice";
     case LAUNCH_FAILURE: return "cudaErrorLaunchFailure";
     case TOO_LARGE: return "cudaErrorCooperativeLaunchTooLarge";
     case NOT_SUPPORTED: return "cudaErrorNotSupported";
