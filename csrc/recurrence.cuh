@@ -72,7 +72,7 @@ template <class S, class C> __device__ void mogrify_all(const S* gates, int64_t 
     C s[N];
     load(gates + k * period, N, s);
 #pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = C(S(mogrify(s[i], v[i])));
+    for (int i = 0; i < N; ++i) v[i] = mogrify(s[i], v[i]);
   }
 }
 

@@ -1,29 +1,11 @@
-// What lstm.cpp and mogrifier_lstm.cpp share: from tensors to the kernels' arguments and back.
+// What lstm.cpp and mogrifier_lstm.cpp share on the CPU: from tensors to the kernels' arguments and back.
 #pragma once
 #include <cstring>
 
 #include "dropout.h"
+#include "recurrence_inputs.h"
 
 namespace fusedseq {
-
-// The inputs of a recurrence, as the operators take them.
-struct RecurrenceInputs {
-  const char* op;
-  Tensor x, W_ih, W_hh;
-  std::optional<Tensor> b;
-  Tensor h0, c0;
-  std::optional<Tensor> lengths;
-  // The Mogrifier's. Q (n, X, H), or its factors (n, X, rank) and (n, rank, H); R (n, H, X) likewise; n is the number
-  // of rounds on x (on h), or 1: one weight for all of them.
-  std::optional<Tensor> Q, Q_factor, R, R_factor, Q_bias, R_bias, seed;
-  int64_t rounds = 0;
-  bool cap_input_gate = false, training = true;
-  double state_dropout = 0, zoneout_h = 0, zoneout_c = 0, weight_drop = 0;
-  bool variational = false;
-};
-
-// The keys of the masks: pyext/fusedseq/reference/mogrifier_lstm.py.
-enum Key : uint64_t { STATE = 1, ZONEOUT_H, ZONEOUT_C, WEIGHT };
 
 // W_hh under the weight drop, or its gradient: the operator weight_drop under the recurrence's key for it.
 inline Tensor dropped_weight(const RecurrenceInputs& i, const Tensor& W) {
@@ -46,18 +28,9 @@ template <class T> struct RecurrenceArguments {
   T* out(const Tensor& t) { return static_cast<T*>(t.mutable_data_ptr()); }
 
   explicit RecurrenceArguments(const RecurrenceInputs& i) {
-    const char* op = i.op;
-    require(i.x.dim() == 3 && i.h0.dim() == 2, op, "x must be (T, B, X) and h0 (B, H)");
-    r.steps = i.x.size(0), r.B = i.x.size(1), r.X = i.x.size(2), r.H = i.h0.size(1), r.rounds = i.rounds;
-    require(r.steps > 0 && r.X > 0 && r.H > 0, op, "T, X and H must be at least 1");
-    require_shape(op, "h0", i.h0, {r.B, r.H});
-    require_shape(op, "c0", i.c0, {r.B, r.H});
-    require_shape(op, "W_ih", i.W_ih, {4 * r.H, r.X});
-    require_shape(op, "W_hh", i.W_hh, {4 * r.H, r.H});
-    if (i.b) require_shape(op, "b", *i.b, {4 * r.H});
+    require_inputs(i);
+    r.steps = i.x.size(0), r.B = i.x.size(1), r.X = i.x.size(2), r.H = i.h0.size(1), r.rounds = i.rounds, r.rank = i.rank();
     if (i.lengths) {
-      require_shape(op, "lengths", *i.lengths, {r.B});
-      require(i.lengths->scalar_type() == ScalarType::Long, op, "lengths must be int64");
       owned.push_back(dense(*i.lengths));
       r.lengths = static_cast<const int64_t*>(owned.back().const_data_ptr());
     }
@@ -69,32 +42,22 @@ template <class T> struct RecurrenceArguments {
       if (i.zoneout_h > 0) r.zoneout_h = mask(*i.seed, i.zoneout_h, ZONEOUT_H), r.zoneout_h_p = i.zoneout_h;
       if (i.zoneout_c > 0) r.zoneout_c = mask(*i.seed, i.zoneout_c, ZONEOUT_C), r.zoneout_c_p = i.zoneout_c;
     }
-    require(i.rounds >= 0 && i.rounds < 64, op, "rounds must be in [0, 64)");
-    if (i.rounds > 0) weights(op, i.Q, i.Q_factor, i.Q_bias, 0, r.X, r.H);
-    if (i.rounds > 1) weights(op, i.R, i.R_factor, i.R_bias, 1, r.H, r.X);
+    A.resize(r.rounds), F.resize(r.rounds), bias.resize(r.rounds);
+    for (const RoundsOn& side : {rounds_on_x(i), rounds_on_h(i)})
+      if (side.uses > 0) weights(side);
     r.A = A.data(), r.F = F.data(), r.bias = bias.data();
   }
 
  private:
-  void weights(const char* op, const std::optional<Tensor>& W, const std::optional<Tensor>& factor,
-               const std::optional<Tensor>& b, int64_t first, int64_t out, int64_t in_) {
-    A.resize(r.rounds), F.resize(r.rounds), bias.resize(r.rounds);
-    const int64_t uses = (r.rounds + 1 - first) / 2;
-    require(W && W->dim() == 3, op, "a round's weights are missing");
-    const int64_t n = W->size(0);
-    require(n == uses || n == 1, op, "there must be a weight for each round, or one");
-    if (factor) r.rank = factor->size(1);
-    require_shape(op, first ? "R" : "Q", *W, {n, out, factor ? r.rank : in_});
-    if (factor) require_shape(op, first ? "R's second factor" : "Q's second factor", *factor, {n, r.rank, in_});
-    if (b) require_shape(op, first ? "R_bias" : "Q_bias", *b, {n, out});
-    const T* w = in(*W);
-    const T* f = factor ? in(*factor) : nullptr;
-    const T* v = b ? in(*b) : nullptr;
-    for (int64_t k = first; k < r.rounds; k += 2) {
-      const int64_t j = k / 2 % n;
-      A[k] = w + j * out * (factor ? r.rank : in_);
-      F[k] = f ? f + j * r.rank * in_ : nullptr;
-      bias[k] = v ? v + j * out : nullptr;
+  void weights(const RoundsOn& side) {
+    const T* w = in(*side.W);
+    const T* f = side.factor ? in(*side.factor) : nullptr;
+    const T* v = side.bias ? in(*side.bias) : nullptr;
+    for (int64_t k = side.first; k < r.rounds; k += 2) {
+      const int64_t j = side.index(k);
+      A[k] = w + j * side.out * (f ? r.rank : side.in);
+      F[k] = f ? f + j * r.rank * side.in : nullptr;
+      bias[k] = v ? v + j * side.out : nullptr;
     }
   }
 };
@@ -122,10 +85,7 @@ template <class T> void zero_padding(const Tensor& t, int64_t width, int64_t pad
     std::memset(p + row * padded + width, 0, (padded - width) * sizeof(T));
 }
 
-// Saved for backward, whatever the operator: what the kernels call gates, cells, round_gates and factors.
-struct Saved { Tensor gates, cells, round_gates, factors; };
-
-template <class T> std::tuple<Tensor, Tensor, Tensor, Saved> forward(const RecurrenceInputs& i) {
+template <class T> Outputs forward(const RecurrenceInputs& i) {
   RecurrenceArguments<T> a(i);
   auto& r = a.r;
   constexpr ScalarType type = RecurrenceArguments<T>::type;
@@ -147,21 +107,13 @@ template <class T> std::tuple<Tensor, Tensor, Tensor, Saved> forward(const Recur
   return {as_type(y, out), as_type(h, out), as_type(c, out), s};
 }
 
-// The gradients that a backward returns; one that is not needed is an empty tensor.
-enum Needs { X = 1, W_IH = 2, W_HH = 4, BIAS = 8, Q_ALL = 16, R_ALL = 32 };
-struct Gradients { Tensor dx, dW_ih, dW_hh, db, dh0, dc0, dQ, dQ_factor, dR, dR_factor, dQ_bias, dR_bias; };
-
 template <class T>
 Gradients backward(const RecurrenceInputs& i, const Tensor& dy, const Tensor& dh, const Tensor& dc, const Tensor& y,
                    const Saved& s, int64_t needs) {
   RecurrenceArguments<T> a(i);
   auto& r = a.r;
   constexpr ScalarType type = RecurrenceArguments<T>::type;
-  require_shape(i.op, "dy", dy, {r.steps, r.B, r.H});
-  require_shape(i.op, "dh", dh, {r.B, r.H});
-  require_shape(i.op, "dc", dc, {r.B, r.H});
-  require_shape(i.op, "y", y, {r.steps, r.B, r.H});
-  require_shape(i.op, "gates", s.gates, {r.steps, r.B, 4, cpu::padded(r.H)});
+  require_upstream(i, dy, dh, dc, y, s);
   r.y = const_cast<T*>(a.in(y)), r.gates = const_cast<T*>(a.in(s.gates)), r.cells = const_cast<T*>(a.in(s.cells));
   r.round_gates = const_cast<T*>(a.in(s.round_gates)), r.factors = const_cast<T*>(a.in(s.factors));
 
@@ -195,6 +147,11 @@ Gradients backward(const RecurrenceInputs& i, const Tensor& dy, const Tensor& dh
   return g;
 }
 
-inline bool is_double(const Tensor& x) { return kernel_type("recurrence", x) == cpu::Type::f64; }
+inline bool is_double(const RecurrenceInputs& i) { return kernel_type(i.op, i.x) == cpu::Type::f64; }
+inline Outputs forward_cpu(const RecurrenceInputs& i) { return is_double(i) ? forward<double>(i) : forward<float>(i); }
+inline Gradients backward_cpu(const RecurrenceInputs& i, const Tensor& dy, const Tensor& dh, const Tensor& dc, const Tensor& y,
+                              const Saved& s, int64_t needs) {
+  return is_double(i) ? backward<double>(i, dy, dh, dc, y, s, needs) : backward<float>(i, dy, dh, dc, y, s, needs);
+}
 
 }  // namespace fusedseq

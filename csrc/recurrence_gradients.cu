@@ -32,11 +32,7 @@ template <class S> __global__ void __launch_bounds__(THREADS) operands_kernel(co
   if (j >= o.padded) return;
   C v[N];
   load((before < 0 ? o.first + row * o.width : o.others + before * o.width) + j, n, v);
-  if (o.state.threshold) {
-    drop(o.state, o.seed, row % o.B, j, o.width, v);
-#pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = C(S(v[i]));
-  }
+  drop(o.state, o.seed, row % o.B, j, o.width, v);
   if (o.raw) store(o.raw + row * o.padded + j, N, v);
   for (int k = 0; k < o.count; ++k) {
     mogrify_all(o.gates + row * o.round_width + k * o.period + j, 0, 1, v);

@@ -63,9 +63,12 @@ template <class S> struct RoundForward {
   int64_t width, padded;        // of the operand
   const C* z;                   // (B, padded)
   const S* bias;                // (width,) or null
-  const S* from;                // (B, width), the operand before
-  int64_t from_stride;
-  S* to;                        // (B, ld)
+  const S* x;                   // (B, width), the operand before, or null: then
+  const C* before;              // (B, padded)
+  Mask state;                   // on it
+  const int64_t* seed;
+  C* after;                     // (B, padded)
+  S* operand;                   // (B, ld), its part
   int64_t ld;
   S* gate;                      // (B, padded), round_width apart
   int64_t round_width;
@@ -77,15 +80,18 @@ template <class S> __global__ void __launch_bounds__(THREADS) round_kernel(const
   if (j >= r.padded) return;
   C s[N], bias[N] = {}, v[N];
   load(r.z + b * r.padded + j, n, s);
-  load(r.from + b * r.from_stride + j, n, v);
+  if (r.x) load(r.x + b * r.width + j, n, v);
+  else load(r.before + b * r.padded + j, n, v);
+  drop(r.state, r.seed, b, j, r.width, v);
   if (r.bias) load(r.bias + j, n, bias);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    s[i] = i < n ? C(S(sigmoid(s[i] + bias[i]))) : C(0);  // as it is saved, so that backward finds the same operand
+    s[i] = i < n ? sigmoid(s[i] + bias[i]) : C(0);
     v[i] = mogrify(s[i], v[i]);
   }
   store(r.gate + b * r.round_width + j, N, s);
-  store(r.to + b * r.ld + j, N, v);
+  store(r.after + b * r.padded + j, N, v);
+  store(r.operand + b * r.ld + j, N, v);
 }
 
 template <class S> struct CellForward {
@@ -237,11 +243,7 @@ template <class S> __global__ void __launch_bounds__(THREADS) round_backward_ker
   const S* gates = r.gates + b * r.round_width + j;
   C v[N], s[N], d[N], dz[N];
   load(r.raw + b * r.width + j, n, v);
-  if (r.state.threshold) {
-    drop(r.state, r.seed, b, j, r.width, v);
-#pragma unroll
-    for (int i = 0; i < N; ++i) v[i] = C(S(v[i]));
-  }
+  drop(r.state, r.seed, b, j, r.width, v);
   mogrify_all(gates, r.period, r.count, v);
   load(gates + r.count * r.period, N, s);
   load(r.d + b * r.ld + j, n, d);
@@ -332,7 +334,8 @@ template <class S> class Forward {
 
   Forward(const Recurrence& r, Workspace& w)
       : r(r), weights(r, w), rows_4H(r.B * 4 * r.H), widest(r.Xp > r.Hp ? r.Xp : r.Hp), operand(w.take<S>(r.B * weights.ld)),
-        h(w.take<C>(r.B * r.Hp)), c_first(w.take<C>(r.B * r.Hp)), z(w.take<C>(r.B * (4 * r.H > widest ? 4 * r.H : widest))) {
+        h(w.take<C>(r.B * r.Hp)), c_first(w.take<C>(r.B * r.Hp)), x_mogrified(w.take<C>(r.rounds > 0 ? r.B * r.Xp : 0)),
+        h_mogrified(w.take<C>(r.rounds > 1 ? r.B * r.Hp : 0)), z(w.take<C>(r.B * (4 * r.H > widest ? 4 * r.H : widest))) {
     const int64_t fit = HOISTED / (rows_4H * int64_t(sizeof(C)));
     hoisted = fit < 1 ? 1 : fit < r.steps ? fit : r.steps;
     z_x = r.rounds ? nullptr : w.take<C>(hoisted * rows_4H);
@@ -357,6 +360,7 @@ template <class S> class Forward {
   int64_t hoisted;   // steps whose input's product is made at once
   S* operand;        // (B, ld)  [x | h] in the course of a step, its padding zero
   C *h, *c_first;    // (B, Hp)
+  C *x_mogrified, *h_mogrified;  // (B, Xp), (B, Hp), not rounded to S
   C* z;              // (B, .)  of a product
   C* z_x;            // (hoisted, B, 4H)
 
@@ -369,9 +373,10 @@ template <class S> class Forward {
     const char* error = product(matrix(r.type, other, r.B, a.in_padded, weights.ld), weights.of_round(r, k).transposed(),
                                 matrix(computing, z, r.B, a.out, a.out_padded));
     if (error) return error;
-    const S* from = k == 0 ? in(r.x) + t * r.B * r.X : own;
+    C* after = a.on_x ? x_mogrified : h_mogrified;
     round_kernel<S><<<grid(r.B, a.out_padded), THREADS, 0, stream>>>(
-        RoundForward<S>{a.out, a.out_padded, z, in(r.bias[k]), from, k == 0 ? r.X : weights.ld, own, weights.ld,
+        RoundForward<S>{a.out, a.out_padded, z, in(r.bias[k]), k == 0 ? in(r.x) + t * r.B * r.X : nullptr, k == 1 ? h : after,
+                        k == 1 ? r.state : Mask{}, r.seed, after, own, weights.ld,
                         out(r.round_gates) + t * r.B * r.round_width + a.offset, r.round_width});
     return failed_launch("round_kernel");
   }

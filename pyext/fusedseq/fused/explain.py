@@ -4,6 +4,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fusedseq import _load, kernels, reference
+from fusedseq.fused import lstm_cudnn
 
 # op: the file of its CPU kernel, and what there is to say of it.
 CPU_KERNELS = {
@@ -23,7 +24,12 @@ CPU_KERNELS = {
     "weight_drop": ("csrc/cpu/pointwise.h", "the mask made on the way"),
 }
 
-CUDA_SOURCES = {"locked_dropout": "dropout", "weight_drop": "dropout"}  # where it has not the operator's name
+CUDA_SOURCES = {  # where it has not the operator's name
+    "locked_dropout": "csrc/dropout.cu",
+    "lstm": "csrc/recurrence_loop.cu, torch's product and a kernel a step; the input's product hoisted",
+    "mogrifier_lstm": "csrc/recurrence_loop.cu, torch's product and a kernel for each round and the gates of a step",
+    "weight_drop": "csrc/dropout.cu",
+}
 
 # In the order of AttentionKernel in csrc/cpu/kernels.h.
 ATTENTION_KERNELS = [
@@ -56,11 +62,11 @@ def explain(op, *args, **kwargs):
     if key not in ("CPU", "CUDA") or not torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedseq::{called}", key):
         return f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; fusedseq.reference.{name} runs there"
     if key == "CUDA":
-        kernel = (
-            kernels.explain(called, *args, **kwargs)
-            if called in kernels.MODULES
-            else f"csrc/{CUDA_SOURCES.get(name, name)}.cu"
-        )
+        kernel = CUDA_SOURCES.get(name, f"csrc/{name}.cu")
+        if called in kernels.MODULES:
+            kernel = kernels.explain(called, *args, **kwargs)
+        elif name == "lstm" and cudnn_takes(*args, **kwargs):
+            kernel = "cuDNN's persistent kernel, by torch, for its sizes and float16"
         return f"{name} on {device}, {dtype}: {kernel}"
     file, why = CPU_KERNELS[name]
     if name == "mogrifier_lstm" and kwargs.get("rounds") == 0:
@@ -74,6 +80,13 @@ def explain(op, *args, **kwargs):
     if dtype == "float16":
         why += ", its tensors widened to float32 before and narrowed after"
     return f"{name} on cpu, {dtype}: {file}, {_load.isa('used')}, {torch.get_num_threads()} threads; {why}"
+
+
+def cudnn_takes(*args, **kwargs):
+    bound = inspect.signature(reference.lstm).bind(*args, **kwargs)
+    bound.apply_defaults()
+    x, W_ih, W_hh, b, h0, c0, lengths, weight_drop, _, training, _ = bound.arguments.values()
+    return lstm_cudnn.takes(x, W_ih, W_hh, b, h0, c0, lengths, weight_drop if training else 0.0)
 
 
 def attention(*args, **kwargs):

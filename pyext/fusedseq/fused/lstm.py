@@ -1,18 +1,20 @@
 import torch
 
 from fusedseq import reference
-from fusedseq.fused import autograd, check
+from fusedseq.fused import autograd, check, lstm_cudnn
 
+SAVED_AS_GIVEN = {"cuda"}  # devices whose kernels save activations in the tensors' dtype, and no low rank's factors
 PAD = 16  # saved rows are whole vectors on every machine: csrc/cpu/kernels.h
 
 
 def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None, *, weight_drop=0.0, variational=False, training=True, seed=0):
     """As `fusedseq.reference.lstm`. The whole sequence is one call; the inputs' product is taken for all steps at once,
-    weights are packed once, and each weight's gradient is one product after the loop.
+    weights are packed once, and each weight's gradient is one product after the loop. Where cuDNN has a persistent kernel
+    for the call, in fp16, it is cuDNN's: `fused.explain` says so.
 
-    Under autocast the operands are cast to its dtype; bf16 inputs are accumulated and carried in fp32.
-    Errors: ValueError or TypeError naming the argument, for shapes, devices, dtypes other than fp32, fp64, bf16,
-    lengths outside [0, T], a weight_drop outside [0, 1].
+    Under autocast the operands are cast to its dtype; 16-bit inputs are accumulated and carried in fp32.
+    Errors: ValueError or TypeError naming the argument, for shapes, devices, dtypes other than fp32, fp64, bf16 and on
+    CUDA fp16, lengths outside [0, T], a weight_drop outside [0, 1].
     """
     op = "lstm"
     check_gates(op, x, W_ih, W_hh, b, h0, c0, lengths)
@@ -20,7 +22,10 @@ def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None, *, weight_drop=0.0, variational
     p = weight_drop if training else 0.0
     seed = check.seed(op, seed, x.device) if p else None  # a seed's way to a GPU would be waited for
     tensors = autograd.autocast(x.device.type, x, W_ih, W_hh, b, h0, c0)
-    y, h, c, _, _ = autograd.call(op, *tensors, lengths, seed, p, variational)
+    if lstm_cudnn.takes(*tensors, lengths=lengths, weight_drop=p):
+        y, h, c = lstm_cudnn.CudnnLstm.apply(reference.lstm, *tensors)
+    else:
+        y, h, c, _, _ = autograd.call(op, *tensors, lengths, seed, p, variational)
     return y, (h, c)
 
 
@@ -52,19 +57,20 @@ def pad(n):
     return (n + PAD - 1) // PAD * PAD
 
 
-def saved_dtype(x):
-    """What the kernels compute and save in."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+def saved_dtypes(x):
+    """What the kernels save activations in, and what they compute, carry and save states in."""
+    computing = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.dtype if x.device.type in SAVED_AS_GIVEN else computing, computing
 
 
 def fake(x, W_ih, W_hh, b, h0, c0, *_):
-    (T, B, _), H, dtype = x.shape, h0.size(1), saved_dtype(x)
+    (T, B, _), H, (own, computing) = x.shape, h0.size(1), saved_dtypes(x)
     return (
         x.new_empty(T, B, H),
         h0.new_empty(B, H),
         c0.new_empty(B, H),
-        x.new_empty(T, B, 4, pad(H), dtype=dtype),
-        x.new_empty(T, B, pad(H), dtype=dtype),
+        x.new_empty(T, B, 4, pad(H), dtype=own),
+        x.new_empty(T, B, pad(H), dtype=computing),
     )
 
 

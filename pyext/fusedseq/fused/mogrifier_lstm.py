@@ -4,7 +4,7 @@ from fusedseq import reference
 from fusedseq.fused import autograd, check
 from fusedseq.fused.dropout import dropout
 from fusedseq.fused.locked_dropout import locked_dropout
-from fusedseq.fused.lstm import check_gates, fake_gradients, pad, saved_dtype, upstream
+from fusedseq.fused.lstm import SAVED_AS_GIVEN, check_gates, fake_gradients, pad, saved_dtypes, upstream
 from fusedseq.fused.lstm import fake as fake_lstm
 from fusedseq.reference.mogrifier_lstm import INPUT
 
@@ -17,9 +17,9 @@ def mogrifier_lstm(
     """As `fusedseq.reference.mogrifier_lstm`. The whole sequence is one call; weights are packed once, each round's
     gating is done where its product is made, and each weight's gradient is one product after the loop.
 
-    Under autocast the operands are cast to its dtype; bf16 inputs are accumulated and carried in fp32.
-    Errors: ValueError or TypeError naming the argument, for shapes, devices, dtypes other than fp32, fp64, bf16,
-    lengths outside [0, T], probabilities outside [0, 1], rounds below 0, or rounds without weights.
+    Under autocast the operands are cast to its dtype; 16-bit inputs are accumulated and carried in fp32.
+    Errors: ValueError or TypeError naming the argument, for shapes, devices, dtypes other than fp32, fp64, bf16 and on
+    CUDA fp16, lengths outside [0, T], probabilities outside [0, 1], rounds below 0, or rounds without weights.
     """
     op = "mogrifier_lstm"
     check_gates(op, x, W_ih, W_hh, b, h0, c0, lengths)
@@ -89,13 +89,13 @@ def fake(
     x, W_ih, W_hh, b, h0, c0, lengths, Q, Q_factor, R, R_factor, Q_bias, R_bias, seed, rounds, cap_input_gate,
     training, state_dropout, zoneout_h, zoneout_c, weight_drop, variational,
 ):  # fmt: skip
-    (T, B, X), H, dtype = x.shape, h0.size(1), saved_dtype(x)
+    (T, B, X), H, (own, computing) = x.shape, h0.size(1), saved_dtypes(x)
     width = (rounds + 1) // 2 * pad(X) + rounds // 2 * pad(H)
-    rank = 0 if Q_factor is None else Q_factor.size(1)
+    rank = 0 if Q_factor is None or x.device.type in SAVED_AS_GIVEN else Q_factor.size(1)
     return (
         *fake_lstm(x, W_ih, W_hh, b, h0, c0, lengths),
-        x.new_empty(T, B, width, dtype=dtype),
-        x.new_empty(rounds if rank else 0, T, B, pad(rank), dtype=dtype),
+        x.new_empty(T, B, width, dtype=own),
+        x.new_empty(rounds if rank else 0, T, B, pad(rank), dtype=computing),
     )
 
 

@@ -1,0 +1,105 @@
+"""lstm and mogrifier_lstm on CUDA as far as no GPU is needed: dtypes at the door, shapes, who runs a call. Their kernels:
+test_simt_recurrence.py."""
+
+import pytest
+import torch
+from fusedseq import _load, fused
+from fusedseq.fused import lstm_cudnn
+from fusedseq.testing import lstm_case, mogrifier_lstm_case
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+HALF = torch.float16
+CASES = {
+    "lstm": lstm_case(3, 2, 5, 7),
+    "mogrifier_lstm": mogrifier_lstm_case(3, 2, 5, 7, 5),
+    "of low rank": mogrifier_lstm_case(3, 2, 5, 7, 4, rank=2),
+}
+needs_cuda_code = pytest.mark.skipif(not _load.build_info()["nvcc"], reason="this build has no CUDA in it")
+
+
+def on_cuda(case, dtype):
+    """The inputs of a case as fake CUDA tensors; within a FakeTensorMode."""
+
+    def move(t):
+        return torch.empty(t.shape, dtype=dtype if t.is_floating_point() else t.dtype, device="cuda")
+
+    return tree_map_only(torch.Tensor, move, case.inputs())
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({}, True),
+        ({"H": 1024, "B": 128, "X": 1152}, True),
+        ({"capability": (8, 0)}, True),
+        ({"dtype": torch.bfloat16}, False),
+        ({"dtype": torch.float32}, False),
+        ({"capability": (8, 6)}, False),
+        ({"capability": (7, 0)}, False),
+        ({"H": 1152}, False),
+        ({"H": 650}, False),
+        ({"X": 650}, False),
+        ({"B": 20}, False),
+        ({"B": 136}, False),
+        ({"B": 0}, False),
+    ],
+    ids=str,
+)
+def test_cudnn_s_box(change, taken):
+    call = {"dtype": HALF, "capability": (9, 0), "B": 64, "X": 256, "H": 512}
+    assert lstm_cudnn.in_box(**call | change) == taken
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [({}, True), ({"lengths": torch.zeros(8)}, False), ({"weight_drop": 0.5}, False), ({"b": None}, True),
+     ({"h0": "transposed"}, False)],
+)  # fmt: skip
+def test_what_cudnn_has_no_argument_for_is_not_its(monkeypatch, change, taken):
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda x: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    shapes = {"x": (3, 8, 128), "W_ih": (512, 128), "W_hh": (512, 128), "b": (512,), "h0": (8, 128), "c0": (8, 128)}
+    with FakeTensorMode():
+        call = {name: torch.empty(shape, dtype=HALF, device="cuda") for name, shape in shapes.items()}
+        if change.get("h0"):
+            change = {"h0": torch.empty(128, 8, dtype=HALF, device="cuda").T}
+        assert lstm_cudnn.takes(**{**call, "lengths": None, "weight_drop": 0.0, **change}) == taken
+
+
+@needs_cuda_code
+@pytest.mark.parametrize("own", [torch.float32, torch.float64, torch.bfloat16, HALF], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_saved_on_cuda(case, own):
+    case = CASES[case]
+    with FakeTensorMode():
+        args, kwargs = on_cuda(case, own)
+        if case.op == "lstm":
+            found = torch.ops.fusedseq.lstm(*args, None, None, 0.0, False)
+        else:
+            Q, R = ((w, None) if isinstance(w, torch.Tensor) else w for w in args[6:8])
+            seed = torch.zeros((), dtype=torch.int64, device="cuda")
+            found = torch.ops.fusedseq.mogrifier_lstm(
+                *args[:6], None, *Q, *R, None, None, seed, kwargs["rounds"], False, True, 0.0, 0.0, 0.0, 0.0, False
+            )
+    computing = torch.float64 if own == torch.float64 else torch.float32
+    assert [t.dtype for t in found[:6]] == [own, own, own, own, computing, own][: len(found)]
+    assert [t.numel() for t in found[6:]] == [0] * (len(found) > 6)
+
+
+@needs_cuda_code
+@pytest.mark.parametrize("case", CASES)
+def test_explain_names_the_engine(case):
+    with FakeTensorMode():
+        args, kwargs = on_cuda(CASES[case], HALF)
+        said = fused.explain(CASES[case].op, *args, **kwargs)
+    assert "on cuda, float16: csrc/recurrence_loop.cu" in said
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_other_dtypes_are_refused_at_the_door(case):
+    case = CASES[case]
+    with FakeTensorMode():
+        args, kwargs = on_cuda(case, torch.float8_e4m3fn)
+        with pytest.raises(TypeError, match=rf"^{case.op}: x must be .* on cuda, got torch.float8_e4m3fn"):
+            getattr(fused, case.op)(*args, **kwargs)
