@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "philox.h"
+#include "recurrence_plan.h"
 
 namespace py = pybind11;
 
@@ -30,11 +31,33 @@ std::map<std::string, bool> cpu_features() {
 #endif
 }
 
+py::dict layout(const fusedseq::cuda::Layout& l) {
+  py::dict d;
+#define ENTRY(name) d[#name] = l.name;
+  ENTRY(replicas) ENTRY(blocks) ENTRY(columns_h) ENTRY(columns_x) ENTRY(groups) ENTRY(tiles) ENTRY(wide) ENTRY(kept) ENTRY(rows) ENTRY(shared)
+#undef ENTRY
+  return d;
+}
+
+py::dict recurrence_plan(int64_t steps, int64_t B, int64_t X, int64_t H, int64_t rounds, int64_t on_x, int64_t on_h, bool half, int sms,
+                         int64_t shared, bool cooperative, int64_t shortest) {
+  const auto plan = fusedseq::cuda::recurrence_plan({steps, B, X, H, rounds, on_x, on_h, half}, {sms, shared, cooperative}, shortest);
+  py::dict d;
+  d["persistent"] = plan.persistent, d["why"] = plan.why;
+  d["forward"] = layout(plan.forward), d["backward"] = layout(plan.backward);
+  return d;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   m.def("philox", &philox, py::arg("seed"), py::arg("counter_low"), py::arg("counter_high") = 0,
         "The four words of the Philox4x32-10 block with this 64-bit key and 128-bit counter.");
   m.def("cpu_features", &cpu_features, "The instruction sets of this machine that the kernels could use: {name: found}.");
+  m.def("recurrence_plan", &recurrence_plan, py::arg("steps"), py::arg("B"), py::arg("X"), py::arg("H"), py::arg("rounds"),
+        py::arg("on_x"), py::arg("on_h"), py::arg("half"), py::arg("sms"), py::arg("shared"), py::arg("cooperative"),
+        py::arg("shortest") = fusedseq::cuda::SHORTEST,
+        "Which engine runs a recurrence on a GPU with this many SMs and bytes of shared memory for a block, why, and the layout of the\n"
+        "persistent one: csrc/recurrence_plan.h. on_x, on_h: different weights of the rounds on x, on h.");
   m.attr("compiler") = __VERSION__;
 }

@@ -3,11 +3,15 @@
 
 #ifdef FUSEDSEQ_CUDA
 #include "cuda_stream.h"
+#include "persistent.h"
 #include "recurrence_cuda.h"
 #include "recurrence_gradients.h"
 #include "recurrence_loop.h"
 #include "recurrence_weights.h"
 #include "vendor_product.h"
+
+#include <cstdlib>
+#include <cstring>
 
 namespace fusedseq {
 namespace {
@@ -110,12 +114,23 @@ void multiply_out(Call& call, cuda::Recurrence& r) {
   if (r.rank) call.require_done(cuda::multiply_out(r, call.product, call.workspace(cuda::multiplied_out_bytes(r))), r);
 }
 
-// The choice of the engine: any recurrence is the loop's.
+// The choice of the engine. FUSEDSEQ_RECURRENCE=loop leaves all to the loop, to compare the two.
+cuda::Plan engine(const cuda::Recurrence& r) {
+  const char* wanted = std::getenv("FUSEDSEQ_RECURRENCE");
+  return wanted && std::strcmp(wanted, "loop") == 0 ? cuda::Plan{} : cuda::persistent_plan(r);
+}
 void run_forward(Call& call, const cuda::Recurrence& r) {
-  call.require_done(cuda::loop_forward(r, call.product, call.workspace(cuda::loop_bytes(r)), call.stream), r);
+  const cuda::Plan plan = engine(r);
+  call.require_done(plan.persistent ? cuda::persistent_forward(r, plan.forward, call.product,
+                                                               call.workspace(cuda::persistent_bytes(r, plan.forward)), call.stream)
+                                    : cuda::loop_forward(r, call.product, call.workspace(cuda::loop_bytes(r)), call.stream), r);
 }
 void run_backward(Call& call, const cuda::RecurrenceBackward& g) {
-  call.require_done(cuda::loop_backward(g, call.product, call.workspace(cuda::loop_backward_bytes(g.forward)), call.stream), g.forward);
+  const cuda::Recurrence& r = g.forward;
+  const cuda::Plan plan = engine(r);
+  call.require_done(plan.persistent ? cuda::persistent_backward(g, plan.backward, call.workspace(cuda::persistent_backward_bytes(r, plan.backward)),
+                                                                call.stream)
+                                    : cuda::loop_backward(g, call.product, call.workspace(cuda::loop_backward_bytes(r)), call.stream), r);
 }
 
 ScalarType computing_type(const RecurrenceInputs& i) {

@@ -17,7 +17,7 @@ ARROWS = {
     "reference": set(),
     "_load": set(),
     "kernels": set(),
-    "fused": {"reference", "kernels", "_load"},
+    "fused": {"reference", "kernels", "_load", "_C"},
     "nn": {"fused", "reference"},
     "models": {"nn", "fused", "reference"},
     "data": set(),

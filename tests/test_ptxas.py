@@ -11,12 +11,18 @@ from fusedseq import _load
 pytestmark = pytest.mark.skipif(not _load.build_info()["nvcc"], reason="this build has no CUDA in it")
 
 
+# With weights in registers, 250 and more of them are in use: a few addresses are spilled before the loop over time, and read
+# again once a phase.
+FULL = re.compile(r"persistent_\w+_kernel<.*, Variant<1, 2, true, [1-9]")
+
+
 def test_nothing_is_spilled_or_on_the_stack():
     kernels = ptxas_table.found()
     assert {kernel.split()[0] for kernel in kernels} == {*_load.build_info()["ptxas"]}
     for kernel, gpus in kernels.items():
+        most = 64 if FULL.search(kernel) else 0
         for gpu, facts in gpus.items():
-            assert facts["spills"] == facts["stack"] == 0, f"{kernel} on {gpu}"
+            assert max(facts["spills"], facts["stack"]) <= most, f"{kernel} on {gpu}"
 
 
 def test_as_in_the_table():

@@ -1,10 +1,12 @@
 """lstm and mogrifier_lstm on CUDA as far as no GPU is needed: dtypes at the door, shapes, who runs a call. Their kernels:
 test_simt_recurrence.py."""
 
+import re
+
 import pytest
 import torch
 from fusedseq import _load, fused
-from fusedseq.fused import lstm_cudnn
+from fusedseq.fused import lstm_cudnn, recurrence_plan
 from fusedseq.testing import lstm_case, mogrifier_lstm_case
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
@@ -87,13 +89,38 @@ def test_what_is_saved_on_cuda(case, own):
     assert [t.numel() for t in found[6:]] == [0] * (len(found) > 6)
 
 
-@needs_cuda_code
-@pytest.mark.parametrize("case", CASES)
-def test_explain_names_the_engine(case):
+def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True), **options):
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
     with FakeTensorMode():
-        args, kwargs = on_cuda(CASES[case], HALF)
-        said = fused.explain(CASES[case].op, *args, **kwargs)
-    assert "on cuda, float16: csrc/recurrence_loop.cu" in said
+        case = mogrifier_lstm_case(T, B, X, H, **options) if op == "mogrifier_lstm" else lstm_case(T, B, X, H)
+        return fused.explain(op, *on_cuda(case, dtype)[0], **on_cuda(case, dtype)[1])
+
+
+@needs_cuda_code
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        (("lstm", 70, 20, 650, 650, torch.bfloat16), "persistent_forward.cu.*forward 130 blocks of 5 units, 1 group"),
+        (("lstm", 70, 20, 650, 650, torch.float32), "recurrence_loop.cu.*not persistent: .*bfloat16 and float16"),
+        (("lstm", 3, 20, 650, 650, torch.bfloat16), "recurrence_loop.cu.*fewer than 4 steps"),
+        (("lstm", 70, 20, 650, 650, torch.bfloat16, (20, 232448, True)), "recurrence_loop.cu.*hold"),
+        (("lstm", 70, 20, 650, 650, torch.bfloat16, (132, 232448, False)), "recurrence_loop.cu.*no cooperative"),
+    ],
+    ids=str,
+)
+def test_explain_names_the_engine(monkeypatch, call, wanted):
+    assert re.search(rf"on cuda, \w+: csrc/{wanted}", explained(monkeypatch, *call))
+
+
+@needs_cuda_code
+def test_explain_says_how_a_mogrifier_is_laid_out(monkeypatch):
+    size = 70, 20, 1150, 1150, torch.bfloat16
+    said = explained(monkeypatch, "mogrifier_lstm", *size, rounds=5)
+    assert re.search(
+        r"forward 128 blocks of 9 units and 9 inputs, .* 7 steps along K of W_ih in registers; backward", said
+    )
+    monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")
+    assert "FUSEDSEQ_RECURRENCE is loop" in explained(monkeypatch, "mogrifier_lstm", *size, rounds=5)
 
 
 @pytest.mark.parametrize("case", CASES)

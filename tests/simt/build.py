@@ -30,16 +30,21 @@ def as_cpp(text):
     return LAUNCH.sub(r"simt::launcher(\1, \2)(", text)
 
 
-def compiled(name, text, options):
+def compiled(name, text, options, changed_headers=None):
     """The object of a source, compiled unless it has been. What it includes is part of the key."""
     headers = [*ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/*.cuh"), *HERE.glob("*.h"), *HERE.glob("include/*")]
-    parts = [text, CXX, COMMON, options, *(path.read_text() for path in sorted(headers))]
+    texts = [path.read_text() for path in sorted(headers)]
+    parts = [text, CXX, COMMON, options, *texts, repr(changed_headers or "")]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     folder = ROOT / "build/simt" / key
     out = folder / f"{name}.o"
     if not out.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)  # here, for the name in debug information
+        for file, content in {
+            name: text,
+            **(changed_headers or {}),
+        }.items():  # here, for the names in debug information;
+            (folder / file).write_text(content)  # and a header beside its source is the one that is included
         part = out.with_suffix(f".{os.getpid()}")
         folders = f"-I{HERE / 'include'}", f"-I{ROOT / 'csrc'}", f"-I{HERE}"
         subprocess.run(
@@ -52,15 +57,23 @@ def compiled(name, text, options):
 def library(mode, changes=None):
     """The shared library with all kernels: its path.
 
-    mode: "plain", or "checked" with a look at every access to memory    changes: {source: {old text: new text}}
+    mode: "plain", or "checked" with a look at every access to memory
+    changes: {source: {old text: new text}}; of a header (name.cuh) for the sources that include it by name
     """
-    sources = [(path.name, path.read_text(), "-O2") for path in sorted(HERE.glob("*.cpp"))]
-    for path in sorted([*ROOT.glob("csrc/*.cu"), *HERE.glob("*.cu")]):
+
+    def text_of(path):
         text = path.read_text()
         for old, new in (changes or {}).get(path.name, {}).items():
             assert text.count(old) == 1, f"{path.name} has {text.count(old)} times {old!r}"
             text = text.replace(old, new)
-        sources.append((path.name, as_cpp(text), KERNELS[mode]))
+        return text
+
+    headers = {name: text_of(ROOT / "csrc" / name) for name in (changes or {}) if name.endswith(".cuh")}
+    sources = [(path.name, path.read_text(), "-O2") for path in sorted(HERE.glob("*.cpp"))]
+    for path in sorted([*ROOT.glob("csrc/*.cu"), *HERE.glob("*.cu")]):
+        text = text_of(path)
+        included = {name: content for name, content in headers.items() if f'#include "{name}"' in text}
+        sources.append((path.name, as_cpp(text), KERNELS[mode], included))
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         objects = list(threads.map(lambda source: compiled(*source), sources))
     key = hashlib.sha256(" ".join(map(str, objects)).encode()).hexdigest()[:16]

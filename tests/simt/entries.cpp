@@ -3,6 +3,7 @@
 #include "dropout_cuda.h"
 #include "embedding_cuda.h"
 #include "nt_asgd_cuda.h"
+#include "persistent.h"
 #include "recurrence.cuh"
 #include "recurrence_gradients.h"
 #include "recurrence_loop.h"
@@ -90,4 +91,17 @@ EXPORT const char* activation_regularization_backward(int type, int64_t T, int64
                                                       double beta, const void* dloss, void* ddropped, void* draw) {
   return cuda::activation_regularization_backward({cuda::Type(type), T, N, dropped, raw, alpha, beta, nullptr, nullptr, dloss, ddropped, draw},
                                                   nullptr);
+}
+
+EXPORT int64_t persistent_bytes(const cuda::Recurrence* r) { return cuda::persistent_bytes(*r, cuda::persistent_plan(*r, 1).forward); }
+EXPORT int64_t persistent_backward_bytes(const cuda::RecurrenceBackward* g) {
+  return cuda::persistent_backward_bytes(g->forward, cuda::persistent_plan(g->forward, 1).backward);
+}
+EXPORT const char* persistent_forward(const cuda::Recurrence* r, void* workspace) {
+  const cuda::Plan plan = cuda::persistent_plan(*r, 1);
+  return plan.persistent ? cuda::persistent_forward(*r, plan.forward, PLAIN, workspace, nullptr) : plan.why;
+}
+EXPORT const char* persistent_backward(const cuda::RecurrenceBackward* g, void* workspace) {
+  const cuda::Plan plan = cuda::persistent_plan(g->forward, 1);
+  return plan.persistent ? cuda::persistent_backward(*g, plan.backward, workspace, nullptr) : plan.why;
 }

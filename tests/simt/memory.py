@@ -46,6 +46,8 @@ RECURRENCES = {
     "multiply_out": ("multiplied_out_bytes", POINTER(Recurrence)),
     "loop_forward": ("loop_bytes", POINTER(Recurrence)),
     "loop_backward": ("loop_backward_bytes", POINTER(RecurrenceBackward)),
+    "persistent_forward": ("persistent_bytes", POINTER(Recurrence)),
+    "persistent_backward": ("persistent_backward_bytes", POINTER(RecurrenceBackward)),
     "gradients": ("gradients_bytes", POINTER(RecurrenceGradients)),
 }
 

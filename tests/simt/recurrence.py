@@ -28,7 +28,7 @@ def each_round(rounds, q, r):
 
 class Simulation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, kernels, seed, lengths, rounds, options, names, *tensors):
+    def forward(ctx, kernels, engine, seed, lengths, rounds, options, names, *tensors):
         s = dict.fromkeys(["b", *ROUND_WEIGHTS]) | dict(zip(names, map(kernels.copy, tensors), strict=True))
         x, h0 = s["x"], s["h0"]
         (T, B, X), H, own = x.shape, h0.size(1), x.dtype
@@ -63,9 +63,9 @@ class Simulation(torch.autograd.Function):
         r.F[:] = each_round(rounds, s["Q_factor"], s["R_factor"])
         r.bias[:] = each_round(rounds, s["Q_bias"], s["R_bias"])
         ctx.keep = [kernels.recur("multiply_out", r, seed)] if factored else []
-        kernels.recur("loop_forward", r, seed)
+        kernels.recur(f"{engine}_forward", r, seed)
         ctx.keep += [s, lengths, key, y, saved]
-        ctx.kernels, ctx.seed, ctx.r, ctx.names = kernels, seed, r, names
+        ctx.kernels, ctx.engine, ctx.seed, ctx.r, ctx.names = kernels, engine, seed, r, names
         return y.clone(), h.clone(), c.clone()
 
     @staticmethod
@@ -81,14 +81,14 @@ class Simulation(torch.autograd.Function):
             r, *(t.data_ptr() for t in upstream), dz.data_ptr(), dround.data_ptr(), dx if r.rounds else None,
             d["h0"].data_ptr(), d["c0"].data_ptr()
         )  # fmt: skip
-        kernels.recur("loop_backward", g, ctx.seed)
+        kernels.recur(f"{ctx.engine}_backward", g, ctx.seed)
         db = None if d["b"] is None else d["b"].data_ptr()
         w = RecurrenceGradients(g, None if r.rounds else dx, d["W_ih"].data_ptr(), d["W_hh"].data_ptr(), db)
         w.dQ[:] = each_round(r.rounds, d["Q"], d["R"])
         w.dF[:] = each_round(r.rounds, d["Q_factor"], d["R_factor"])
         w.dbias[:] = each_round(r.rounds, d["Q_bias"], d["R_bias"])
         kernels.recur("gradients", w, ctx.seed)
-        return (None,) * 6 + tuple(d[name].clone() for name in ctx.names)
+        return (None,) * 7 + tuple(d[name].clone() for name in ctx.names)
 
 
 NO_OPTIONS = {
@@ -97,12 +97,14 @@ NO_OPTIONS = {
 }  # fmt: skip
 
 
-def operators(kernels, order):
-    """{name: function}; order: the seed of the order in which threads run"""
+def operators(kernels, order, engine="loop"):
+    """{name: function}; order: the seed of the order in which threads run    engine: loop or persistent"""
 
     def call(tensors, lengths, rounds, options):
         given = {name: t for name, t in tensors.items() if t is not None}
-        y, h, c = Simulation.apply(kernels, order, lengths, rounds, NO_OPTIONS | options, list(given), *given.values())
+        y, h, c = Simulation.apply(
+            kernels, engine, order, lengths, rounds, NO_OPTIONS | options, list(given), *given.values()
+        )
         return y, (h, c)
 
     def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None, **options):

@@ -4,7 +4,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fusedseq import _load, kernels, reference
-from fusedseq.fused import lstm_cudnn
+from fusedseq.fused import lstm_cudnn, recurrence_plan
 
 # op: the file of its CPU kernel, and what there is to say of it.
 CPU_KERNELS = {
@@ -24,12 +24,7 @@ CPU_KERNELS = {
     "weight_drop": ("csrc/cpu/pointwise.h", "the mask made on the way"),
 }
 
-CUDA_SOURCES = {  # where it has not the operator's name
-    "locked_dropout": "csrc/dropout.cu",
-    "lstm": "csrc/recurrence_loop.cu, torch's product and a kernel a step; the input's product hoisted",
-    "mogrifier_lstm": "csrc/recurrence_loop.cu, torch's product and a kernel for each round and the gates of a step",
-    "weight_drop": "csrc/dropout.cu",
-}
+CUDA_SOURCES = {"locked_dropout": "dropout", "weight_drop": "dropout"}  # where it has not the operator's name
 
 # In the order of AttentionKernel in csrc/cpu/kernels.h.
 ATTENTION_KERNELS = [
@@ -62,11 +57,13 @@ def explain(op, *args, **kwargs):
     if key not in ("CPU", "CUDA") or not torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedseq::{called}", key):
         return f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; fusedseq.reference.{name} runs there"
     if key == "CUDA":
-        kernel = CUDA_SOURCES.get(name, f"csrc/{name}.cu")
+        kernel = f"csrc/{CUDA_SOURCES.get(name, name)}.cu"
         if called in kernels.MODULES:
             kernel = kernels.explain(called, *args, **kwargs)
         elif name == "lstm" and cudnn_takes(*args, **kwargs):
             kernel = "cuDNN's persistent kernel, by torch, for its sizes and float16"
+        elif name in recurrence_plan.LOOP:
+            kernel = recurrence_plan.explain(name, recurrence_plan.this_gpu(tensors[0].device), *args, **kwargs)
         return f"{name} on {device}, {dtype}: {kernel}"
     file, why = CPU_KERNELS[name]
     if name == "mogrifier_lstm" and kwargs.get("rounds") == 0:

@@ -13,6 +13,7 @@
 #define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) alignas(n)
 // Of the library's thread-local memory, which the runtime poisons before each block. No initialisers, as in CUDA.
 #define __shared__ __constinit thread_local

@@ -1,0 +1,302 @@
+// What persistent_forward.cu and persistent_backward.cu share: vectors that all blocks exchange in every phase of a step,
+// and products of them with weights that stay in shared memory.
+//
+// A vector is (rows, K): h, x or the gates' gradients of all rows of a group. Each block publishes its own columns of it
+// and reads all of it. It stands in memory as mma reads its A operand, (tiles, k-steps, lanes, 8 elements): a lane takes 16
+// bytes at once, from the L2 cache to registers, since no other warp of the block reads them. Vector number `epoch`
+// is in slot epoch % SLOTS of the vectors of its kind. A producer stores, meets its group at a barrier, and one thread
+// releases the epoch to the block's flag; a warp that reads waits for the flags of the blocks whose columns it takes.
+// Every block reads each vector before it publishes the next: two slots would do.
+//
+// What limits it: r + 1 exchanges a step, about 1 us each by arithmetic; at B 64 and more the vectors' way from L2 to each of
+// the SMs. Nothing of this has been timed on a GPU.
+#pragma once
+#include <ptx.cuh>
+
+#include "pack.cuh"
+#include "philox.h"
+#include "recurrence_cuda.h"
+#include "recurrence_plan.h"
+
+namespace fusedseq::cuda {
+
+constexpr int SLOTS = 4;
+
+// Where a kind of vector stands in a group's part of the exchange.
+struct Kind {
+  int64_t first;      // element
+  int steps, K;       // along K, of 16; the width
+  int columns;        // that a block owns of it
+};
+
+// What a launch is given beside the recurrence.
+struct Exchange {
+  uint32_t* flags;    // (replicas, groups, blocks), zero
+  void* vectors;      // (replicas, groups, group_elements)  S, zero
+  int64_t group_elements;
+};
+
+template <class S> __device__ __forceinline__ uint16_t bits_of(float v) {
+  const S rounded = S(v);
+  uint16_t bits;
+  memcpy(&bits, &rounded, 2);
+  return bits;
+}
+template <class S> __device__ __forceinline__ uint32_t pair_of(float a, float b) {
+  return bits_of<S>(a) | uint32_t(bits_of<S>(b)) << 16;
+}
+template <class S> __device__ __forceinline__ float low(uint32_t pair) {
+  const uint16_t bits = uint16_t(pair);
+  S v;
+  memcpy(&v, &bits, 2);
+  return float(v);
+}
+template <class S> __device__ __forceinline__ float high(uint32_t pair) { return low<S>(pair >> 16); }
+// Where step t begins in a tensor of that many elements a step: 64 bits of address here, and 32 for what is added to it.
+template <class T> __device__ __forceinline__ T* step_of(void* p, int64_t t, int64_t elements) { return static_cast<T*>(p) + t * elements; }
+template <class T> __device__ __forceinline__ const T* step_of(const void* p, int64_t t, int64_t elements) {
+  return static_cast<const T*>(p) + t * elements;
+}
+
+// Element (row, col) of a vector of `steps`.
+__device__ __forceinline__ int place(int row, int col, int steps) {
+  return (((row / 16 * steps + col / 16) * 32 + row % 8 * 4 + col % 16 / 4) * 2 + row % 16 / 8) * 4 + col % 4;
+}
+
+// A part of the mask, for one element.
+__device__ __forceinline__ bool kept(const int64_t* seed, const Mask& m, int64_t row, int64_t j, int64_t width) {
+  return philox_word(uint64_t(*seed) + m.stream, uint64_t(row * ((width + 3) / 4) + j / 4), int(j % 4)) >= m.threshold;
+}
+
+// What a unit of row (t, b) takes of its new value.
+__device__ __forceinline__ float zoneout_update(const Recurrence& r, const Mask& m, int64_t row, int64_t j) {
+  if (!r.training) return float(1 - m.p);
+  return kept(r.seed, m, row, j, r.H) ? 1.f : 0.f;
+}
+
+// An element of W_hh, as its mask leaves it.
+template <class S> __device__ __forceinline__ S dropped_weight(const Recurrence& r, int64_t row, int64_t j) {
+  const S w = static_cast<const S*>(r.W_hh)[row * r.H + j];
+  if (!r.weight.threshold) return w;
+  const bool keep = r.weight_by_row ? kept(r.seed, r.weight, 0, row, 4 * r.H) : kept(r.seed, r.weight, row, j, r.H);
+  return keep ? S(float(w) * float(r.weight.scale)) : S(0.f);
+}
+
+// The columns of a vector's kind that a block owns.
+struct Columns {
+  int first, count;
+  __device__ __forceinline__ Columns(int block, int each, int width)
+      : first(block * each), count(width - first < each ? (width > first ? width - first : 0) : each) {}
+};
+
+// The k-steps of a vector that a warp takes.
+struct Slice { int begin, end; };
+template <class V> __device__ __forceinline__ Slice slice(int steps, int warp) {
+  return {steps * warp / V::SPLIT, steps * (warp + 1) / V::SPLIT};
+}
+
+// ---- weights in shared memory: (k-steps, columns, 16). Of the first V::KEPT k-steps of each warp's slice, the first
+// KEPT_COLUMNS can be in its registers instead; what is left of these k-steps stands behind the others.
+
+// element(n, k): of column n.    returns what is behind the weights
+template <class V, int KEPT, int KEPT_COLUMNS, class S, class F>
+__device__ __forceinline__ S* fill(S* to, int columns, int K, F element) {
+  const int steps = (K + 15) / 16, left = columns < KEPT_COLUMNS ? 0 : columns - KEPT_COLUMNS;
+  S* rest = to + (steps - KEPT * V::SPLIT) * columns * 16;
+  for (int i = threadIdx.x; i < steps * 16 * columns; i += blockDim.x) {
+    const int n = i / (steps * 16), k = i - n * steps * 16, step = k / 16;
+    const int warp = KEPT ? ((step + 1) * V::SPLIT - 1) / steps : 0, of_slice = step - slice<V>(steps, warp).begin;
+    const S value = k < K ? element(n, k) : S(0.f);
+    if (KEPT == 0 || of_slice >= KEPT) to[((KEPT ? step - (warp + 1) * KEPT : step) * columns + n) * 16 + k % 16] = value;
+    else if (n >= KEPT_COLUMNS) rest[((warp * KEPT + of_slice) * left + n - KEPT_COLUMNS) * 16 + k % 16] = value;
+  }
+  return rest + KEPT * V::SPLIT * left * 16;
+}
+
+template <class S> struct Weights {
+  const S* shared = nullptr;
+  int columns = 0;
+  // The B operand of tile n: elements 4 (lane % 4) .. + 3 of column 8 n + lane / 4.
+  __device__ __forceinline__ uint2 operand(int step, int n, int lane) const {
+    const int column = 8 * n + lane / 4;
+    if (column >= columns) return uint2{0, 0};
+    return *reinterpret_cast<const uint2*>(shared + (step * columns + column) * 16 + lane % 4 * 4);
+  }
+};
+
+template <class V, int N> struct Kept {
+  uint2 operand[V::KEPT ? V::KEPT : 1][N];
+  template <class S, class F> __device__ __forceinline__ void load(int columns, int K, int warp, int lane, F element) {
+    const int begin = slice<V>((K + 15) / 16, warp).begin;
+#pragma unroll
+    for (int u = 0; u < V::KEPT; ++u)
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const int column = 8 * n + lane / 4, k = (begin + u) * 16 + lane % 4 * 4;
+        uint32_t half[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const S w = column < columns && k + i < K ? element(column, k + i) : S(0.f);
+          uint16_t bits;
+          memcpy(&bits, &w, 2);
+          half[i] = bits;
+        }
+        operand[u][n] = uint2{half[0] | half[1] << 16, half[2] | half[3] << 16};
+      }
+  }
+};
+
+// ---- a group of warps, and the rows it has
+
+template <class V, int N> struct Sums { float v[V::TILES][N][4]; };
+template <class V, int N> __device__ __forceinline__ void clear(Sums<V, N>& s) {
+#pragma unroll
+  for (int m = 0; m < V::TILES; ++m)
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s.v[m][n][i] = 0;
+}
+
+template <class S, class V, int N>
+__device__ __forceinline__ void add(Sums<V, N>& s, const uint4 (&a)[V::TILES], int n, uint2 b) {
+#pragma unroll
+  for (int m = 0; m < V::TILES; ++m) {
+    const uint32_t rows[4] = {a[m].x, a[m].z, a[m].y, a[m].w}, columns[2] = {b.x, b.y};
+    ptx::mma(s.v[m][n], rows, columns, S());
+  }
+}
+
+template <class S, class V> struct Group {
+  int block, number, warp, thread, lane;  // thread: of the group; warp likewise
+  int first_row;                          // in the batch
+  int rows;
+  uint32_t* flags;
+  S* vectors;
+  float* partial;                         // (SPLIT, 16 PASS, stride)
+
+  __device__ __forceinline__ Group(const Layout& l, const Exchange& e, int64_t B)
+      : block(int(blockIdx.x) % l.blocks), number(int(threadIdx.x) / V::THREADS), warp(int(threadIdx.x) % V::THREADS / 32),
+        thread(int(threadIdx.x) % V::THREADS), lane(int(threadIdx.x) % 32) {
+    const int replica = int(blockIdx.x) / l.blocks, index = replica * V::GROUPS + number;
+    const int of_replica = int((replica + 1) * l.rows < B ? (replica + 1) * l.rows : B);
+    const int most = int((l.rows + 16 * V::GROUPS - 1) / (16 * V::GROUPS)) * 16;
+    first_row = replica * int(l.rows) + number * most;
+    rows = first_row >= of_replica ? 0 : of_replica - first_row < most ? of_replica - first_row : most;
+    flags = e.flags + index * l.blocks;
+    vectors = static_cast<S*>(e.vectors) + index * e.group_elements;
+  }
+
+  __device__ __forceinline__ S* vector(const Kind& kind, uint32_t epoch) const {
+    return vectors + kind.first + int64_t(epoch % SLOTS) * V::TILES * kind.steps * 256;
+  }
+  __device__ __forceinline__ void meet() const { ptx::barrier(1 + number, V::THREADS); }
+  __device__ __forceinline__ void publish(uint32_t epoch) const {
+    meet();
+    if (thread == 0) ptx::store_release(flags + block, epoch);
+  }
+  // Until all columns of the slice have been published.
+  __device__ __forceinline__ void wait(const Kind& kind, Slice s, uint32_t epoch) const {
+    const int end = s.end * 16 < kind.K ? s.end * 16 : kind.K;
+    if (end > s.begin * 16)
+      for (int p = s.begin * 16 / kind.columns + lane; p <= (end - 1) / kind.columns; p += 32)
+        while (int32_t(ptx::load_acquire(flags + p) - epoch) < 0) ptx::pause();
+    __syncwarp();
+  }
+
+  // The A operands of COUNT k-steps from `step` on; zero past the slice's end and the group's rows.
+  template <int COUNT>
+  __device__ __forceinline__ void load(uint4 (&a)[COUNT][V::TILES], const S* vector, int steps, int step, int end) const {
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u)
+#pragma unroll
+      for (int m = 0; m < V::TILES; ++m)
+        a[u][m] = step + u < end && m * 16 + lane / 4 < rows
+                      ? ptx::load_relaxed(reinterpret_cast<const uint4*>(vector) + ((m * steps + step + u) * 32 + lane))
+                      : uint4{0, 0, 0, 0};
+  }
+
+  // This warp's part of the product of a vector: use(step, a) for each k-step of its slice.
+  template <int LOADS, class F> __device__ __forceinline__ void multiply(const Kind& kind, uint32_t epoch, F use) const {
+    const Slice s = slice<V>(kind.steps, warp);
+    wait(kind, s, epoch);
+    const S* v = vector(kind, epoch);
+#pragma unroll 1
+    for (int step = s.begin; step < s.end; step += LOADS) {
+      uint4 a[LOADS][V::TILES];
+      load(a, v, kind.steps, step, s.end);
+#pragma unroll
+      for (int u = 0; u < LOADS; ++u)
+        if (step + u < s.end) use(step + u, a[u]);
+    }
+  }
+  // The same where the first V::KEPT k-steps have weights in registers: keep(u, a) for those.
+  template <int LOADS, class K, class F>
+  __device__ __forceinline__ void multiply(const Kind& kind, uint32_t epoch, K keep, F use) const {
+    const Slice s = slice<V>(kind.steps, warp);
+    wait(kind, s, epoch);
+    const S* v = vector(kind, epoch);
+#pragma unroll
+    for (int first = 0; first < V::KEPT; first += LOADS) {
+      uint4 a[LOADS][V::TILES];
+      load(a, v, kind.steps, s.begin + first, s.begin + V::KEPT);
+#pragma unroll
+      for (int u = 0; u < LOADS; ++u)
+        if (first + u < V::KEPT) keep(first + u, a[u]);
+    }
+#pragma unroll 1
+    for (int step = s.begin + V::KEPT; step < s.end; step += LOADS) {
+      uint4 a[LOADS][V::TILES];
+      load(a, v, kind.steps, step, s.end);
+#pragma unroll
+      for (int u = 0; u < LOADS; ++u)
+        if (step + u < s.end) use(step + u, a[u]);
+    }
+  }
+
+  // Lays the sums of a pass out for all of the group to add up, from a column on.
+  template <int N, int STRIDE> __device__ __forceinline__ void lay(const Sums<V, N>& sums, int pass, int column) const {
+#pragma unroll
+    for (int m = 0; m < V::PASS; ++m)
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (n * 8 + lane % 4 * 2 >= STRIDE) continue;  // a column that nobody owns
+          float* to = partial + ((warp * V::PASS + m) * 16 + half * 8 + lane / 4) * STRIDE + column + n * 8 + lane % 4 * 2;
+          const float* from = sums.v[pass * V::PASS + m][n] + half * 2;
+          *reinterpret_cast<float2*>(to) = float2{from[0], from[1]};
+        }
+  }
+  template <int STRIDE> __device__ __forceinline__ float sum(int row_of_pass, int column) const {
+    float s = 0;
+#pragma unroll
+    for (int w = 0; w < V::SPLIT; ++w) s += partial[(w * V::PASS * 16 + row_of_pass) * STRIDE + column];
+    return s;
+  }
+  template <int STRIDE> __device__ __forceinline__ float4 sum4(int row_of_pass, int column) const {
+    float4 s = {0, 0, 0, 0};
+#pragma unroll
+    for (int w = 0; w < V::SPLIT; ++w) {
+      const float4 p = *reinterpret_cast<const float4*>(partial + (w * V::PASS * 16 + row_of_pass) * STRIDE + column);
+      s.x += p.x, s.y += p.y, s.z += p.z, s.w += p.w;
+    }
+    return s;
+  }
+};
+
+// The elements of a group's rows that a thread owns, in the block's columns of one kind: PER_PASS of each pass. Where they
+// are is worked out anew each time, which costs less than the registers to keep it.
+template <class V, int MOST> struct Owned {
+  static constexpr int PER_PASS = (V::PASS * 16 * MOST + V::THREADS - 1) / V::THREADS, COUNT = V::PASSES * PER_PASS;
+  int thread, rows, columns;
+  uint32_t reciprocal;  // of columns, times 2^16: exact for the few elements there are
+  template <class G> __device__ __forceinline__ Owned(const G& g, int columns)
+      : thread(g.thread), rows(g.rows), columns(columns), reciprocal(columns ? 65536 / columns + 1 : 0) {}
+  __device__ __forceinline__ int row_of_pass(int e) const { return int((thread + e % PER_PASS * V::THREADS) * reciprocal >> 16); }
+  __device__ __forceinline__ int row(int e) const { return e / PER_PASS * V::PASS * 16 + row_of_pass(e); }
+  __device__ __forceinline__ int column(int e) const { return thread + e % PER_PASS * V::THREADS - row_of_pass(e) * columns; }
+  __device__ __forceinline__ bool operator[](int e) const { return columns && row_of_pass(e) < V::PASS * 16 && row(e) < rows; }
+};
+
+}  // namespace fusedseq::cuda

@@ -1,0 +1,61 @@
+"""What csrc/recurrence_plan.h says of a call of lstm or mogrifier_lstm on a GPU, in words: for `explain`."""
+
+import inspect
+import os
+
+import torch
+
+from fusedseq import _C, reference
+
+LOOP = {
+    "lstm": "csrc/recurrence_loop.cu, torch's product and a kernel a step; the input's product hoisted",
+    "mogrifier_lstm": "csrc/recurrence_loop.cu, torch's product and a kernel for each round and the gates of a step",
+}
+
+
+def plan(op, gpu, *args, **kwargs):
+    """The plan of a call: a dict of `_C.recurrence_plan`.
+
+    gpu: (SMs, bytes of shared memory that a block can have, whether it has cooperative launches)
+    """
+    bound = inspect.signature(getattr(reference, op)).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    (T, B, X), H, rounds = given["x"].shape, given["h0"].size(1), given.get("rounds", 0)
+    on_x, on_h = (weights(given[name], uses) if uses else 0
+                  for name, uses in (("Q", (rounds + 1) // 2), ("R", rounds // 2))) if rounds else (0, 0)  # fmt: skip
+    half = given["x"].dtype in (torch.bfloat16, torch.float16)
+    return _C.recurrence_plan(T, B, X, H, rounds, on_x, on_h, half, *gpu)
+
+
+def weights(weight, uses):
+    """How many different ones there are."""
+    return min(uses, len(weight if isinstance(weight, torch.Tensor) else weight[0]))
+
+
+def this_gpu(device):
+    facts = torch.cuda.get_device_properties(device)
+    # (torch's type stubs do not know the attribute)
+    return facts.multi_processor_count, getattr(facts, "shared_memory_per_block_optin"), facts.major >= 6  # noqa: B009
+
+
+def layout(direction, found):
+    copies = f"{found['replicas']} x " if found["replicas"] > 1 else ""
+    kept = f", {found['kept']} steps along K of W_ih in registers" if found["kept"] else ""
+    inputs = f" and {found['columns_x']} inputs" if found["columns_x"] else ""
+    return (
+        f"{direction} {copies}{found['blocks']} blocks of {found['columns_h']} units{inputs}, {found['groups']} group"
+        f"{'s' * (found['groups'] > 1)} of rows, {found['shared'] / 1024:.0f} KiB of shared memory{kept}"
+    )
+
+
+def explain(op, gpu, *args, **kwargs):
+    """Which engine, how it is laid out, and why."""
+    if os.environ.get("FUSEDSEQ_RECURRENCE") == "loop":
+        return f"{LOOP[op]}; FUSEDSEQ_RECURRENCE is loop"
+    found = plan(op, gpu, *args, **kwargs)
+    if not found["persistent"]:
+        return f"{LOOP[op]}; not persistent: {found['why']}"
+    return f"csrc/persistent_forward.cu, csrc/persistent_backward.cu: {found['why']}; " + "; ".join(
+        layout(direction, found[direction]) for direction in ("forward", "backward")
+    )

@@ -1,0 +1,240 @@
+"""The persistent engine of lstm and mogrifier_lstm, csrc/persistent_*.cu, on the CPU: on a simulated GPU of few
+multiprocessors, against autograd of the oracle in fp64; and the plan that picks its layout."""
+
+import platform
+import shutil
+
+import pytest
+import torch
+from fusedseq import _C, testing
+from simt import build
+from simt.memory import Simulated
+from simt.recurrence import operators
+from test_simt_recurrence import OPTIONS, lstm, mogrifier
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not shutil.which(build.CXX), reason="tests/simt needs g++ on x86-64"
+)
+HALVES = [torch.bfloat16, torch.float16]
+VARIANTS = {"forward": "with_variant<FORWARD_KEPT>(l, Launch<{}>{{p, stream}})",
+            "backward": "with_variant<BACKWARD_KEPT>(l, Launch<{}>{{p, stream}})"}  # fmt: skip
+# One variant of the kernels in fp16: they are compiled in bf16 one and all, and nothing else differs.
+SMALL = {
+    f"persistent_{direction}.cu": {text.format("__half"): "Launch<__half>{p, stream}(Variant<1, 2, false>())"}
+    for direction, text in VARIANTS.items()
+}
+H200 = {"sms": 132, "shared": 232448, "cooperative": True}
+
+
+@pytest.fixture(scope="module")
+def libraries():
+    return {mode: build.library(mode, SMALL) for mode in ("plain", "checked")}
+
+
+def check(path, op, args, kwargs, order=0, **gpu):
+    with Simulated(path) as kernels:
+        kernels.device(**{"sms": 4, **gpu})
+        testing.check(op, args, kwargs, function=operators(kernels, order, "persistent")[op])
+
+
+def plan(steps, B, X, H, rounds, on_x=None, on_h=None, half=True, **gpu):
+    gpu = H200 | gpu
+    on_x, on_h = (rounds + 1) // 2 if on_x is None else on_x, rounds // 2 if on_h is None else on_h
+    return _C.recurrence_plan(
+        steps, B, X, H, rounds, on_x, on_h, half, gpu["sms"], gpu["shared"], gpu["cooperative"], min(steps, 4)
+    )
+
+
+# ---- the kernels
+
+SIZES = [(1, 5, 3, 1), (3, 2, 2, 3), (4, 5, 9, 17)]  # T, B, X, H
+
+
+@pytest.mark.parametrize("own", HALVES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize(("bias", "lengths"), [(True, False), (False, True)])
+def test_lstm(libraries, own, size, bias, lengths):
+    check(libraries["plain"], "lstm", *lstm(size, own, bias, lengths), order=sum(size))
+
+
+@pytest.mark.parametrize("own", HALVES, ids=str)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_mogrifier_lstm(libraries, own, size, options):
+    check(libraries["plain"], "mogrifier_lstm", *mogrifier(size, own, **OPTIONS[options]), order=sum(size))
+
+
+@pytest.mark.parametrize("variational", [False, True])
+@pytest.mark.parametrize("p", [0.4, 1.0])
+def test_weights_are_dropped_as_they_are_loaded(libraries, p, variational):
+    dropped = {"weight_drop": p, "variational": variational, "seed": 5}
+    args, kwargs = lstm((3, 5, 9, 17), torch.bfloat16)
+    check(libraries["plain"], "lstm", args, kwargs | dropped)
+    args, kwargs = mogrifier((3, 5, 9, 17), torch.bfloat16, rounds=2)
+    check(libraries["plain"], "mogrifier_lstm", args, kwargs | dropped)
+
+
+# What a layout is, and a size and a number of SMs that make it: rounds, (T, B, X, H), SMs.
+LAYOUTS = {
+    "several k-steps, 6 columns": (5, (2, 20, 70, 64), 11),
+    "more blocks than inputs": (3, (2, 3, 3, 40), 12),
+    "wide": (5, (2, 5, 50, 64), 8),
+    "wide in x": (4, (2, 20, 30, 9), 3),
+    "two groups": (3, (2, 33, 20, 33), 6),
+    "two wide groups": (3, (2, 40, 33, 40), 5),
+    "two groups, three tiles": (3, (2, 70, 20, 33), 6),
+    "two wide groups, three tiles, plain": (0, (2, 70, 20, 40), 5),
+    "two replicas": (3, (2, 40, 20, 33), 12),
+    "two replicas, two groups": (2, (2, 67, 9, 17), 8),
+}
+MADE = {  # replicas, groups, tiles, wide
+    "several k-steps, 6 columns": (1, 1, 2, False),
+    "more blocks than inputs": (1, 1, 2, False),
+    "wide": (1, 1, 2, True),
+    "wide in x": (1, 1, 2, True),
+    "two groups": (1, 2, 3, False),
+    "two wide groups": (1, 2, 2, True),
+    "two groups, three tiles": (1, 2, 3, False),
+    "two wide groups, three tiles, plain": (1, 2, 3, True),
+    "two replicas": (2, 1, 2, False),
+    "two replicas, two groups": (2, 2, 3, False),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout(libraries, layout):
+    rounds, (T, B, X, H), sms = LAYOUTS[layout]
+    for found in (plan(T, B, X, H, rounds, sms=sms)[direction] for direction in ("forward", "backward")):
+        assert tuple(found[name] for name in ("replicas", "groups", "tiles", "wide")) == MADE[layout]
+    size, own = (T, B, X, H), torch.bfloat16
+    if rounds:
+        check(libraries["plain"], "mogrifier_lstm", *mogrifier(size, own, rounds, state_dropout=0.3), order=1, sms=sms)
+    else:
+        check(libraries["plain"], "lstm", *lstm(size, own), order=1, sms=sms)
+
+
+def test_weights_in_registers(libraries):
+    T, B, X, H, rounds, sms = 1, 3, 912, 912, 2, 100
+    small = {"sms": sms, "shared": 190000}
+    layouts = plan(T, B, X, H, rounds, **small)
+    assert layouts["persistent"]
+    assert layouts["forward"]["kept"]
+    assert layouts["backward"]["kept"]
+    check(libraries["plain"], "mogrifier_lstm", *mogrifier((T, B, X, H), torch.bfloat16, rounds), **small)
+
+
+@pytest.mark.parametrize("options", [None, "five rounds", "dropped", "low rank, shared"])
+@pytest.mark.parametrize("order", [1, 2])
+def test_nothing_races_or_reads_what_is_not_there(libraries, options, order):
+    if options:
+        call = "mogrifier_lstm", *mogrifier((3, 5, 9, 17), torch.bfloat16, **OPTIONS[options])
+    else:
+        call = "lstm", *lstm((3, 5, 9, 17), torch.bfloat16)
+    check(libraries["checked"], *call, order=order)
+
+
+def test_two_runs_give_the_same_bits(libraries):
+    args, kwargs = mogrifier((4, 5, 9, 17), torch.bfloat16, rounds=5)
+
+    def run(order):
+        with Simulated(libraries["plain"]) as kernels:
+            kernels.device(sms=4)
+            leaves = [t.clone().requires_grad_() for t in args]
+            y, _ = operators(kernels, order, "persistent")["mogrifier_lstm"](*leaves, **kwargs)
+            return [y, *torch.autograd.grad(y.float().square().sum(), leaves)]
+
+    for first, second in zip(run(3), run(8), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_a_gpu_without_cooperative_launch_is_refused(libraries):
+    with pytest.raises(RuntimeError, match="no cooperative launch"):
+        check(libraries["plain"], "lstm", *lstm((4, 5, 9, 17), torch.bfloat16), cooperative=False)
+
+
+# One variant is enough to see them, and compiles in a moment.
+ONE = {
+    f"persistent_{direction}.cu": {
+        text.format(kind): f"Launch<{kind}>{{p, stream}}(Variant<1, 2, false>())"
+        for kind in ("__half", "__nv_bfloat16")
+    }
+    for direction, text in VARIANTS.items()
+}
+MOGRIFIER = mogrifier((4, 5, 9, 17), torch.bfloat16, rounds=5)
+DEFECTS = {  # old, new, a call that shows it and on how many SMs
+    "no barrier before the flag": (
+        "    meet();\n    if (thread == 0) ptx::store_release", "    if (thread == 0) ptx::store_release", *MOGRIFIER, 4),
+    "no wait": (
+        "ptx::load_acquire(flags + p) - epoch) < 0", "ptx::load_acquire(flags + p) - epoch) < -9999", *MOGRIFIER, 4),
+    "one slot": ("constexpr int SLOTS = 4;", "constexpr int SLOTS = 1;", *lstm((5, 5, 9, 17), torch.bfloat16), 4),
+    "rows of another replica": (
+        "first_row = replica * int(l.rows)", "first_row = 0", *mogrifier((2, 40, 9, 17), torch.bfloat16, rounds=2), 12),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_is_seen(defect):
+    old, new, args, kwargs, sms = DEFECTS[defect]
+    path = build.library("plain", {**ONE, "persistent.cuh": {old: new}})
+    op = "mogrifier_lstm" if "rounds" in kwargs else "lstm"
+    check(build.library("plain", ONE), op, args, kwargs, order=1, sms=sms)
+    seen = 0
+    for order in range(1, 6):
+        try:
+            check(path, op, args, kwargs, order=order, sms=sms)
+        except (AssertionError, RuntimeError):
+            seen += 1
+    assert seen
+
+
+# ---- the plan
+
+CASES = {  # of research and issue: steps, B, X, H, rounds -> persistent
+    "650": ((70, 20, 650, 650, 5), True),
+    "650, B 80": ((70, 80, 650, 650, 5), True),
+    "912 multiplied out": ((70, 64, 912, 912, 5), True),
+    "1150": ((70, 20, 1150, 1150, 5), True),
+    "1150, B 80": ((70, 80, 1150, 1150, 5), False),
+    "1150 plain": ((70, 20, 1150, 1150, 0), True),
+    "1150 plain, B 80": ((70, 80, 1150, 1150, 0), True),
+    "first layer of AWD": ((70, 20, 400, 1150, 5), True),
+    "last layer of AWD": ((70, 20, 1150, 400, 0), True),
+    "1500 with rounds": ((70, 20, 1500, 1500, 5), False),
+    "one unit": ((70, 1, 1, 1, 1), True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_fits_an_h200(case):
+    size, persistent = CASES[case]
+    assert plan(*size)["persistent"] is persistent
+
+
+@pytest.mark.parametrize("sms", [1, 3, 66, 98, 108, 114, 132, 148])
+@pytest.mark.parametrize("size", [c[0] for c in CASES.values()], ids=list(CASES))
+def test_a_layout_covers_everything_once(size, sms):
+    _, B, X, H, rounds = size
+    found = plan(*size, sms=sms)
+    for direction in ("forward", "backward"):
+        layout = found[direction]
+        if not layout["blocks"]:
+            continue
+        assert layout["replicas"] * layout["blocks"] <= sms
+        assert layout["shared"] <= H200["shared"]
+        assert (layout["blocks"] - 1) * layout["columns_h"] < H <= layout["blocks"] * layout["columns_h"]
+        assert not rounds or layout["blocks"] * layout["columns_x"] >= X
+        assert layout["rows"] <= layout["groups"] * layout["tiles"] * 16
+        assert B <= layout["replicas"] * layout["rows"] < B + layout["replicas"]
+
+
+def test_why_the_loop():
+    size = 70, 20, 650, 650, 5
+    assert "bfloat16" in plan(*size, half=False)["why"]
+    assert "cooperative" in plan(*size, cooperative=False)["why"]
+    assert "steps" in _C.recurrence_plan(3, *size[1:], 3, 2, True, 132, 232448, True)["why"]
+    assert "hold" in plan(*size, sms=20)["why"]
+    assert "hold" in plan(70, 4096, 650, 650, 5)["why"]
+
+
+def test_shared_rounds_need_less_memory():
+    assert plan(70, 20, 650, 650, 5, 1, 1)["forward"]["shared"] < plan(70, 20, 650, 650, 5)["forward"]["shared"]
