@@ -10,6 +10,7 @@ COMMANDS = {  # name: (module, summary); a module is imported where its command 
     "info": ("fusedseq.info", "what is built and found here, and whether every operator agrees with its oracle"),
     "bench": ("fusedseq.bench_cli", "times the fused operators against plain PyTorch"),
     "train": ("fusedseq.tasks.train", "train a documented configuration, or resume one"),
+    "data": ("fusedseq.data.report", "the statistics of a task's data: sentences, words, most frequent, unknown"),
     "eval": ("fusedseq.tasks.evaluate", "the figures of a trained model"),
 }
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fusedseq.data import synthetic
+from fusedseq.data import SPLITS, synthetic
 from fusedseq.data.locate import locate, read_lines
+from fusedseq.data.statistics import Side
 from fusedseq.data.vocabulary import Vocabulary
 
 EOS = "<eos>"
-SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,15 @@ class Corpus:
                 raise ValueError(f"corpus: {split} must have at least 2 tokens, got {len(tokens[split])}")
         return cls(vocabulary, *(vocabulary.encode(tokens[split]) for split in SPLITS))
 
+    def sides(self):
+        """The sentences without <eos>, for the statistics."""
+        return [Side("text", self.vocabulary, {split: self._sentences(getattr(self, split)) for split in SPLITS})]
+
+    def _sentences(self, stream):
+        words, ends = self.vocabulary.decode(stream.tolist()), (stream == self.vocabulary.ids[EOS]).nonzero().flatten()
+        starts = [0, *(ends + 1).tolist()]
+        return [words[start:end] for start, end in zip(starts, ends.tolist(), strict=False)]
+
     def fingerprint(self):
         """One number for words and streams: a run is not resumed on other data than it began with."""
         crc = zlib.crc32("\n".join(self.vocabulary.words).encode())
@@ -40,9 +49,10 @@ class Corpus:
         return crc
 
 
-def load(data=None):
-    """The corpus in `data` (a directory, or 'synthetic'); ptb.train.txt, .valid and .test, or train.txt and so on."""
+def load(data=None, *, seed=0):
+    """The corpus in `data` (a directory, or 'synthetic'); ptb.train.txt, .valid and .test, or train.txt and so on.
+    seed: of the synthetic sentences"""
     if data == "synthetic":
-        return Corpus.of(synthetic.sentences())
+        return Corpus.of(synthetic.sentences(seed))
     files = locate("ptb", [[f"{prefix}{split}.txt" for split in SPLITS] for prefix in ("ptb.", "")], data)
     return Corpus.of({split: read_lines(path) for split, path in zip(SPLITS, files, strict=True)})

@@ -16,8 +16,15 @@ class Vocabulary:
             raise ValueError(f"Vocabulary: words must be distinct, got {len(self.words) - len(self.ids)} twice")
 
     @classmethod
-    def count(cls, tokens):
-        return cls(word for word, _ in Counter(tokens).most_common())
+    def count(cls, tokens, specials=(), min_frequency=1, limit=None):
+        """Of the words in `tokens`, those seen at least `min_frequency` times, `specials` before them; at most `limit`."""
+        if limit is not None and limit <= len(specials):
+            raise ValueError(f"Vocabulary: limit must be over the {len(specials)} special words, got {limit}")
+        counts = Counter(tokens)
+        for word in specials:
+            del counts[word]
+        words = [*specials, *(word for word, n in counts.most_common() if n >= min_frequency)]
+        return cls(words[:limit])
 
     def __len__(self):
         return len(self.words)

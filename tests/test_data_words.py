@@ -1,0 +1,175 @@
+"""The word task's two domains: clean words, no leak, windows that stay in their line."""
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from fusedseq.data import PAD, catalan_text, words
+from fusedseq.data.contexts import ContextBatches, Contexts
+
+ROOTS = [Path(d) for d in (os.environ.get("FUSEDSEQ_DATA"), Path(__file__).parents[2] / "shared/data") if d]
+REAL = next((root / "catalan" for root in ROOTS if (root / "catalan").is_dir()), None)
+
+
+def write(directory, general, news):
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "general_a.txt.gz").write_bytes(gzip.compress("\n".join(general).encode()))
+    (directory / "news.txt").write_text("\r\n".join(news))
+    return str(directory)
+
+
+def text(name, n):
+    return [f"{name} line number {i}" for i in range(n)]
+
+
+def is_in(lines, split):
+    return [tuple(line) for line in lines[split]]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("L'aigua, d’un col·legi.", ["L'", "aigua", ",", "d'", "un", "col·legi", "."]),
+        ("Fer-ho 3.000 cops", ["Fer", "-", "ho", "3", ".", "000", "cops"]),
+        ("L{{'}}'''aigua''' és [[bo|bona]] [[tot]]{{sfn X 1991}}", ["L'", "aigua", "és", "bona", "tot"]),
+        (
+            "a [text](http://x.org/a_b) b (www.gnu.org) c@d.cat e <br/> f 1 < 2",
+            ["a", "text", "b", "(", ")", "e", "f", "1", "<", "2"],
+        ),
+        ("car\u00adrer\u200b nou\r\n", ["carrer", "nou"]),
+        ("Tom &amp; Joan&nbsp;!", ["Tom", "&", "Joan", "!"]),
+        ("  ", []),
+    ],
+)
+def test_words_of_catalan_without_markup(line, expected):
+    assert catalan_text.tokenize(line) == expected
+
+
+def test_line_numbers_are_cut_of_numbered_files_alone():
+    assert [*catalan_text.sentences(["00001. A b", "", "00003. C"])] == [["A", "b"], ["C"]]
+    assert [*catalan_text.sentences(["Any", "08001. C"])] == [["Any"], ["08001", ".", "C"]]
+
+
+def test_no_line_is_in_two_splits(tmp_path):
+    general, news = text("general", 60) * 2, [*text("news", 40), *text("general", 3), "", "news line number 1 \r"]
+    loaded = words.load(write(tmp_path, general, news), held_out=0.1)
+    lines = [line for split in words.SPLITS for line in is_in(loaded.lines, split)]
+    assert len(lines) == len({*lines}) == 100
+    assert [len(loaded.lines[split]) for split in words.SPLITS] == [48, 6, 6, 32, 4, 4]
+    assert all(line[0] == "news" for line in is_in(loaded.lines, "news_train"))
+
+
+def test_alphabetical_files_are_shuffled(tmp_path):
+    loaded = words.load(write(tmp_path, [f"a{i:03d} b" for i in range(200)], text("news", 40)))
+    assert is_in(loaded.lines, "train") != sorted(is_in(loaded.lines, "train"))
+
+
+def test_the_vocabulary_is_of_the_general_domain_by_frequency(tmp_path):
+    general = [f"the {'old ' * (i % 2)}dog x{i}" for i in range(60)]
+    loaded = words.load(write(tmp_path, general, text("news", 40)), limit=6, held_out=0.1)
+    assert loaded.vocabulary.words[:3] == ["<pad>", "<unk>", "<mask>"]
+    assert {*loaded.vocabulary.words[3:5]} == {"the", "dog"}
+    assert loaded.vocabulary.words[5] == "old"
+    assert (loaded.news_train.targets == 1).all()
+    assert len(words.load(str(tmp_path), min_frequency=2).vocabulary) == 6
+    with pytest.raises(ValueError, match="limit must be over the 3 special words, got 3"):
+        words.load(str(tmp_path), limit=3)
+
+
+def test_the_same_seed_gives_the_same_data():
+    prints = [words.load("synthetic", seed=seed).fingerprint() for seed in (1, 1, 2)]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_the_synthetic_domains_differ():
+    loaded = words.load("synthetic")
+    (side,) = loaded.sides()
+    statistics = side.statistics()
+    assert statistics["valid"].unknown_words == 0 < statistics["news_valid"].unknown_words
+    frequent = [{w for w, _ in statistics[s].counts.most_common(8)} for s in ("train", "test", "news_test")]
+    assert len(frequent[0] & frequent[1]) > len(frequent[0] & frequent[2])
+
+
+def test_files_are_found_and_missing_ones_named(tmp_path, monkeypatch):
+    write(tmp_path / "catalan", text("general", 40), text("news", 40))
+    monkeypatch.setenv("FUSEDSEQ_DATA", str(tmp_path))
+    assert words.load().fingerprint() == words.load(str(tmp_path / "catalan")).fingerprint()
+    (tmp_path / "catalan/news.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"words: .* looked for .*general\*\.txt,news\*\.txt"):
+        words.load()
+
+
+def test_a_split_without_words_is_named(tmp_path):
+    with pytest.raises(ValueError, match="words: news_valid must have a line of 2 words, got 0 lines"):
+        words.load(write(tmp_path, text("general", 40), ["one line"]))
+
+
+def test_a_window_stays_in_its_line():
+    contexts = Contexts.of([[5, 6, 7, 8, 9], [4], [3, 2]], radius=2)
+    assert contexts.targets.tolist() == [5, 6, 7, 8, 9, 3, 2]
+    windows = contexts.windows(torch.arange(7))
+    assert windows.tolist() == [[0, 0, 6, 7], [0, 5, 7, 8], [5, 6, 8, 9], [6, 7, 9, 0], [7, 8, 0, 0], [0, 0, 2, 0],
+                                [0, 3, 0, 0]]  # fmt: skip
+    assert windows.dtype == contexts.targets.dtype == torch.int64
+
+
+def test_every_window_equals_the_plain_definition():
+    loaded = words.load("synthetic")
+    lines = [loaded.vocabulary.encode(line).tolist() for line in loaded.lines["valid"]]
+    expected = [([PAD] * 3 + line + [PAD] * 3)[i : i + 3] + ([*line, PAD, PAD, PAD])[i + 1 : i + 4]
+                for line in lines for i in range(len(line))]  # fmt: skip
+    assert loaded.valid.windows(torch.arange(len(loaded.valid))).tolist() == expected
+
+
+def test_both_domains_with_a_models_labels_are_one():
+    one, other = Contexts.of([[1, 2, 3]]), Contexts.of([[4, 5], [6, 7]])
+    both = one + other.labelled(torch.tensor([9, 8, 7, 6]))
+    assert both.targets.tolist() == [1, 2, 3, 9, 8, 7, 6]
+    assert both.windows(torch.arange(7)).tolist() == [*one.windows(torch.arange(3)).tolist(),
+                                                      *other.windows(torch.arange(4)).tolist()]  # fmt: skip
+    with pytest.raises(ValueError, match=r"targets must be \(3,\), got \(2,\)"):
+        one.labelled(torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match="radius must be 3 in both, got 2"):
+        one + Contexts.of([[1, 2]], radius=2)
+
+
+@pytest.mark.parametrize("key", [None, "0/0"])
+def test_every_window_is_in_one_batch(key):
+    contexts = Contexts.of([[*range(1, 12)], [*range(20, 25)]])
+    batches = ContextBatches(contexts, 5, key)
+    assert len([*batches]) == len(batches) == 4
+    numbers = torch.cat([batch.numbers for batch in batches])
+    assert numbers.sort().values.tolist() == [*range(16)]
+    assert (numbers.tolist() == [*range(16)]) == (key is None)
+    for batch in batches:
+        assert torch.equal(batch.context, contexts.windows(batch.numbers))
+        assert torch.equal(batch.target, contexts.targets[batch.numbers])
+        assert batch.items == len(batch.target)
+    assert torch.equal(numbers, torch.cat([batch.numbers for batch in ContextBatches(contexts, 5, key)]))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: words.load("synthetic", held_out=0), "held_out must be between 0 and 0.5, got 0"),
+        (lambda: words.load("synthetic", radius=0), "radius must be at least 1, got 0"),
+        (lambda: ContextBatches(Contexts.of([[1, 2]]), 0), "batch must be at least 1, got 0"),
+    ],
+)
+def test_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.skipif(REAL is None, reason="the real Catalan texts are not here")
+def test_the_real_texts_lose_their_line_numbers_and_repeated_lines():
+    loaded = words.load(str(REAL))
+    first = [line[0] for split in words.SPLITS for line in loaded.lines[split]]
+    assert sum(word.isdigit() and len(word) == 5 for word in first) < 20
+    lines = [" ".join(line) for split in words.SPLITS for line in loaded.lines[split]]
+    assert len(lines) == len({*lines})
+    # by the README 184,813 and 96,330 lines, of which 3,037 and 531 or more repeat
+    assert 180_000 < sum(len(loaded.lines[split]) for split in words.SPLITS[:3]) < 181_776
+    assert 95_000 < sum(len(loaded.lines[split]) for split in words.SPLITS[3:]) < 95_799
