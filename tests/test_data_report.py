@@ -1,7 +1,10 @@
 """`fusedseq data TASK`."""
 
+import sys
+
 import pytest
 from fusedseq.cli import main
+from fusedseq.data import en_es, en_fr
 from fusedseq.data.report import TASKS
 from fusedseq.data.statistics import Side
 from fusedseq.data.vocabulary import Vocabulary
@@ -45,3 +48,14 @@ def test_mistakes_are_one_sentence(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["data", "nothing"])
     assert "choose from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("task", "package"), [("en-fr", "nltk"), ("en-es", "tokenizers"), ("ptb", "rich")])
+def test_a_missing_package_is_named(task, package, monkeypatch, capsys):
+    en_fr._tokenizers.cache_clear()
+    en_es._whitespace.cache_clear()
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["data", task, "--data", "synthetic"]) == 2
+    assert f"fusedseq data: needs the Python package {package}, which is not installed" in capsys.readouterr().err

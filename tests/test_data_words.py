@@ -8,6 +8,7 @@ import pytest
 import torch
 from fusedseq.data import PAD, catalan_text, words
 from fusedseq.data.contexts import ContextBatches, Contexts
+from fusedseq.data.locate import read_lines
 
 ROOTS = [Path(d) for d in (os.environ.get("FUSEDSEQ_DATA"), Path(__file__).parents[2] / "shared/data") if d]
 REAL = next((root / "catalan" for root in ROOTS if (root / "catalan").is_dir()), None)
@@ -164,12 +165,21 @@ def test_refused(call, message):
 
 
 @pytest.mark.skipif(REAL is None, reason="the real Catalan texts are not here")
-def test_the_real_texts_lose_their_line_numbers_and_repeated_lines():
-    loaded = words.load(str(REAL))
-    first = [line[0] for split in words.SPLITS for line in loaded.lines[split]]
-    assert sum(word.isdigit() and len(word) == 5 for word in first) < 20
+def test_the_real_wikipedia_loses_its_line_numbers():
+    lines = [*catalan_text.sentences(read_lines(REAL / "general_wikipedia_wp20000.txt.gz"))]
+    assert len(lines) == 19_994
+    assert lines[0][:4] == ["No", "existeix", "avui", "dia"]
+    assert sum(line[0].isdigit() and len(line[0]) == 5 for line in lines) < 5
+    assert not any("{{" in " ".join(line) or "http" in line for line in lines[:1000])
+
+
+@pytest.mark.skipif(REAL is None, reason="the real Catalan texts are not here")
+def test_the_real_texts_lose_repeated_lines(tmp_path):
+    for name in ("general_literary_sentences.txt.gz", "news_globalvoices.txt.gz"):
+        (tmp_path / name).symlink_to(REAL / name)
+    loaded = words.load(str(tmp_path))
     lines = [" ".join(line) for split in words.SPLITS for line in loaded.lines[split]]
     assert len(lines) == len({*lines})
-    # by the README 184,813 and 96,330 lines, of which 3,037 and 531 or more repeat
-    assert 180_000 < sum(len(loaded.lines[split]) for split in words.SPLITS[:3]) < 181_776
-    assert 95_000 < sum(len(loaded.lines[split]) for split in words.SPLITS[3:]) < 95_799
+    # by the README 36,374 and 21,342 lines, of which 2,112 and 328 repeat an earlier one letter by letter
+    assert 34_000 < sum(len(loaded.lines[split]) for split in words.SPLITS[:3]) <= 34_262
+    assert 20_900 < sum(len(loaded.lines[split]) for split in words.SPLITS[3:]) <= 21_014

@@ -51,7 +51,8 @@ def main(argv=None):
 def sentence(error):
     """The error in one line."""
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("fusedseq"):
-        return f"needs the Python package {error.name}, which is not installed: pip install {error.name}"
+        package = error.name.split(".")[0]
+        return f"needs the Python package {package}, which is not installed: pip install {package}"
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()).removeprefix("fusedseq: ") or type(error).__name__
