@@ -71,11 +71,11 @@ def test_eval_has_no_randomness_and_training_has(preset, ops):
 @PRESET
 def test_two_segments_equal_one(preset, ops):
     m, (ids, _) = model(preset, ops).eval(), words(T=11)
-    y, _, (h, c) = m(ids)
+    y, _, last = m(ids)
     first, _, state = m(ids[:4])
-    second, _, (h2, c2) = m(ids[4:], state)
+    second, _, last_of_two = m(ids[4:], state)
     torch.testing.assert_close(torch.cat([first, second]), y)
-    torch.testing.assert_close((h2, c2), (h, c))
+    torch.testing.assert_close(last_of_two, last)
 
 
 def test_the_future_does_not_matter(ops):
@@ -203,6 +203,31 @@ def test_sum_over_time_scales_the_objective_alone(miniature):
 def test_bad_stream_settings_are_named(changes):
     with pytest.raises(ValueError, match=f"data.{next(iter(changes))} must be"):
         ptb.StreamSettings(**changes)
+
+
+def test_rnn_is_that_of_torch(ops):
+    m, (ids, _) = model("rnn", ops, layers=2).eval(), words()
+    theirs = torch.nn.RNN(12, 12, 2)
+    theirs.load_state_dict(
+        {name.removeprefix("recurrent."): t for name, t in m.state_dict().items() if "recurrent" in name}
+    )
+    torch.testing.assert_close(m(ids)[1], theirs(m.embedding(ids))[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cell": "gru"}, "cell must be lstm or rnn, got 'gru'"),
+        ({"cell": "rnn", "rounds": 5}, "rounds must be 0 with cell = rnn, got 5"),
+        ({"cell": "rnn", "residual": True}, "residual must be False with cell = rnn, got True"),
+        ({"cell": "rnn", "hidden": (2, 3, 4)}, r"hidden must be one number.* got hidden = \(2, 3, 4\)"),
+        ({"cell": "rnn", "dropout": 0.5}, "not locked, got .* locked = True, dropout = 0.5"),
+    ],
+    ids=str,
+)
+def test_bad_cells_are_named(changes, message):
+    with pytest.raises(ValueError, match=f"LanguageModel: .*{message}"):
+        LanguageModelSettings(**changes)
 
 
 def test_the_default_settings_are_the_plain_lstm():

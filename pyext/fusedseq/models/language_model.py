@@ -1,6 +1,7 @@
-"""The recurrent language models: plain LSTM, AWD-LSTM (Merity et al., 2018), Mogrifier LSTM (Melis et al., 2020)."""
+"""The recurrent language models: plain RNN (Mikolov et al., 2010) and LSTM, AWD-LSTM (Merity et al., 2018), Mogrifier LSTM
+(Melis et al., 2020)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ class LanguageModelSettings:
     embedding: int = 650  # E
     hidden: int | tuple[int, ...] = 650  # H, one for all layers or one for each
     layers: int = 3
+    cell: str = "lstm"  # or "rnn", with none of what is below down to output, and no dropout of weights and states
     rounds: int = 0  # of the Mogrifier; 0 is an LSTM
     rank: int | None = None  # of a round's weight; None is full rank
     cap_input_gate: bool = False
@@ -35,9 +37,39 @@ class LanguageModelSettings:
     beta: float = 0.0  # temporal activation regularization
     init_range: float = 0.1  # embedding and decoder are drawn from U(-init_range, init_range)
 
+    def __post_init__(self):
+        if self.cell not in ("lstm", "rnn"):
+            raise ValueError(f"LanguageModel: cell must be lstm or rnn, got {self.cell!r}")
+        if self.cell == "lstm":
+            return
+        for field in fields(self):
+            if field.name in NOT_OF_AN_RNN and getattr(self, field.name) != field.default:
+                raise ValueError(f"LanguageModel: {field.name} must be {field.default} with cell = rnn, got "
+                                 f"{getattr(self, field.name)}")  # fmt: skip
+        if not isinstance(self.hidden, int) or (self.locked and self.dropout):
+            raise ValueError("LanguageModel: with cell = rnn hidden must be one number, and dropout between layers not locked, "
+                             f"got hidden = {self.hidden}, locked = {self.locked}, dropout = {self.dropout}")  # fmt: skip
+
     @property
     def output_size(self):
         return self.hidden if isinstance(self.hidden, int) else self.hidden[-1]
+
+
+NOT_OF_AN_RNN = {
+    "rounds", "rank", "cap_input_gate", "forget_bias", "residual", "output", "weight_dropout", "state_dropout",
+}  # fmt: skip
+
+
+class RNN(nn.RNN):
+    """torch.nn.RNN, of tanh units, with its state in a tuple, as that of the other recurrent modules.
+
+    There is no operator for it: it is torch's, and so are the random masks between its layers, with both operator sets.
+    """
+
+    def forward(self, x, state=None):
+        """x: (T, B, X)    state: (h,), h (layers, B, H); zeros by default    returns y (T, B, H), (h,)"""
+        y, h = super().forward(x, None if state is None else state[0])
+        return y, (h,)
 
 
 class LanguageModel(nn.Module):
@@ -68,6 +100,8 @@ class LanguageModel(nn.Module):
 
     def _recurrent(self, ops):
         s = self.settings
+        if s.cell == "rnn":
+            return RNN(s.embedding, s.hidden, s.layers, dropout=s.dropout)
         shared = {
             "dropout": s.dropout, "weight_dropout": s.weight_dropout, "residual": s.residual, "output": s.output,
             "forget_bias": s.forget_bias, "locked": s.locked, "ops": ops,

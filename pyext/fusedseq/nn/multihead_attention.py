@@ -12,7 +12,7 @@ class MultiheadAttention(nn.Module):
 
     embed_dim: E    num_heads: N, dividing E    dropout: of the probabilities, in training    bias: of the projections
     kdim, vdim: of key and value, by default E    batch_first: inputs are (B, L, E), not (L, B, E)
-    positions: an ALiBi, RelativeBias, RelativeKeys or Rotary
+    positions: an ALiBi, RelativeBias, RelativeKeys or Rotary    scale: of the logits, by default 1/sqrt(E / N)
 
     The projections are the operator `linear`: on CPUs where torch's library has no fast path, 2.2 times torch's own
     (as the decoder of LanguageModel). There is no fp16 with it on a CPU.
@@ -25,7 +25,7 @@ class MultiheadAttention(nn.Module):
 
     def __init__(
         self, embed_dim, num_heads, dropout=0.0, bias=True, *, kdim=None, vdim=None, batch_first=False, positions=None,
-        device=None, dtype=None, ops=fused,
+        scale=None, device=None, dtype=None, ops=fused,
     ):  # fmt: skip
         super().__init__()
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
@@ -47,7 +47,7 @@ class MultiheadAttention(nn.Module):
             parameter = None if shape is None else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             self.register_parameter(name, parameter)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
-        self.positions = positions
+        self.positions, self.scale = positions, scale
         self._attention, self._linear = ops.attention, ops.linear
         self.reset_parameters()
 
@@ -64,6 +64,11 @@ class MultiheadAttention(nn.Module):
         """An empty KeyValueCache for `forward`."""
         weight = self.out_proj.weight
         return KeyValueCache(rows, self.num_heads, max_length, self.head_dim, device=weight.device, dtype=weight.dtype)
+
+    def fill(self, cache, key, value):
+        """Appends key and value to the KeyValueCache, as `forward` does, without a query: those of a source once, for any
+        number of hypotheses (`KeyValueCache.reorder`)."""
+        cache.append(*self._keys_and_values(key, value))
 
     def forward(
         self, query, key=None, value=None, key_padding_mask=None, need_weights=False, attn_mask=None,
@@ -86,7 +91,7 @@ class MultiheadAttention(nn.Module):
         """
         self._check(query, key, value, cache)
         q, k, v = self._heads(query, key, value)
-        options = {"causal": is_causal, "key_lengths": key_lengths}
+        options = {"scale": self.scale, "causal": is_causal, "key_lengths": key_lengths}
         if cache is not None:
             if k is not None:
                 cache.append(k, v)
@@ -116,11 +121,12 @@ class MultiheadAttention(nn.Module):
         if together and key is query and value is query:
             return self._project(query, 0, 3)
         (q,) = self._project(query, 0, 1)
-        if key is None:
-            return q, None, None
-        if together and key is value:
-            return q, *self._project(key, 1, 3)
-        return q, *self._project(key, 1, 2), *self._project(value, 2, 3)
+        return (q, None, None) if key is None else (q, *self._keys_and_values(key, value))
+
+    def _keys_and_values(self, key, value):
+        if self.in_proj_weight is not None and key is value:
+            return self._project(key, 1, 3)
+        return *self._project(key, 1, 2), *self._project(value, 2, 3)
 
     def _project(self, x, first, last):
         """Of q, k, v those from `first` to before `last`, in one product of x."""
@@ -131,7 +137,7 @@ class MultiheadAttention(nn.Module):
             weight = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)[first]
         y = self._linear(x, weight, None if self.in_proj_bias is None else self.in_proj_bias[rows])
         B, L = (0, 1) if self.batch_first else (1, 0)
-        return y.unflatten(2, (last - first, self.num_heads, self.head_dim)).permute(2, B, 3, L, 4).unbind(0)
+        return y.view(*y.shape[:2], last - first, self.num_heads, self.head_dim).permute(2, B, 3, L, 4).unbind(0)
 
     def _terms(self, q, S, attn_mask, key_padding_mask):
         """The operator's mask and bias, and the argument that the positions are for."""

@@ -1,0 +1,347 @@
+"""The Transformers of `fusedseq.models`: one model with either operator set, and what each of them means."""
+
+import pytest
+import torch
+from fusedseq import fused, reference
+from fusedseq.models import torch_mha
+from fusedseq.models.reversal import Reversal, ReversalSettings
+from fusedseq.models.translator import POSITIONS, Translator, TranslatorSettings
+from fusedseq.models.word_predictor import WordPredictor, WordPredictorSettings
+from judge import equal_modules
+from placement import exact
+
+pytestmark = pytest.mark.usefixtures("on_device")
+V, E, B, L = 23, 12, 4, 6
+WORDS = {"embedding": E, "heads": 3, "layers": 2, "feedforward": 20}
+REVERSE = {"embedding": E, "heads": 2, "layers": 2, "feedforward": 20}
+TRANSLATE = {"embedding": E, "heads": 2, "layers": 2, "feedforward": 20, "max_length": 8, "max_distance": 2}
+MODELS = {
+    "words": lambda ops: WordPredictor(V, WordPredictorSettings(**WORDS), ops=ops),
+    "words-prenorm": lambda ops: WordPredictor(
+        V, WordPredictorSettings(**WORDS, prenorm=True, pooling="mean"), ops=ops
+    ),
+    "words-extra-tied": lambda ops: WordPredictor(
+        V, WordPredictorSettings(**WORDS, extra_feedforward=True, tied=True, pooling="max"), ops=ops
+    ),
+    "words-masking": lambda ops: WordPredictor(V, WordPredictorSettings(**WORDS, masking=0.4), ops=ops),
+    "reverse": lambda ops: Reversal(V, ReversalSettings(**REVERSE), ops=ops),
+    "reverse-mask": lambda ops: Reversal(V, ReversalSettings(**REVERSE, mask=True, train_padding=False), ops=ops),
+    "translate-postnorm-tied": lambda ops: translator(ops=ops, prenorm=False, tied=True, label_smoothing=0.1),
+    **{f"translate-{p}": (lambda ops, p=p: translator(p, ops)) for p in POSITIONS},
+}
+LENGTHS = torch.tensor([6, 3, 1, 5])
+
+
+def translator(positions="sinusoidal", ops=fused, **settings):
+    return Translator(V, V + 2, TranslatorSettings(**{**TRANSLATE, "positions": positions, **settings}), ops=ops)
+
+
+def ids(rows=B, length=L, seed=2):
+    return torch.randint(1, V, (rows, length), generator=torch.Generator().manual_seed(seed), device="cpu").to(
+        torch.get_default_device()
+    )
+
+
+def padded(x, lengths):
+    return torch.where(torch.arange(x.size(1)) < lengths.to(x.device)[:, None], x, 0)
+
+
+def batch(model):
+    """The model's arguments, and its targets."""
+    x, lengths = ids(), LENGTHS.to(torch.get_default_device())
+    if isinstance(model, WordPredictor):
+        return (x,), ids(seed=3)[:, 0]
+    if isinstance(model, Reversal):
+        return (padded(x, lengths), lengths), padded(ids(seed=3), lengths)
+    return (padded(x, lengths), lengths, ids(length=5, seed=4)), padded(ids(length=5, seed=3), lengths)
+
+
+def outputs(model):
+    """y and the loss."""
+    return call(model, *batch(model))
+
+
+def call(model, inputs, targets):
+    if isinstance(model, WordPredictor) and model.settings.masking:
+        return model.objective(*inputs, targets)
+    y = model(*inputs)
+    return y, model.cross_entropy(y, targets)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_both_operator_sets_are_one_model(name):
+    """Same parameters, same random masks, same outputs, loss and gradients within the error budget, dropout on."""
+    models = []
+    for ops in (fused, reference, reference):
+        torch.manual_seed(0)
+        models.append(MODELS[name](ops))
+    states = [m.state_dict() for m in models]
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states[:2]), strict=True))
+    equal_modules(*models, [], steps=8, call=outputs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_gets_a_gradient(name, ops):
+    model = MODELS[name](ops)
+    outputs(model)[1].backward()
+    for parameter, p in model.named_parameters():
+        assert p.grad is not None, parameter
+        assert p.grad.abs().sum() > 0, parameter
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_draws_and_eval_does_not(name, ops):
+    model = MODELS[name](ops)
+    assert not torch.equal(outputs(model)[1], outputs(model)[1])
+    model.eval()
+    before = torch.get_rng_state()
+    assert torch.equal(outputs(model)[1], outputs(model)[1])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_is_the_cross_entropy_of_the_logits(name, ops):
+    model = MODELS[name](ops).to(exact()).eval()
+    inputs, targets = batch(model)
+    y = model(*inputs)
+    logp = model.logits(y).log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    padding = isinstance(model, Translator) or (isinstance(model, Reversal) and not model.settings.train_padding)
+    kept = targets != 0 if padding else torch.ones_like(targets, dtype=torch.bool)
+    torch.testing.assert_close(model.cross_entropy(y, targets), -logp[kept].mean())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_row_alone_is_as_in_its_batch(name, ops):
+    model = MODELS[name](ops).to(exact()).eval()
+    inputs, _ = batch(model)
+    torch.testing.assert_close(model(*(t[1:2] for t in inputs))[0], model(*inputs)[1])
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["words-prenorm", "translate-relative"])
+def test_compiles_whole(name):
+    model = MODELS[name](fused).eval()
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(model, *batch(model)), outputs(model))
+
+
+# ------------------------------------------------------------------------------------------------------------- words
+
+
+def test_pooling_by_hand(ops):
+    for pooling, by_hand in (
+        ("sum", lambda x: x.sum(1)),
+        ("mean", lambda x: x.mean(1)),
+        ("max", lambda x: x.max(1)[0]),
+    ):
+        model = WordPredictor(V, WordPredictorSettings(**WORDS, pooling=pooling), ops=ops).eval()
+        assert torch.equal(model(ids()), by_hand(model.encode(ids())))
+
+
+def test_a_masked_word_does_not_matter_and_others_do(ops):
+    model, masked = MODELS["words-masking"](ops).eval(), torch.zeros(B, L, dtype=torch.bool)
+    masked[:, 2] = True
+    other = ids()
+    other[:, 2] += 1
+    y = model.encode(ids(), masked)
+    assert torch.equal(model.encode(other, masked), y)
+    assert not torch.allclose(model.encode(ids()), y)
+
+
+def test_masked_words_are_predicted_too(ops):
+    model = WordPredictor(V, WordPredictorSettings(**WORDS, masking=0.4, dropout=0.0), ops=ops)
+    torch.manual_seed(7)
+    objective, loss = model.objective(ids(), ids()[:, 0])
+    torch.manual_seed(7)
+    masked = torch.rand(B, L) < 0.4
+    x = model.encode(ids(), masked)
+    torch.testing.assert_close(loss, model.cross_entropy(x.sum(1), ids()[:, 0]))
+    torch.testing.assert_close(objective - loss, model.cross_entropy(x[masked], ids()[masked]))
+    objective, loss = model.eval().objective(ids(), ids()[:, 0])
+    assert objective is loss
+
+
+def test_words_that_change_places_matter(ops):
+    model = MODELS["words"](ops).eval()
+    assert not torch.allclose(model(ids().flip(1)), model(ids()))
+
+
+def test_tied_words_share_one_weight():
+    model = MODELS["words-extra-tied"](fused)
+    assert model.output_weight is model.embedding.weight
+    assert not [name for name in model.state_dict() if name.startswith("output")]
+
+
+def test_the_documents_numbers_of_parameters():
+    """words/base 51.7M, with the feed-forward 52M, words/final 58M (12 layers)."""
+    counts = []
+    for settings in ({}, {"extra_feedforward": True}, {"layers": 12, "heads": 8, "prenorm": True}):
+        with torch.device("meta"):
+            model = WordPredictor(100_000, WordPredictorSettings(**settings), ops=reference)
+        counts.append(sum(p.numel() for p in model.parameters()) / 1e6)
+    assert counts == pytest.approx([51.7, 52.0, 57.5], abs=0.06)
+
+
+# ----------------------------------------------------------------------------------------------------------- reversal
+
+
+def test_padding_matters_without_the_mask_alone(ops):
+    lengths, other = LENGTHS.to(torch.get_default_device()), ids()
+    for name, differs in (("reverse", True), ("reverse-mask", False)):
+        model = MODELS[name](ops).to(exact()).eval()
+        y, y_other = model(padded(ids(), lengths), lengths), model(other, lengths)
+        kept = torch.arange(L) < lengths[:, None]
+        assert torch.allclose(y[kept], y_other[kept]) != differs
+
+
+def test_mask_needs_lengths():
+    with pytest.raises(ValueError, match=r"Reversal: lengths must be \(B,\) with mask, got None"):
+        MODELS["reverse-mask"](fused)(ids())
+
+
+def test_reversal_scales_by_the_whole_embedding():
+    """1/sqrt(E), whatever the heads: as queries 1/sqrt(heads) as long would give at the usual scale."""
+    model = MODELS["reverse"](fused).to(exact()).eval()
+    attention = model.encoder.layers[0].self_attn
+    x = torch.randn(2, L, E, dtype=exact())
+    q, k, v = attention.in_proj_weight.chunk(3)
+    N, D = 2, E // 2
+    heads = [(x @ w.T).view(2, L, N, D).transpose(1, 2) for w in (q, k, v)]
+    p = (heads[0] @ heads[1].mT * E**-0.5).softmax(-1)
+    wanted = attention.out_proj((p @ heads[2]).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x, x, x)[0], wanted)
+
+
+# --------------------------------------------------------------------------------------------------------- translator
+
+TRANSLATORS = {**{p: {"positions": p} for p in POSITIONS}, "postnorm": {"prenorm": False}, "tied": {"tied": True}}
+translators = pytest.mark.parametrize("settings", TRANSLATORS.values(), ids=TRANSLATORS)
+
+
+def exact_translator(settings, ops):
+    model = translator(ops=ops, **settings).to(exact()).eval()
+    return model, *batch(model)[0]
+
+
+@translators
+def test_source_padding_does_not_matter(settings, ops):
+    model, source, lengths, prefix = exact_translator(settings, ops)
+    other = torch.where(source == 0, V - 1, source)
+    y = model(source, lengths, prefix)
+    torch.testing.assert_close(model(other, lengths, prefix), y)
+    longer = torch.cat([other, other[:, :2]], 1)
+    torch.testing.assert_close(model(longer, lengths, prefix), y)
+    assert not torch.allclose(model(other, torch.full_like(lengths, L), prefix), y)
+
+
+@translators
+def test_the_future_of_the_target_does_not_matter_and_the_past_does(settings, ops):
+    model, source, lengths, prefix = exact_translator(settings, ops)
+    future, past = prefix.clone(), prefix.clone()
+    future[:, 3:] = future[:, 3:] % (V - 1) + 1
+    past[:, 0] = past[:, 0] % (V - 1) + 1
+    y = model(source, lengths, prefix)
+    torch.testing.assert_close(model(source, lengths, future)[:, :3], y[:, :3])
+    torch.testing.assert_close(model(source, lengths, prefix[:, :3]), y[:, :3])
+    assert not torch.isclose(model(source, lengths, past)[:, 3:], y[:, 3:]).all(-1).any()
+
+
+@torch.no_grad()
+@translators
+@pytest.mark.parametrize("steps", [(1, 1, 1, 1, 1), (2, 1, 2)], ids=str)
+def test_cached_decoding_equals_the_whole(settings, steps, ops):
+    model, source, lengths, prefix = exact_translator(settings, ops)
+    memory = model.encode(source, lengths)
+    cache = model.cache(memory, lengths, max_length=5)
+    found = [model.decode(part, cache=cache) for part in prefix.split(steps, 1)]
+    torch.testing.assert_close(torch.cat(found, 1), model.decode(prefix, memory, lengths))
+
+
+@torch.no_grad()
+@translators
+def test_hypotheses_that_go_on_from_others_equal_the_whole(settings, ops):
+    """A beam of 2, reordered within each source at every step: as each hypothesis's own words, decoded at once."""
+    model, source, lengths, _ = exact_translator(settings, ops)
+    memory = model.encode(source, lengths)
+    cache, words = model.cache(memory, lengths, max_length=4, beam=2), ids(2 * B, 1)
+    for step in range(4):
+        y = model.decode(words[:, -1:], cache=cache)
+        whole = model.decode(words, memory.repeat_interleave(2, 0), lengths.repeat_interleave(2))
+        torch.testing.assert_close(y[:, 0], whole[:, -1])
+        parents = (torch.arange(B)[:, None] * 2 + torch.randint(2, (B, 2))).flatten()
+        cache.reorder(parents)
+        words = torch.cat([words[parents], ids(2 * B, 1, seed=step)], 1)
+
+
+@translators
+def test_order_matters_but_for_the_encoder_without_positions(settings, ops):
+    """Words that change places are read differently; without positions an encoder gives the same, in their new places."""
+    model, order = exact_translator(settings, ops)[0], [2, 1, 0, 3, 4, 5]
+    moved, y = model.encode(ids()[:, order]), model.encode(ids())
+    assert torch.allclose(moved, y[:, order]) == (settings == {"positions": "none"})
+
+
+def test_alibi_does_not_tell_an_encoder_left_from_right(ops):
+    """As its biases are of distances alone; every other position does. The docstring says so."""
+    for positions in POSITIONS:
+        model = translator(positions, ops).to(exact()).eval()
+        backwards, y = model.encode(ids().flip(1)), model.encode(ids())
+        assert torch.allclose(backwards, y.flip(1)) == (positions in ("alibi", "none"))
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ValueError, match=r"Translator: positions must be sinusoidal, learned.* got 'nope'"):
+        translator("nope")
+    with pytest.raises(ValueError, match="WordPredictor: pooling must be sum, mean, max, got 'min'"):
+        WordPredictor(V, WordPredictorSettings(**WORDS, pooling="min"))
+    with pytest.raises(ValueError, match=r"WordPredictor: masking must be in \[0, 1\), got 1"):
+        WordPredictor(V, WordPredictorSettings(**WORDS, masking=1))
+    with pytest.raises(ValueError, match="Encoder: num_layers must be at least 1, got 0"):
+        Reversal(V, ReversalSettings(layers=0))
+
+
+# -------------------------------------------------------------------------------------- torch.nn.MultiheadAttention
+
+
+@pytest.mark.parametrize("prenorm", [True, False], ids=["pre", "post"])
+def test_torch_mha_is_the_same_model_but_for_its_masks(prenorm):
+    """Same initialisation and state dict; without dropout the same loss and gradients."""
+    models = []
+    for ops in (fused, torch_mha):
+        torch.manual_seed(0)
+        models.append(translator(ops=ops, prenorm=prenorm, dropout=0.0).to(exact()))
+    assert isinstance(models[1].encoder.layers[0].self_attn, torch.nn.MultiheadAttention)
+    ours, theirs = (m.state_dict() for m in models)
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    found = []
+    for model in models:
+        y, loss = outputs(model)
+        found.append((y, loss, *torch.autograd.grad(loss, list(model.parameters()))))
+    torch.testing.assert_close(*found)
+    with torch.no_grad():  # where torch's takes another path
+        torch.testing.assert_close(*(outputs(model.eval()) for model in models))
+
+
+def test_torch_mha_learns():
+    """To copy, some steps of Adam: the document's attempt on it did not learn."""
+    model = translator(ops=torch_mha, embedding=24, heads=4, layers=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    losses = []
+    for step in range(150):
+        words = ids(16, 4, seed=step) % 6 + 1
+        prefix = torch.cat([torch.full_like(words[:, :1], V - 1), words[:, :-1]], 1)
+        loss = model.cross_entropy(model(words, torch.full((16,), 4), prefix), words)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) / 5 < 1.0 < losses[0]  # of log(6) = 1.79 for the six words alone
+
+
+def test_torch_mha_says_what_it_does_not_have():
+    with pytest.raises(ValueError, match=r"torch.nn.MultiheadAttention: positions and scale must be None, got ALiBi"):
+        translator("alibi", ops=torch_mha)
+    with pytest.raises(ValueError, match=r"torch.nn.MultiheadAttention has no cache"):
+        translator(ops=torch_mha).cache(torch.zeros(1, 2, E), max_length=3)
