@@ -10,7 +10,9 @@ from fusedseq.data.batching import IGNORED, Batches, batchify, segments
 from fusedseq.data.vocabulary import Vocabulary
 
 SPLITS = ("train", "valid", "test")
-REAL = [Path(d) for d in (os.environ.get("FUSEDSEQ_DATA"), Path(__file__).parents[2] / "shared/data/ptb") if d]
+ROOTS = [Path(d) for d in (os.environ.get("FUSEDSEQ_DATA"), Path(__file__).parents[2] / "shared/data") if d]
+REAL = [directory for root in ROOTS for directory in (root, root / "ptb")]
+WIKITEXT = next((root / "wikitext2" for root in ROOTS if (root / "wikitext2").is_dir()), None)
 
 
 def write(directory, naming="ptb.{}.txt", text=" the cat sat \n the dog \n"):
@@ -24,7 +26,7 @@ def write(directory, naming="ptb.{}.txt", text=" the cat sat \n the dog \n"):
     return directory
 
 
-@pytest.mark.parametrize("naming", ["ptb.{}.txt", "ptb.{}.txt.gz", "{}.txt", "{}.txt.gz"])
+@pytest.mark.parametrize("naming", ["ptb.{}.txt", "ptb.{}.txt.gz", "{}.txt", "{}.txt.gz", "wiki.{}.tokens"])
 @pytest.mark.parametrize("inside", [".", "ptb"])
 def test_a_directory_is_read_in_any_naming(tmp_path, naming, inside, monkeypatch):
     write(tmp_path / inside, naming)
@@ -136,3 +138,14 @@ def test_the_real_ptb_has_its_known_statistics():
     sentences = [int((getattr(loaded, split) == loaded.vocabulary.ids["<eos>"]).sum()) for split in SPLITS]
     assert sentences == [42_068, 3_370, 3_761]
     assert int((loaded.train == loaded.vocabulary.ids["<unk>"]).sum()) == 45_020
+
+
+@pytest.mark.skipif(WIKITEXT is None, reason="the real WikiText-2 is not here")
+def test_the_real_wikitext_has_its_known_statistics():
+    loaded = corpus.load(str(WIKITEXT))
+    assert [len(getattr(loaded, split)) for split in SPLITS] == [2_088_628, 217_646, 245_569]
+    assert len(loaded.vocabulary) == 33_278
+    assert loaded.vocabulary.ids.keys() >= {"<eos>", "<unk>", "@-@"}
+    (side,) = loaded.sides()
+    assert [len(side.splits[split]) for split in SPLITS] == [36_718, 3_760, 4_358]
+    assert side.statistics()["test"].unknown_words == 0

@@ -69,14 +69,14 @@ def test_alphabetical_files_are_shuffled(tmp_path):
 
 def test_the_vocabulary_is_of_the_general_domain_by_frequency(tmp_path):
     general = [f"the {'old ' * (i % 2)}dog x{i}" for i in range(60)]
-    loaded = words.load(write(tmp_path, general, text("news", 40)), limit=6, held_out=0.1)
-    assert loaded.vocabulary.words[:3] == ["<pad>", "<unk>", "<mask>"]
-    assert {*loaded.vocabulary.words[3:5]} == {"the", "dog"}
-    assert loaded.vocabulary.words[5] == "old"
+    loaded = words.load(write(tmp_path, general, text("news", 40)), limit=5, held_out=0.1)
+    assert loaded.vocabulary.words[:2] == ["<pad>", "<unk>"]
+    assert {*loaded.vocabulary.words[2:4]} == {"the", "dog"}
+    assert loaded.vocabulary.words[4] == "old"
     assert (loaded.news_train.targets == 1).all()
-    assert len(words.load(str(tmp_path), min_frequency=2).vocabulary) == 6
-    with pytest.raises(ValueError, match="limit must be over the 3 special words, got 3"):
-        words.load(str(tmp_path), limit=3)
+    assert len(words.load(str(tmp_path), min_frequency=2).vocabulary) == 5
+    with pytest.raises(ValueError, match="limit must be over the 2 special words, got 2"):
+        words.load(str(tmp_path), limit=2)
 
 
 def test_the_same_seed_gives_the_same_data():

@@ -1,4 +1,4 @@
-"""Word-level corpora as streams of ids; the Penn Treebank in Mikolov's preprocessing."""
+"""Word-level corpora as streams of ids; the Penn Treebank in Mikolov's preprocessing, and WikiText."""
 
 import zlib
 from dataclasses import dataclass
@@ -50,9 +50,11 @@ class Corpus:
 
 
 def load(data=None, *, seed=0):
-    """The corpus in `data` (a directory, or 'synthetic'); ptb.train.txt, .valid and .test, or train.txt and so on.
+    """The corpus in `data` (a directory, or 'synthetic'); ptb.train.txt, .valid and .test, or train.txt and so on, or
+    wiki.train.tokens and so on (WikiText).
     seed: of the synthetic sentences"""
     if data == "synthetic":
         return Corpus.of(synthetic.sentences(seed))
-    files = locate("ptb", [[f"{prefix}{split}.txt" for split in SPLITS] for prefix in ("ptb.", "")], data)
+    names = ("ptb.{}.txt", "{}.txt", "wiki.{}.tokens")
+    files = locate("ptb", [[name.format(split) for split in SPLITS] for name in names], data)
     return Corpus.of({split: read_lines(path) for split, path in zip(SPLITS, files, strict=True)})

@@ -11,7 +11,7 @@ from fusedseq.data.locate import directories, read_lines
 from fusedseq.data.statistics import Side
 from fusedseq.data.vocabulary import Vocabulary
 
-SPECIALS = ("<pad>", "<unk>", "<mask>")  # <mask>: for the row words/masked
+SPECIALS = ("<pad>", "<unk>")
 FOLDERS = ("catalan",)
 DOMAINS = ("general", "news")
 SPLITS = ("train", "valid", "test", "news_train", "news_valid", "news_test")
