@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fusedseq import fused, reference
+from fusedseq.data import contexts, en_es, parallel, reverse, words
 from fusedseq.models import torch_mha
 from fusedseq.models.reversal import Reversal, ReversalSettings
 from fusedseq.models.translator import POSITIONS, Translator, TranslatorSettings
@@ -118,6 +119,32 @@ def test_a_row_alone_is_as_in_its_batch(name, ops):
     torch.testing.assert_close(model(*(t[1:2] for t in inputs))[0], model(*inputs)[1])
 
 
+def batches():
+    """For each task of the generated data a small model of their vocabulary, its arguments and its targets."""
+    domains, reversals, pairs = words.load("synthetic"), reverse.load(), en_es.load("synthetic")
+    sizes = {"embedding": 24, "heads": 4, "layers": 1, "feedforward": 48, "dropout": 0.0}
+    b = contexts.ContextBatches(domains.train, 32)[0]
+    yield WordPredictor(len(domains.vocabulary), WordPredictorSettings(**sizes, prenorm=True)), (b.context,), b.target
+    b = reverse.ReversalBatches(reversals.train, 32)[0]
+    yield Reversal(len(reversals.vocabulary), ReversalSettings(**sizes)), (b.source, b.lengths), b.target
+    b = parallel.PairBatches(pairs.train, 32)[0]
+    model = Translator(len(pairs.source.vocabulary), len(pairs.target.vocabulary), TranslatorSettings(**sizes))
+    yield model, (b.source, b.source_lengths, b.target[:, :-1]), b.target[:, 1:]
+
+
+@pytest.mark.cpu
+def test_batches_of_the_data_are_learnt_by_heart():
+    for model, inputs, targets in batches():
+        optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-2), []
+        for _ in range(40):
+            loss = call(model, inputs, targets)[1]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.3 * losses[0], type(model).__name__
+
+
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", ["words-prenorm", "translate-relative"])
 def test_compiles_whole(name):
@@ -152,13 +179,14 @@ def test_a_masked_word_does_not_matter_and_others_do(ops):
 def test_masked_words_are_predicted_too(ops):
     model = WordPredictor(V, WordPredictorSettings(**WORDS, masking=0.4, dropout=0.0), ops=ops)
     torch.manual_seed(7)
-    objective, loss = model.objective(ids(), ids()[:, 0])
+    context, target = padded(ids(), LENGTHS), ids()[:, 0]
+    objective, loss = model.objective(context, target)
     torch.manual_seed(7)
-    masked = torch.rand(B, L) < 0.4
-    x = model.encode(ids(), masked)
-    torch.testing.assert_close(loss, model.cross_entropy(x.sum(1), ids()[:, 0]))
-    torch.testing.assert_close(objective - loss, model.cross_entropy(x[masked], ids()[masked]))
-    objective, loss = model.eval().objective(ids(), ids()[:, 0])
+    masked = (torch.rand(B, L) < 0.4) & (context != 0)
+    x = model.encode(context, masked)
+    torch.testing.assert_close(loss, model.cross_entropy(x.sum(1), target))
+    torch.testing.assert_close(objective - loss, model.cross_entropy(x[masked], context[masked]))
+    objective, loss = model.eval().objective(context, target)
     assert objective is loss
 
 

@@ -10,6 +10,7 @@ from fusedseq import fused
 from fusedseq.models.transformer_layers import Encoder
 from fusedseq.nn import Embedding, FeedForward, LearnedPositions, ResidualLayerNorm
 
+PADDING = 0  # the id of what is beyond a line's ends, which is never masked
 POOLING = {"sum": lambda x: x.sum(1), "mean": lambda x: x.mean(1), "max": lambda x: x.amax(1)}
 
 
@@ -95,7 +96,7 @@ class WordPredictor(nn.Module):
         if not (self.training and s.masking):
             loss = self.cross_entropy(self(context), target)
             return loss, loss
-        masked = torch.rand(context.shape, device=context.device) < s.masking
+        masked = (torch.rand(context.shape, device=context.device) < s.masking) & (context != PADDING)
         x = self.encode(context, masked)
         loss = self.cross_entropy(self.pool(x), target)
         return loss + self.cross_entropy(x, torch.where(masked, context, -100)), loss
