@@ -12,8 +12,8 @@ bench: $(INSTALLED)
 	$(PYTHON) -m fusedseq bench $(if $(FULL),--full) $(ARGS)
 
 test: $(INSTALLED)
-	$(PYTHON) -m pytest $(ARGS)
-	$(if $(ARGS),,$(PYTHON) -m pytest --device triton)
+	$(PYTHON) -m pytest $(or $(ARGS),-n auto)
+	$(if $(ARGS),,$(PYTHON) -m pytest -n auto --device triton)
 
 lint: $(INSTALLED)-dev
 	$(PYTHON) -m ruff check .

@@ -220,15 +220,7 @@ template <class S, class V> struct Group {
   template <int LOADS, class F> __device__ __forceinline__ void multiply(const Kind& kind, uint32_t epoch, F use) const {
     const Slice s = slice<V>(kind.steps, warp);
     wait(kind, s, epoch);
-    const S* v = vector(kind, epoch);
-#pragma unroll 1
-    for (int step = s.begin; step < s.end; step += LOADS) {
-      uint4 a[LOADS][V::TILES];
-      load(a, v, kind.steps, step, s.end);
-#pragma unroll
-      for (int u = 0; u < LOADS; ++u)
-        if (step + u < s.end) use(step + u, a[u]);
-    }
+    each_step<LOADS>(vector(kind, epoch), kind.steps, s.begin, s.end, use);
   }
   // The same where the first V::KEPT k-steps have weights in registers: keep(u, a) for those.
   template <int LOADS, class K, class F>
@@ -244,13 +236,17 @@ template <class S, class V> struct Group {
       for (int u = 0; u < LOADS; ++u)
         if (first + u < V::KEPT) keep(first + u, a[u]);
     }
+    each_step<LOADS>(v, kind.steps, s.begin + V::KEPT, s.end, use);
+  }
+  template <int LOADS, class F>
+  __device__ __forceinline__ void each_step(const S* vector, int steps, int begin, int end, F use) const {
 #pragma unroll 1
-    for (int step = s.begin + V::KEPT; step < s.end; step += LOADS) {
+    for (int step = begin; step < end; step += LOADS) {
       uint4 a[LOADS][V::TILES];
-      load(a, v, kind.steps, step, s.end);
+      load(a, vector, steps, step, end);
 #pragma unroll
       for (int u = 0; u < LOADS; ++u)
-        if (step + u < s.end) use(step + u, a[u]);
+        if (step + u < end) use(step + u, a[u]);
     }
   }
 

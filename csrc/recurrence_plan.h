@@ -106,12 +106,15 @@ constexpr Layout best(const RecurrenceSize& s, bool backward, const Gpu& gpu) {
 
 }  // namespace plan
 
-constexpr int64_t SHORTEST = 4;  // steps that weights are loaded for
+constexpr int64_t SHORTEST = 4;             // steps that weights are loaded for
+constexpr int64_t HOISTED = int64_t(1) << 30;  // bytes of x W_ih^T, which is there for all steps at once
 
 constexpr Plan recurrence_plan(const RecurrenceSize& s, const Gpu& gpu, int64_t shortest = SHORTEST) {
   Plan p{};
   if (!s.half) return p.why = "the persistent kernels are for bfloat16 and float16", p;
   if (s.steps < shortest) return p.why = "for fewer than 4 steps the weights are not worth loading", p;
+  if (s.rounds == 0 && s.steps * s.B * 4 * s.H * 4 > HOISTED)
+    return p.why = "the hoisted product of the input would take more than 1 GiB", p;
   if (!gpu.cooperative) return p.why = "the GPU has no cooperative launch", p;
   p.forward = plan::best(s, false, gpu), p.backward = plan::best(s, true, gpu);
   p.persistent = p.forward.blocks && p.backward.blocks;

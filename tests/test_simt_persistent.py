@@ -231,6 +231,7 @@ def test_why_the_loop():
     size = 70, 20, 650, 650, 5
     assert "bfloat16" in plan(*size, half=False)["why"]
     assert "cooperative" in plan(*size, cooperative=False)["why"]
+    assert "1 GiB" in plan(20000, 20, 650, 650, 0)["why"]
     assert "steps" in _C.recurrence_plan(3, *size[1:], 3, 2, True, 132, 232448, True)["why"]
     assert "hold" in plan(*size, sms=20)["why"]
     assert "hold" in plan(70, 4096, 650, 650, 5)["why"]
