@@ -33,6 +33,12 @@ def result(**times):
     }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """The suite is a pytest of its own, whose pytest-benchmark does nothing where it takes it for a worker of pytest-xdist."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
 @pytest.fixture
 def document():
     rows = [
