@@ -6,10 +6,12 @@ from fusedseq import fused, reference
 from fusedseq.data import contexts, en_es, parallel, reverse, words
 from fusedseq.models import torch_mha
 from fusedseq.models.reversal import Reversal, ReversalSettings
+from fusedseq.models.transformer_layers import Decoder, Encoder
 from fusedseq.models.translator import POSITIONS, Translator, TranslatorSettings
 from fusedseq.models.word_predictor import WordPredictor, WordPredictorSettings
 from judge import equal_modules
 from placement import exact
+from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.usefixtures("on_device")
 V, E, B, L = 23, 12, 4, 6
@@ -117,6 +119,28 @@ def test_a_row_alone_is_as_in_its_batch(name, ops):
     model = MODELS[name](ops).to(exact()).eval()
     inputs, _ = batch(model)
     torch.testing.assert_close(model(*(t[1:2] for t in inputs))[0], model(*inputs)[1])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_checkpoint_in_safetensors(name, ops, tmp_path):
+    """Which refuses tensors that share memory, as those of a weight with two names do."""
+    save_file(MODELS[name](fused).state_dict(), tmp_path / "weights")
+    model = MODELS[name](ops)
+    model.load_state_dict(load_file(tmp_path / "weights"))
+    assert all(torch.equal(t, load_file(tmp_path / "weights")[k].to(t.device)) for k, t in model.state_dict().items())
+
+
+@pytest.mark.parametrize("build", [Encoder, Decoder])
+def test_with_everything_dropped_only_the_residual_is_left(build, ops):
+    """The input itself is not dropped; post-norm's is normalised by each norm."""
+    x, memory = torch.randn(B, L, E), torch.randn(B, 3, E)
+    given = (x,) if build is Encoder else (x, memory)
+    torch.testing.assert_close(build(2, E, 3, 20, 1.0, prenorm=True, ops=ops)(*given), x)
+    normed = torch.nn.functional.layer_norm(x, (E,))
+    torch.testing.assert_close(build(2, E, 3, 20, 1.0, prenorm=True, final_norm=True, ops=ops)(*given), normed)
+    postnorm = build(2, E, 3, 20, 1.0, ops=ops)(*given)
+    torch.testing.assert_close(postnorm, normed, rtol=1e-3, atol=1e-3)  # eps shrinks it at each norm
+    assert not torch.allclose(build(2, E, 3, 20, 0.0, prenorm=True, ops=ops)(*given), x, atol=1e-2)
 
 
 def batches():
