@@ -5,12 +5,11 @@ from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
-from fusedseq.kernels import attention_packed, attention_row, attention_tiled, launch, philox
-from fusedseq.kernels.attention_plan import DROPOUT, PLAIN, RICH, Plan, plan
+from fusedseq.kernels import attention_packed, attention_row, attention_split, attention_tiled, launch, philox
+from fusedseq.kernels.attention_plan import DROPOUT, PLAIN, PROGRAMS, RICH, Plan, cdiv, parts_of_keys, plan
 from fusedseq.kernels.attention_tile import Terms
 
 DQ, DK, DV, DBIAS, DRELATIVE = (1 << n for n in range(5))  # the bits of `needs`
-PROGRAMS = 512  # as many as a GPU has room for at once, for kernels that can be cut further
 
 
 class Call(NamedTuple):
@@ -94,9 +93,28 @@ def attention(
     if call.plan.family == "row":
         launch.run(attention_row.row_forward, heads * steps, *operands, steps, *call.sizes, **constants)
         return out, lse
+    if parts := parts_of_keys(call.plan, heads, call.L, call.S, call.D):
+        split_forward(call, parts, out, lse)
+        return out, lse
     blocks = heads * steps * cdiv(call.D, tiles["BD"])
     launch.run(attention_tiled.tiled_forward, blocks, *operands, steps, *call.sizes, **constants)
     return out, lse
+
+
+def split_forward(call, parts, out, lse):
+    """The keys in parts, and what comes of them."""
+    partial = call.q.new_empty(parts, call.B, call.L, call.N, call.D, dtype=torch.float32)
+    partial_lse, tiles = lse.new_empty(parts, *lse.shape), call.plan.forward
+    launch.run(
+        attention_split.split_forward, call.B * call.N * parts * cdiv(call.D, tiles["BD"]), call.q, call.k, call.v, partial,
+        partial_lse, *map(strides, (call.q, call.k, call.v)), call.terms, parts, *call.sizes,
+        **call.constants(tiles, call.q),
+    )  # fmt: skip
+    BD = call.plan.delta["BD"]
+    launch.run(
+        attention_split.split_combine, lse.numel() * cdiv(call.D, BD), partial, partial_lse, out, lse, parts, call.N, call.L,
+        D=call.D, BD=BD, PARTS=1 << (parts - 1).bit_length(), warps=4,
+    )  # fmt: skip
 
 
 def attention_backward(
@@ -201,10 +219,6 @@ def tiled_backward(call, dout, out, lse, dq, drelative, bias, needs):
     return dk, dv, dbias.sum(0).to(bias.dtype)
 
 
-def cdiv(a, b):
-    return -(-a // b)
-
-
 def heads_last(like, B, N, L, D, dtype=None):
     """A new (B, N, L, D) that lies in memory as (B, L, N, D)."""
     return like.new_empty(B, L, N, D, dtype=dtype).transpose(1, 2)
@@ -266,4 +280,6 @@ def explain(q, k, v, *, key_rows=None, bias=None, mask=None, rope=None, relative
     S = k.size(2) if key_rows is None else key_rows.size(1)
     taking = options_of(dropout, bias, mask, rope, relative_keys)
     chosen = plan(q.size(2), S, q.size(3), q.element_size(), taking)
+    if parts := parts_of_keys(chosen, q.size(0) * q.size(1), q.size(2), S, q.size(3)):
+        return f"kernels/attention_split.py; few queries, their keys in {parts} parts"
     return f"kernels/attention_{chosen.family}.py; {chosen.why}"

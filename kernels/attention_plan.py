@@ -8,6 +8,7 @@ largest tiles tried that compile without spills for sm_80, sm_90 and sm_100, but
 from typing import NamedTuple
 
 PACKED, ROW = 16, 128  # the most keys
+PROGRAMS = 512  # as many as a GPU has room for at once, for kernels that can be cut further
 
 
 class Plan(NamedTuple):
@@ -43,6 +44,19 @@ def plan(L, S, D, itemsize, options):
     if S <= ROW and L <= 4 * ROW and itemsize == 2 and width <= 64:
         return row(L, S, max(width, 32), options)
     return (tiled_fp32 if itemsize == 4 else tiled)(L, width, options)
+
+
+def parts_of_keys(chosen, heads, L, S, D):
+    """In how many parts the keys of each head go to kernels/attention_split.py; 0: the plan `chosen` is kept to."""
+    if chosen.family != "tiled" or L > 4:
+        return 0
+    programs = heads * cdiv(D, chosen.forward["BD"])
+    parts = min(32, S // 256, PROGRAMS // max(programs, 1))
+    return parts if parts > 1 else 0
+
+
+def cdiv(a, b):
+    return -(-a // b)
 
 
 def packed(width, itemsize, options):

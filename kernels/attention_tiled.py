@@ -5,8 +5,8 @@ where causal. Bytes, 2 (2 L + 2 S) D forward, matter below L of about 300 only. 
 on an H200 at 788 TFLOP/s; backward 1.92 TFLOP, 2.4 ms. Published kernels of this plan in Triton reach 330 to 480 TFLOP/s forward. Limited
 by the tensor cores, then by exp2. Wide heads go by chunks: a program forms the whole logits, and of the result BD columns
 alone. Tried: tl.range(..., warp_specialize=True), on which the compiler of Triton 3.7.1 fails for sm_90 ("PassManager::run failed", in
-NVGPUWarpSpecialization), for both loops and for the first alone. Keys are not split among programs: decoding (L = 1) with long
-caches has B N programs and no more. Not timed on a GPU.
+NVGPUWarpSpecialization), for both loops and for the first alone. For decoding (L <= 4) with long caches see
+attention_split.py. Not timed on a GPU.
 """
 
 import triton
@@ -39,7 +39,7 @@ def _products(
 
 
 @triton.jit
-def _key_range(terms, b, first_query, S, offset, CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def key_range(terms, b, first_query, S, offset, CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Of the keys that a tile of queries sees: the end of the tiles that all of it sees whole, and the end."""
     whole = t.end_of_keys(terms, b, S)
     end = whole
@@ -50,7 +50,7 @@ def _key_range(terms, b, first_query, S, offset, CAUSAL: tl.constexpr, BM: tl.co
 
 
 @triton.jit
-def _attend(
+def attend(
     acc, top, total, x, begin, end, q, k, v, q_at, k_at, v_at, terms, b, n, n_kv, i, row, first,
     N, L, S, offset, threshold, scale, keep_scale,
     D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, BYTES: tl.constexpr,
@@ -95,12 +95,12 @@ def tiled_forward(
         x = None
     acc, total = tl.zeros((BM, BD), tl.float32), tl.zeros((BM,), tl.float32)
     top = tl.full((BM,), float("-inf"), tl.float32)
-    whole, end = _key_range(terms, b, step * BM, S, offset, CAUSAL, BM, BN)
-    acc, top, total = _attend(
+    whole, end = key_range(terms, b, step * BM, S, offset, CAUSAL, BM, BN)
+    acc, top, total = attend(
         acc, top, total, x, 0, whole, q, k, v, q_at, k_at, v_at, terms, b, n, n // group, i, row, first,
         N, L, S, offset, threshold, scale, keep_scale, D, BD, BN, CAUSAL, PRECISION, BYTES, False,
     )  # fmt: skip
-    acc, top, total = _attend(
+    acc, top, total = attend(
         acc, top, total, x, whole, end, q, k, v, q_at, k_at, v_at, terms, b, n, n // group, i, row, first,
         N, L, S, offset, threshold, scale, keep_scale, D, BD, BN, CAUSAL, PRECISION, BYTES, True,
     )  # fmt: skip
@@ -272,7 +272,7 @@ def tiled_backward_queries(
         x, do = None, None
     dqueries = tl.zeros((BM, BD), tl.float32)
     low, high = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
-    whole, end = _key_range(terms, b, step * BM, S, offset, CAUSAL, BM, BN)
+    whole, end = key_range(terms, b, step * BM, S, offset, CAUSAL, BM, BN)
     dqueries, low, high = _collect_queries(
         dqueries, low, high, x, do, 0, whole, dout, q, k, v, dq, drelative, lse, delta, dout_at, q_at, k_at, v_at, terms,
         b, n, n // group, i, first, N, L, S, offset, threshold, scale, keep_scale, D, BD, BN, CAUSAL, PRECISION, BYTES, False,

@@ -1,5 +1,6 @@
 """How the Triton kernels are found: late, by the dispatcher, and named by `fused.explain`."""
 
+import functools
 import subprocess
 import sys
 
@@ -46,3 +47,16 @@ def test_explain_names_the_kernel_of_attention(L, D, family):
         q = torch.empty(2, 3, L, D, dtype=torch.bfloat16, device="cuda")
         line = fused.explain("attention", q, q, q, causal=True)
     assert line.startswith(f"attention on cuda, bfloat16: kernels/attention_{family}.py; ")
+
+
+def test_explain_counts_the_parts_of_the_keys():
+    """As many as fill the GPU: S is the table's where there is one, and many heads need none."""
+    pytest.importorskip("triton")
+    with FakeTensorMode():
+        q, k = (torch.empty(2, 3, n, 64, dtype=torch.bfloat16, device="cuda") for n in (1, 1024))
+        rows = torch.empty(2, 600, dtype=torch.int64, device="cuda")
+        many = [t.repeat(1, 100, 1, 1) for t in (q, k, k)]
+        explain = functools.partial(fused.explain, "attention", causal=True)
+        assert explain(q, k, k).endswith("kernels/attention_split.py; few queries, their keys in 4 parts")
+        assert explain(q, k, k, key_rows=rows).endswith("their keys in 2 parts")
+        assert "attention_tiled" in explain(*many)

@@ -17,6 +17,7 @@ SIZES = {
     "tiled": (40, 131, 10, BF16),
     "tiled_fp32": (33, 40, 10, FP32),
 }
+SPLIT = 3, 600, 10, BF16  # forward alone: the backward of such a call is tiled
 OPTIONS = {
     "causal": lambda L, S, D: {"causal": True},
     "lengths": lambda L, S, D: {"key_lengths": torch.tensor([S // 2, S])},
@@ -107,10 +108,31 @@ def test_views_of_one_projection(size, D, device):
     check("attention", (q[:, :, :L], k, v), {"causal": True})
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("options", [*([o] for o in OPTIONS), ["causal", "lengths", "alibi", "dropout"]], ids=str)
+def test_keys_in_parts(options, device):
+    args, kwargs = inputs(*SPLIT, device, *options)
+    with torch.no_grad():
+        check("attention", args, kwargs, backward=False)
+
+
+@pytest.mark.parametrize("size", [(1, 512, 64, BF16), (4, 1100, 20, FP32), (2, 530, 300, BF16)])
+def test_edges_of_the_parts(size, device):
+    args, kwargs = inputs(*size, device, "lengths")
+    kwargs["key_lengths"][0] = 3  # all parts but the first are empty
+    with torch.no_grad():
+        check("attention", args, kwargs, backward=False)
+
+
+def test_gradients_of_keys_in_parts(device):
+    """Backward reads the log-sum-exp that the parts make together, of a query that sees nothing too."""
+    args, kwargs = inputs(*SPLIT, device, "dropout")
+    check("attention", args, {**kwargs, "key_lengths": torch.tensor([400, 0], device=device)})
+
+
+@pytest.mark.parametrize("size", [*SIZES.values(), SPLIT], ids=[*SIZES, "split"])
 @pytest.mark.parametrize("options", [[], ["rope"], ["rope", "relative"], ["lengths", "dropout", "alibi"]], ids=str)
 def test_keys_by_a_table_of_rows(size, options, device):
-    (q, k, v), kwargs = inputs(*SIZES[size], device, *options)
+    (q, k, v), kwargs = inputs(*size, device, *options)
     S = k.size(2)
     rows = torch.arange(B * S, device=device).square().reshape(B, S) % 3
     k, v = (torch.cat([t, t.flip(0)])[:3] for t in (k, v))
