@@ -322,6 +322,12 @@ MISTAKES = {
     "dropout must be in [0, 1], got 1.5": ["--set", "dropout=1.5"],
     "rounds must be at least 0, got -1": ["--set", "rounds=-1"],
     "training.averaging must be one of none, nt-asgd, tail, got 'best'": ["--set", "averaging=best"],
+    "training.precision must be one of fp32, bf16, got 'fp8'": ["--set", "precision=fp8"],
+    "training.accumulate must be at least 1, got 0": ["--set", "accumulate=0"],
+    "training.lr_schedule must be one of constant, linear, inverse-sqrt, got 'cosine'": ["--set", "lr_schedule=cosine"],
+    "training.lr_schedule inverse-sqrt needs warmup_steps of at least 1, got 0": ["--set", "lr_schedule=inverse-sqrt"],
+    "training.lr_schedule linear needs decay_steps above warmup_steps = 0, got None": ["--set", "lr_schedule=linear"],
+    "training.warmup_steps must be at least 0, got -1": ["--set", "warmup_steps=-1"],
     "training.epochs must be at least 0, got -1": ["--epochs", "-1"],
     "data files not found, looked for": ["--data", "nowhere"],
     "--resume: nowhere is no directory": ["--resume", "--out", "nowhere"],
@@ -357,6 +363,8 @@ def test_train_resume_and_eval_from_the_command_line(tmp_path, capsys):
         assert cli.main(evaluate) == 0
         assert json.loads(capsys.readouterr().out) == {split: result[split] for split in ("valid", "test")}
     assert list((out / "tensorboard").iterdir())
+    for name in ("loss", "perplexity", "lr"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
     assert cli.main(command(out)) == 2
     assert "already holds a run" in capsys.readouterr().err

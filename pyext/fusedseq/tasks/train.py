@@ -16,6 +16,7 @@ from fusedseq.tasks.training import (
     load_checkpoint,
     override,
 )  # fmt: skip
+from fusedseq.tasks.training.plots import plot
 from fusedseq.tasks.training.trainer import LAST
 
 TASKS = {"ptb": "fusedseq.tasks.ptb"}  # each with PRESETS, DEFAULT_PRESET, Settings and build()
@@ -80,10 +81,18 @@ def _run(args):
           f"step {trainer.step}, into {out}", flush=True)  # fmt: skip
     why = trainer.fit()
     print(f"ended ({why}) at step {trainer.step}", flush=True)
+    _plot(out)
     if why == "interrupted":
         return 130
     _report(args, task, trainer, preset, seed, why)
     return 0
+
+
+def _plot(out):
+    try:
+        plot(out)
+    except ImportError as error:
+        print(f"no plots: they need the Python package {error.name} (pip install {error.name})", flush=True)
 
 
 def _report(args, task, trainer, preset, seed, why):

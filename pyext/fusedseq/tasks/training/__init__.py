@@ -2,9 +2,10 @@
 
 from fusedseq.tasks.training.checkpoint import load_checkpoint, save_checkpoint
 from fusedseq.tasks.training.errors import CheckpointError, TrainingError
+from fusedseq.tasks.training.gradient import Step
 from fusedseq.tasks.training.optimization import TrainingSettings
 from fusedseq.tasks.training.settings import as_dict, from_dict, override
-from fusedseq.tasks.training.trainer import Step, Trainer
+from fusedseq.tasks.training.trainer import Trainer
 
 __all__ = [
     "CheckpointError",

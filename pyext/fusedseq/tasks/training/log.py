@@ -2,12 +2,10 @@
 
 import csv
 import os
-import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from fusedseq.tasks.training.progress import progress
 
 STEPS = ("step", "epoch", "loss", "lr", "grad_norm", "items", "items_per_s")
 
@@ -17,22 +15,14 @@ class Log:
     files are those of an uninterrupted run (but for the times)."""
 
     def __init__(self, out, unit, step):
-        from torch.utils.tensorboard import SummaryWriter  # a second to import: only where something is trained
-
         self.out, self.unit = Path(out), unit
         self.steps = _Table(self.out / "steps.csv", step, [c.replace("items", unit) for c in STEPS])
         self.epochs = _Table(self.out / "epochs.csv", step)
-        self.board = SummaryWriter(self.out / "tensorboard", purge_step=step + 1)
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"), console=Console(stderr=True), transient=True,
-            disable=not sys.stderr.isatty(),
-        )  # fmt: skip
-        self.task = self.bar.add_task("", figures="")
+        self.board = _board(self.out / "tensorboard", step)
+        self.bar = progress()
         self.since = time.perf_counter()
 
     def __enter__(self):
-        self.bar.start()
         return self
 
     def __exit__(self, *_):
@@ -42,7 +32,7 @@ class Log:
         self.epochs.close()
 
     def start_epoch(self, epoch, done, total):
-        self.bar.reset(self.task, description=f"epoch {epoch + 1}", completed=done, total=total)
+        self.bar.start_epoch(epoch, done, total)
         self.restart_clock()
 
     def restart_clock(self):
@@ -59,7 +49,7 @@ class Log:
             for name, value in (("loss", loss), ("lr", lr), ("grad_norm", norm), (f"{self.unit}_per_s", speed)):
                 self.board.add_scalar(f"train/{name}", value, step)
         figures = f"loss {rows[-1][2]:.3f}, lr {rows[-1][3]:.3g}, {speed:,.0f} {self.unit}/s"
-        self.bar.update(self.task, advance=len(rows), figures=figures)
+        self.bar.advance(len(rows), figures)
         self.restart_clock()
 
     def validation(self, row):
@@ -74,6 +64,24 @@ class Log:
 
     def say(self, text):
         print(text, flush=True)  # rich keeps its bar below it
+
+
+def _board(folder, step):
+    """TensorBoard's writer; where it is not installed, one that writes nothing."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # a second to import: only where something is trained
+    except ImportError:
+        print("no TensorBoard log: it needs the Python package tensorboard (pip install tensorboard)", flush=True)
+        return _NoBoard()
+    return SummaryWriter(folder, purge_step=step + 1)
+
+
+class _NoBoard:
+    def add_scalar(self, *_):
+        pass
+
+    def close(self):
+        pass
 
 
 class _Table:

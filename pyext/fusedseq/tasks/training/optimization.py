@@ -7,6 +7,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from fusedseq.optim import NTASGD, non_monotone, replaced
+from fusedseq.tasks.training import learning_rate
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,16 @@ class TrainingSettings:
     steps: int | None = None  # a limit in steps; whichever comes first
     optimizer: str = "sgd"  # or "adam"
     lr: float = 30.0
+    lr_schedule: str = "constant"  # after the warm-up; or "linear", "inverse-sqrt": see learning_rate.py
+    warmup_steps: int = 0
+    decay_steps: int | None = None  # "linear" is at 0 then
     weight_decay: float = 0.0
     beta1: float = 0.9  # of Adam
     beta2: float = 0.999
     eps: float = 1e-8
     clip: float | None = None  # largest gradient norm
+    precision: str = "fp32"  # or "bf16": autocast of the training steps; weights and validation stay fp32
+    accumulate: int = 1  # batches of one step, whose gradient is that of them all in one
     anneal_after: int | None = None  # validations without improvement (and every so many), then lr *= anneal_factor
     anneal_factor: float = 0.25
     stop_after: int | None = None  # validations without improvement
@@ -34,7 +40,8 @@ class TrainingSettings:
     log_steps: int = 1  # losses are fetched from the device every so many steps
 
     def __post_init__(self):
-        for name, known in (("optimizer", ("sgd", "adam")), ("averaging", ("none", "nt-asgd", "tail"))):
+        for name, known in (("optimizer", ("sgd", "adam")), ("averaging", ("none", "nt-asgd", "tail")),
+                            ("precision", ("fp32", "bf16")), ("lr_schedule", learning_rate.SCHEDULES)):  # fmt: skip
             if getattr(self, name) not in known:
                 raise ValueError(f"training.{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if self.averaging == "nt-asgd" and self.optimizer != "sgd":
@@ -44,9 +51,10 @@ class TrainingSettings:
         for name in ("epochs", "steps"):
             if getattr(self, name) is not None and getattr(self, name) < 0:
                 raise ValueError(f"training.{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("anneal_after", "stop_after", "eval_steps", "save_steps", "log_steps", "nonmono"):
+        for name in ("anneal_after", "stop_after", "eval_steps", "save_steps", "log_steps", "nonmono", "accumulate"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"training.{name} must be at least 1, got {getattr(self, name)}")
+        learning_rate.check(self)
 
 
 class Optimization:

@@ -7,25 +7,18 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from fusedseq.tasks.training.checkpoint import load_checkpoint, save_checkpoint
 from fusedseq.tasks.training.errors import CheckpointError, TrainingError
+from fusedseq.tasks.training.failures import explained
+from fusedseq.tasks.training.gradient import Gradient
+from fusedseq.tasks.training.learning_rate import lr_factor
 from fusedseq.tasks.training.log import Log
 from fusedseq.tasks.training.optimization import Optimization, Schedule
 
 LAST, BEST = "last.safetensors", "best.safetensors"
-
-
-class Step(NamedTuple):
-    """What a task makes of one batch."""
-
-    objective: torch.Tensor  # to be minimised, regularisers included; a scalar
-    loss: torch.Tensor  # to be reported, without them; a scalar
-    items: int  # how many it is a mean over
-    lr_scale: float = 1.0
 
 
 class Trainer:
@@ -35,8 +28,9 @@ class Trainer:
         model                    the torch.nn.Module
         unit                     what is counted, e.g. "tokens"
         description()            JSON: what the model was built from, kept in every checkpoint
-        start_epoch(epoch)       a sequence of batches, a pure function of `epoch`; resets what is carried
-        loss(batch)              a Step
+        start_epoch(epoch)       a sequence of batches, made when they are asked for: a pure function of `epoch`, so
+                                 that a resumed run goes on at any index; resets what is carried
+        loss(batch)              a Step: means, and the count that they are over
         validate()               a dict of figures; "loss" is the one to minimise
         state_dict(), load_state_dict(state)    what is carried from batch to batch, beside the model
 
@@ -49,6 +43,7 @@ class Trainer:
         self.device = next(task.model.parameters()).device
         self.optimization = Optimization(task.model.parameters(), settings)
         self.schedule = Schedule(settings)
+        self.gradient = Gradient(task, settings)
         self.epoch, self.index, self.step = 0, 0, 0  # index: of the next batch in this epoch
         self.loss_sum, self.items = 0.0, 0  # of the training loss, since the last validation
         self.carried = None  # the task's state in a checkpoint, until its epoch is started again
@@ -101,7 +96,8 @@ class Trainer:
         self.out.mkdir(parents=True, exist_ok=True)
         for stale in self.out.glob(".*.tmp"):  # of a process killed while it wrote
             stale.unlink()
-        with Log(self.out, self.task.unit, self.step) as self.log, self._stop_at_signal():
+        with (explained(self._where, self.out / LAST), Log(self.out, self.task.unit, self.step) as self.log,
+              self._stop_at_signal()):  # fmt: skip
             if not (self.out / LAST).exists():
                 self.save()  # so that a run killed at any moment can be resumed
             self.task.model.train()
@@ -111,16 +107,15 @@ class Trainer:
         return self._end()
 
     def _epoch(self):
-        batches = self.task.start_epoch(self.epoch)
+        s, batches = self.settings, self.task.start_epoch(self.epoch)
         if self.carried is not None and self.index:
             self.task.load_state_dict(self.carried)
         self.carried = None
-        self.log.start_epoch(self.epoch, self.index, len(batches))
-        s = self.settings
+        self.log.start_epoch(self.epoch, self.index // s.accumulate, -(-len(batches) // s.accumulate))
         while self.index < len(batches):
             if self._end() is not None:
                 return
-            self._train(batches[self.index])
+            self._train([batches[i] for i in range(self.index, min(self.index + s.accumulate, len(batches)))])
             if s.eval_steps and self.step % s.eval_steps == 0:
                 self._validate()
             if s.save_steps and self.step % s.save_steps == 0:
@@ -140,14 +135,18 @@ class Trainer:
             return "steps"
         return "epochs" if s.epochs is not None and self.epoch >= s.epochs else None
 
-    def _train(self, batch):
-        result = self.task.loss(batch)
+    def _where(self):
+        return f"step {self.step + 1} (epoch {self.epoch + 1})"
+
+    def _train(self, batches):
+        """One step, on all of `batches`."""
         self.optimization.zero_grad()
-        result.objective.backward()
-        norm = self.optimization.step(result.lr_scale)
-        self.index += 1
+        result = self.gradient(batches)
+        scale = result.lr_scale * lr_factor(self.settings, self.step)
+        norm = self.optimization.step(scale)
+        self.index += len(batches)
         self.step += 1
-        row = (self.step, self.epoch, result.loss.detach(), self.optimization.lr * result.lr_scale, norm, result.items)
+        row = (self.step, self.epoch, result.loss, self.optimization.lr * scale, norm, result.items)
         self.pending.append(row)
         if len(self.pending) >= self.settings.log_steps:
             self.flush()

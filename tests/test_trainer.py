@@ -1,0 +1,280 @@
+"""The trainer on a task of a dozen lines: schedules, accumulation, bf16, and what it says when it cannot go on."""
+
+import csv
+import errno
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from fusedseq.tasks.training import Trainer, TrainingError, TrainingSettings, load_checkpoint
+from fusedseq.tasks.training import checkpoint as checkpoints
+from fusedseq.tasks.training.learning_rate import lr_factor
+from fusedseq.tasks.training.plots import plot
+from toy_task import Toy
+
+
+def trainer(out, task=None, **changes):
+    torch.manual_seed(0)
+    settings = {"epochs": 3, "lr": 0.1, "save_steps": 4, **changes}
+    return Trainer(task or Toy(), TrainingSettings(**settings), out)
+
+
+def column(out, name, table="steps"):
+    with (out / f"{table}.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file)]
+
+
+def weights(run):
+    return torch.cat([p.detach().flatten() for p in run.task.model.parameters()])
+
+
+# Learning rates.
+
+
+def factors(steps, **settings):
+    return [lr_factor(TrainingSettings(**settings), step) for step in range(steps)]
+
+
+def test_the_warm_up_is_a_line_and_then_constant():
+    assert factors(6, warmup_steps=4) == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
+def test_linear_falls_to_zero_and_stays_there():
+    assert factors(8, lr_schedule="linear", warmup_steps=2, decay_steps=6) == [0.5, 1, 0.75, 0.5, 0.25, 0, 0, 0]
+
+
+def test_inverse_sqrt_is_that_of_the_transformer():
+    model, warmup = 512, 10
+    published = [model**-0.5 * min(step**-0.5, step * warmup**-1.5) for step in range(1, 50)]
+    peak = (model * warmup) ** -0.5
+    found = [peak * f for f in factors(49, lr_schedule="inverse-sqrt", warmup_steps=warmup)]
+    assert found == pytest.approx(published)
+
+
+def test_annealing_comes_on_top_of_the_schedule(tmp_path, monkeypatch):
+    task = Toy()
+    monkeypatch.setattr(task, "validate", lambda: {"loss": 1.0})  # never improves after the first
+    run = trainer(tmp_path, task, warmup_steps=4, anneal_after=1, anneal_factor=0.5)
+    run.fit()
+    assert column(tmp_path, "lr") == pytest.approx([0.025, 0.05, 0.075, *[0.1] * 9, *[0.05] * 6])
+
+
+# Exact resume.
+
+KINDS = {
+    "warmup": {"warmup_steps": 7},
+    "linear": {"lr_schedule": "linear", "warmup_steps": 3, "decay_steps": 15},
+    "inverse-sqrt": {"lr_schedule": "inverse-sqrt", "warmup_steps": 5, "optimizer": "adam", "lr": 0.01},
+    "plateau": {"lr": 3.0, "anneal_after": 1, "stop_after": 9},
+    "accumulated": {"accumulate": 4, "clip": 0.1},
+    "tail": {"averaging": "tail", "tail_from": 1},
+    "nt-asgd": {"averaging": "nt-asgd", "nonmono": 1, "lr": 3.0},
+    "bf16": {"precision": "bf16"},
+    "rarely logged": {"log_steps": 3, "eval_steps": 4},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_schedule_resumes_bit_for_bit_at_any_step(tmp_path, kind):
+    settings = {"epochs": 5, "save_steps": 1, **KINDS[kind]}
+    whole = trainer(tmp_path / "whole", Toy(dropout=0.3), **settings)
+    whole.fit()
+    for steps in range(1, whole.step + 1):  # a new trainer for each step
+        part = trainer(tmp_path / "parts", Toy(dropout=0.3), **settings, steps=steps)
+        if steps > 1:
+            torch.manual_seed(99)
+            part.resume()
+        part.fit()
+    for name in ("step", "loss", "lr", "grad_norm"):
+        assert column(tmp_path / "parts", name) == column(tmp_path / "whole", name)
+    for name in ("step", "train_loss", "valid_loss"):
+        wanted = column(tmp_path / "whole", name, "epochs")
+        assert column(tmp_path / "parts", name, "epochs") == wanted[: len(column(tmp_path / "parts", name, "epochs"))]
+    assert torch.equal(weights(part), weights(whole))
+    assert part.task.seen == whole.task.seen
+
+
+# Accumulation, bf16.
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 6])
+@pytest.mark.parametrize("kind", [{}, {"averaging": "nt-asgd"}, {"optimizer": "adam"}], ids=["sgd", "nt-asgd", "adam"])
+def test_accumulated_batches_are_one_large_batch(tmp_path, accumulate, kind):
+    """Also where their items differ, and with clipping."""
+    kind = {**kind, "clip": 0.2, "lr": 0.05, "weight_decay": 0.01}
+    small = trainer(tmp_path / "small", Toy(double=True), accumulate=accumulate, **kind)
+    large = trainer(tmp_path / "large", Toy(batch=8 * accumulate, double=True), **kind)
+    small.fit()
+    large.fit()
+    for name in ("points", "loss", "grad_norm"):
+        assert column(tmp_path / "small", name) == pytest.approx(column(tmp_path / "large", name), rel=1e-12)
+    torch.testing.assert_close(weights(small), weights(large), rtol=1e-10, atol=1e-12)
+
+
+def test_the_last_step_of_an_epoch_takes_what_remains(tmp_path):
+    run = trainer(tmp_path, accumulate=4, epochs=2)
+    run.fit()
+    assert run.step == 4  # 4 and 2 batches, twice
+    assert column(tmp_path, "step", "epochs") == [2, 4]
+
+
+def test_bf16_is_of_the_steps_and_not_of_the_weights(tmp_path):
+    runs = {}
+    for precision in ("fp32", "bf16"):
+        task = Toy()
+        seen = []
+        task.model[0].register_forward_hook(lambda module, args, y, seen=seen: seen.append((module.training, y.dtype)))
+        runs[precision] = trainer(tmp_path / precision, task, precision=precision)
+        runs[precision].fit()
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        assert {*seen} == {(True, dtype), (False, torch.float32)}
+        assert all(p.dtype == torch.float32 for p in task.model.parameters())
+    found, wanted = (column(tmp_path / precision, "loss") for precision in ("bf16", "fp32"))
+    assert found == pytest.approx(wanted, rel=0.02)
+    assert found != wanted
+
+
+def test_early_stopping(tmp_path, monkeypatch):
+    task = Toy()
+    losses = iter([3.0, 2.0, 2.5, 2.1, 9.0])
+    monkeypatch.setattr(task, "validate", lambda: {"loss": next(losses)})
+    run = trainer(tmp_path, task, epochs=50, stop_after=2)
+    assert run.fit() == "early stop"
+    assert run.epoch == 4
+    assert load_checkpoint(tmp_path / "best.safetensors")["metrics"] == {"loss": 2.0}
+
+
+# What stops a run.
+
+
+def broken(task, at, error):
+    """`task`, whose loss raises `error`, or is it, at call `at`."""
+    loss, calls = task.loss, []
+
+    def breaks(batch):
+        calls.append(1)
+        if len(calls) != at:
+            return loss(batch)
+        if isinstance(error, Exception):
+            raise error
+        return loss(batch)._replace(loss=torch.tensor(error))
+
+    task.loss = breaks
+    return task
+
+
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
+def test_out_of_memory_is_a_sentence_and_the_run_goes_on_from_its_checkpoint(tmp_path, error):
+    message = (
+        r"out of memory at step 7 \(epoch 2\).*last good checkpoint is .*last.safetensors; try a smaller data.batch"
+    )
+    with pytest.raises(TrainingError, match=message):
+        trainer(tmp_path, broken(Toy(), 7, error)).fit()
+    goes_on_as_if_nothing_had_been(tmp_path)
+
+
+def test_a_real_allocation_that_fails_is_out_of_memory(tmp_path):
+    task = Toy()
+    task.loss = lambda batch: torch.empty(2**60)
+    with pytest.raises(TrainingError, match="out of memory at step 1"):
+        trainer(tmp_path, task).fit()
+
+
+def test_another_error_stays_what_it_is(tmp_path):
+    with pytest.raises(RuntimeError, match="shapes") as error:
+        trainer(tmp_path, broken(Toy(), 2, RuntimeError("shapes"))).fit()
+    assert not isinstance(error.value, TrainingError)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite(tmp_path, value):
+    with pytest.raises(TrainingError, match=rf"loss {value} at step 7 .*last good checkpoint is .*last.safetensors"):
+        trainer(tmp_path, broken(Toy(), 7, value)).fit()
+    goes_on_as_if_nothing_had_been(tmp_path)
+
+
+class FullDisk:
+    """A file that takes no more."""
+
+    def write(self, *_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writerow = write
+
+
+def test_a_disk_full_of_checkpoints(tmp_path, monkeypatch):
+    run = trainer(tmp_path)
+    train = run._train
+
+    def fills(batches):
+        train(batches)
+        if run.step == 7:
+            monkeypatch.setattr(checkpoints, "save", FullDisk().write)
+
+    run._train = fills
+    with pytest.raises(TrainingError, match=r"could not be written \(.*No space left.*; the earlier one is kept"):
+        run.fit()
+    monkeypatch.undo()
+    goes_on_as_if_nothing_had_been(tmp_path)
+
+
+def test_a_disk_full_of_logs(tmp_path):
+    run = trainer(tmp_path)
+    train = run._train
+
+    def fills(batches):
+        train(batches)
+        if run.step == 6:
+            run.log.steps.writer = FullDisk()
+
+    run._train = fills
+    with pytest.raises(TrainingError, match=r"log could not be written \(.*No space left.*checkpoint is .*last.safet"):
+        run.fit()
+    goes_on_as_if_nothing_had_been(tmp_path)
+
+
+def goes_on_as_if_nothing_had_been(out):
+    whole = trainer(out / "whole")
+    whole.fit()
+    run = trainer(out)
+    run.resume()
+    assert run.step in (4, 6)
+    run.fit()
+    assert torch.equal(weights(run), weights(whole))
+    assert column(out, "loss") == column(out / "whole", "loss")
+
+
+# Packages that are not needed.
+
+
+def test_without_tensorboard_and_matplotlib_there_is_a_sentence(tmp_path, monkeypatch, capsys):
+    for name in ("torch.utils.tensorboard", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    trainer(tmp_path).fit()
+    assert "no TensorBoard log: it needs the Python package tensorboard" in capsys.readouterr().out
+    with pytest.raises(ImportError):
+        plot(tmp_path)
+    assert len(column(tmp_path, "loss")) == 18
+
+
+def test_the_trainer_loads_no_optional_package():
+    code = "import sys, fusedseq.tasks.training; print(*{'rich', 'tensorboard', 'matplotlib'} & {*sys.modules})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""
+
+
+def test_plots_are_of_every_figure_of_the_validations(tmp_path):
+    trainer(tmp_path).fit()
+    assert {path.name for path in plot(tmp_path)} == {"loss.png", "accuracy.png", "lr.png"}
+    assert plot(tmp_path / "nothing") == []
