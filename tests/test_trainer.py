@@ -2,26 +2,18 @@
 
 import csv
 import errno
-import json
 import math
 import os
-import random
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
-from fusedseq import cli
-from fusedseq.tasks.training import CheckpointError, Trainer, TrainingError, TrainingSettings, load_checkpoint
+from fusedseq.tasks.training import Trainer, TrainingError, TrainingSettings, load_checkpoint
 from fusedseq.tasks.training import checkpoint as checkpoints
 from fusedseq.tasks.training.learning_rate import lr_factor
 from fusedseq.tasks.training.plots import plot
-from fusedseq.tasks.training.processes import Processes
 from toy_task import Toy
-
-PROGRAM = Path(__file__).with_name("train_toy.py")
 
 
 def trainer(out, task=None, **changes):
@@ -103,29 +95,6 @@ def test_every_schedule_resumes_bit_for_bit_at_any_step(tmp_path, kind):
         assert column(tmp_path / "parts", name, "epochs") == wanted[: len(column(tmp_path / "parts", name, "epochs"))]
     assert torch.equal(weights(part), weights(whole))
     assert part.task.seen == whole.task.seen
-
-
-def test_killed_at_any_moment_and_resumed(tmp_path):
-    """kill -9, after a random time, also while a checkpoint is written or before the first."""
-    settings = {"epochs": 60, "save_steps": 1, "accumulate": 4, "optimizer": "adam", "lr": 0.01, "averaging": "tail",
-                "tail_from": 20, "lr_schedule": "inverse-sqrt", "warmup_steps": 30}  # fmt: skip
-    random_times, program = random.Random(0), [sys.executable, str(PROGRAM)]
-    out, environment = tmp_path / "killed", {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    for _ in range(4):
-        resume = ["--resume"] if (out / "last.safetensors").exists() else []
-        command = [*program, str(out), json.dumps({**settings, "task": {"dropout": 0.3}}), *resume]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        process.stdout.readline()  # of the first validation: it trains
-        time.sleep(0.3 * random_times.random())
-        process.kill()
-        process.communicate()
-    killed, whole = (trainer(tmp_path / name, Toy(dropout=0.3), **settings) for name in ("killed", "whole"))
-    torch.manual_seed(0)
-    whole.fit()
-    killed.resume()
-    killed.fit()
-    assert column(out, "loss") == column(tmp_path / "whole", "loss")
-    assert torch.equal(weights(killed), weights(whole))
 
 
 # Accumulation, bf16.
@@ -283,85 +252,6 @@ def goes_on_as_if_nothing_had_been(out):
     run.fit()
     assert torch.equal(weights(run), weights(whole))
     assert column(out, "loss") == column(out / "whole", "loss")
-
-
-# Several processes.
-
-
-def torchrun(out, settings, *arguments, processes=2, program=(str(PROGRAM),)):
-    """The finished run of `processes` processes on this machine."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [*launcher, *program, str(out), *([json.dumps(settings)] if settings else []), *arguments]
-    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def test_two_processes_have_the_result_of_one(tmp_path):
-    """Also where an epoch's last step has one batch, and the second process does it for nothing."""
-    for name, batch in (("even", 8), ("odd", 10)):  # 48 points: 6 batches, or 5
-        task = {"double": True, "batch": batch}
-        settings = {"accumulate": 4, "lr": 0.1, "epochs": 3, "clip": 0.3, "save_steps": 1}
-        single = trainer(tmp_path / name / "one", Toy(**task), **settings)
-        single.fit()
-        done = torchrun(tmp_path / name / "two", {**settings, "task": task})
-        assert done.returncode == 0, done.stdout
-        one, two = (tmp_path / name / run for run in ("one", "two"))
-        for figure in ("step", "points", "loss", "lr", "grad_norm"):
-            assert column(two, figure) == pytest.approx(column(one, figure), rel=1e-12)
-        for figure in ("step", "train_loss", "valid_loss", "valid_accuracy"):
-            assert column(two, figure, "epochs") == pytest.approx(column(one, figure, "epochs"), rel=1e-12)
-        states = [load_checkpoint(run / "last.safetensors") for run in (one, two)]
-        for key, weight in states[0]["model"].items():
-            torch.testing.assert_close(states[1]["model"][key], weight, rtol=1e-12, atol=1e-14)
-
-
-def test_two_processes_resume_bit_for_bit_with_dropout(tmp_path):
-    settings = {"accumulate": 2, "lr": 0.1, "save_steps": 1, "task": {"dropout": 0.3}}
-    for out, more in (("whole", {}), ("parts", {"steps": 4})):
-        done = torchrun(tmp_path / out, {**settings, "epochs": 2, **more})
-        assert done.returncode == 0, done.stdout
-    done = torchrun(tmp_path / "parts", {**settings, "epochs": 2}, "--resume")
-    assert done.returncode == 0, done.stdout
-    assert column(tmp_path / "parts", "loss") == column(tmp_path / "whole", "loss")
-    ranks = load_checkpoint(tmp_path / "whole" / "last.safetensors")["ranks"]
-    assert not torch.equal(*(rank["rng"]["cpu"] for rank in ranks))
-    with pytest.raises(CheckpointError, match="it was saved by 2 processes, got 1"):
-        trainer(tmp_path / "whole", Toy(dropout=0.3), accumulate=2).resume()
-
-
-def test_batches_that_cannot_be_dealt_out_are_a_sentence(tmp_path):
-    with pytest.raises(ValueError, match=r"accumulate must be a multiple of the processes = 2, .* got 3"):
-        Trainer(Toy(), TrainingSettings(accumulate=3), tmp_path, processes=Processes(0, 2))
-
-
-def test_two_processes_split_the_columns_of_ptb(tmp_path):
-    """The command line, whole: the model without dropout has the losses of one process."""
-    sets = ("embedding=8", "hidden=8", "layers=1", "batch=40", "bptt=20", "lr=1")
-    options = ["--preset", "lstm", "--data", "synthetic", "--ops", "reference", "--steps", "12", "--skip-test"]
-    options += [word for change in sets for word in ("--set", change)]
-    assert cli.main(["train", "ptb", "--out", str(tmp_path / "one"), *options]) == 0
-    done = torchrun(tmp_path / "two", None, *options, program=("-m", "fusedseq", "train", "ptb", "--out"))
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("ended (steps) at step 12") == 1
-    assert column(tmp_path / "two", "tokens") == column(tmp_path / "one", "tokens")
-    assert column(tmp_path / "two", "loss") == pytest.approx(column(tmp_path / "one", "loss"), rel=1e-5)
-
-
-# torch.compile.
-
-
-def test_a_compiled_model_has_the_same_losses_and_checkpoints(tmp_path):
-    trainer(tmp_path / "plain").fit()
-    for resumed in (False, True):
-        task = Toy()
-        run = Trainer(task, TrainingSettings(epochs=3, lr=0.1, steps=None if resumed else 5), tmp_path / "compiled",
-                      compile="aot_eager")  # fmt: skip
-        if resumed:
-            run.resume()
-        run.fit()
-    assert column(tmp_path / "compiled", "loss") == pytest.approx(column(tmp_path / "plain", "loss"), rel=1e-5)
-    states = [load_checkpoint(tmp_path / out / "last.safetensors")["model"] for out in ("plain", "compiled")]
-    assert list(states[0]) == list(states[1])
 
 
 # Packages that are not needed.

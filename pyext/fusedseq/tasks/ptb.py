@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fusedseq.data import corpus
-from fusedseq.data.batching import IGNORED, Batches, batchify
+from fusedseq.data.batching import Batches, batchify
 from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
 from fusedseq.tasks.training import Step, TrainingSettings, as_dict
 
@@ -138,24 +138,17 @@ class Task:
         return Batches(self.inputs, self.targets, data.bptt, f"{self.seed}/{epoch}" if data.vary_bptt else None)
 
     def loss(self, batch):
-        dropped, raw, state = self.model(batch.inputs, self._reset(self.state, batch.inputs.size(1)))
+        dropped, raw, state = self.model(batch.inputs, self._reset(self.state))
         self.state = tuple(_map(lambda s: s.detach(), part) for part in state)
         loss = self.model.cross_entropy(dropped, batch.targets)
         objective = loss * (batch.items / batch.inputs.size(1)) if self.settings.data.sum_over_time else loss
         return Step(objective + self.model.regularization(dropped, raw), loss, batch.items, batch.lr_scale)
 
-    def split(self, batch, part, parts):
-        """Some of the columns: the state that is carried is theirs."""
-        if parts > self.inputs.size(1):
-            raise ValueError(f"data.batch must be at least the processes = {parts}, got {self.inputs.size(1)}")
-        inputs, targets = (t.tensor_split(parts, dim=1)[part].contiguous() for t in (batch.inputs, batch.targets))
-        return batch._replace(inputs=inputs, targets=targets, items=int((targets != IGNORED).sum()))
-
-    def _reset(self, state, columns):
+    def _reset(self, state):
         p = self.settings.data.reset_probability
         if state is None or p == 0:
             return state
-        keep = torch.rand(columns, 1, device=self.device) >= p  # (B, 1)
+        keep = torch.rand(self.inputs.size(1), 1, device=self.device) >= p  # (B, 1)
         return tuple(_map(lambda s: torch.where(keep, s, 0.0), part) for part in state)
 
     def validate(self):

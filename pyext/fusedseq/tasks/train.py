@@ -3,7 +3,6 @@
 import importlib
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +17,6 @@ from fusedseq.tasks.training import (
     override,
 )  # fmt: skip
 from fusedseq.tasks.training.plots import plot
-from fusedseq.tasks.training.processes import own_device, started
 from fusedseq.tasks.training.trainer import LAST
 
 TASKS = {"ptb": "fusedseq.tasks.ptb"}  # each with PRESETS, DEFAULT_PRESET, Settings and build()
@@ -53,46 +51,40 @@ def add_arguments(parser):
     parser.add_argument("--steps", type=int, help="train so many steps in all")
     parser.add_argument("--out", metavar="DIR", type=Path, help="the run's directory (default: runs/TASK/PRESET-SEED)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out exactly where it was saved")
-    parser.add_argument("--compile", action="store_true", help="torch.compile the model's forward: slow to start")
     parser.add_argument("--skip-test", action="store_true", help="do not evaluate the test set at the end")
 
 
 def run(args):
     try:
-        with started() as processes:
-            return _run(args, processes)
+        return _run(args)
     except TrainingError as error:
         print(f"fusedseq train: {error}", file=sys.stderr)
         return 1
 
 
-def _run(args, processes):
-    say = partial(print, flush=True) if processes.first else lambda text: None
+def _run(args):
     module = task_module(args.task)
     saved = _saved(args) if args.resume else None
     settings, seed, preset = _settings(args, module, saved)
     out = args.out or Path("runs") / args.task / f"{preset}-{seed}"
     if not args.resume and (out / LAST).exists():
         raise ValueError(f"{out} already holds a run: give --resume to continue it, or another --out")
-    device = usable_device(own_device(args.device))
+    device = usable_device(args.device)
     torch.manual_seed(seed)
     description = saved and saved["description"]
     task = module.build(settings, args.data, ops=operators(args.ops), seed=seed, device=device, description=description)
-    trainer = Trainer(task, settings.training, out, label={"preset": preset, "ops": args.ops},
-                      processes=processes, compile="inductor" if args.compile else None)  # fmt: skip
+    trainer = Trainer(task, settings.training, out, label={"preset": preset, "ops": args.ops})
     if saved:
         trainer.load_state_dict(saved)
     count = sum(p.numel() for p in task.model.parameters())
-    say(f"{args.task}/{preset}: {count:,} parameters, {args.ops} operators on {device}, seed {seed}, "
-        f"step {trainer.step}, into {out}")  # fmt: skip
+    print(f"{args.task}/{preset}: {count:,} parameters, {args.ops} operators on {device}, seed {seed}, "
+          f"step {trainer.step}, into {out}", flush=True)  # fmt: skip
     why = trainer.fit()
-    say(f"ended ({why}) at step {trainer.step}")
-    if processes.first:
-        _plot(out)
+    print(f"ended ({why}) at step {trainer.step}", flush=True)
+    _plot(out)
     if why == "interrupted":
         return 130
-    if processes.first:
-        _report(args, task, trainer, preset, seed, why)
+    _report(args, task, trainer, preset, seed, why)
     return 0
 
 

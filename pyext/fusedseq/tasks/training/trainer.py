@@ -15,9 +15,8 @@ from fusedseq.tasks.training.errors import CheckpointError, TrainingError
 from fusedseq.tasks.training.failures import explained
 from fusedseq.tasks.training.gradient import Gradient
 from fusedseq.tasks.training.learning_rate import lr_factor
-from fusedseq.tasks.training.log import Log, NoLog
+from fusedseq.tasks.training.log import Log
 from fusedseq.tasks.training.optimization import Optimization, Schedule
-from fusedseq.tasks.training.processes import Processes
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 
@@ -34,22 +33,17 @@ class Trainer:
         loss(batch)              a Step: means, and the count that they are over
         validate()               a dict of figures; "loss" is the one to minimise
         state_dict(), load_state_dict(state)    what is carried from batch to batch, beside the model
-        split(batch, part, parts)   optional: a part of a batch, for one of several processes; see Gradient
 
     `out` holds last.safetensors (everything, to resume), best.safetensors (the weights of the best validation,
     averaged where averaging is on), steps.csv, epochs.csv, tensorboard/. label: JSON, kept in the checkpoints.
-    processes: those that train together    compile: a backend of torch.compile for the model's forward; None: as it is
     """
 
-    def __init__(self, task, settings, out, label=None, *, processes=None, compile=None):
+    def __init__(self, task, settings, out, label=None):
         self.task, self.settings, self.out, self.label = task, settings, Path(out), label
         self.device = next(task.model.parameters()).device
         self.optimization = Optimization(task.model.parameters(), settings)
         self.schedule = Schedule(settings)
-        self.processes = processes or Processes()
-        self.gradient = Gradient(task, settings, self.processes)
-        if compile:
-            task.model.compile(backend=compile)
+        self.gradient = Gradient(task, settings)
         self.epoch, self.index, self.step = 0, 0, 0  # index: of the next batch in this epoch
         self.loss_sum, self.items = 0.0, 0  # of the training loss, since the last validation
         self.carried = None  # the task's state in a checkpoint, until its epoch is started again
@@ -59,19 +53,16 @@ class Trainer:
     # What a run is at a step boundary.
 
     def state_dict(self):
-        own = {"task": self.task.state_dict(), "rng": {"cpu": torch.get_rng_state(), "cuda": self._cuda_rng()}}
-        ranks = {} if self.processes.count == 1 else {"ranks": self.processes.gather(own)}
         return {
             "description": self.task.description(),
             "label": self.label,
             "model": self.task.model.state_dict(),
             "optimization": self.optimization.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "task": own["task"],
+            "task": self.task.state_dict(),
             "position": {"epoch": self.epoch, "index": self.index, "step": self.step},
             "train": {"loss_sum": self.loss_sum, "items": self.items},
-            "rng": own["rng"],
-            **ranks,  # the task and rng of each process
+            "rng": {"cpu": torch.get_rng_state(), "cuda": self._cuda_rng()},
         }
 
     def load_state_dict(self, state):
@@ -79,22 +70,14 @@ class Trainer:
             self.task.model.load_state_dict(state["model"])
             self.optimization.load_state_dict(state["optimization"])
             self.schedule.load_state_dict(state["schedule"])
-            own = self._own(state)
-            self.carried = own["task"]
+            self.carried = state["task"]
             self.epoch, self.index, self.step = (state["position"][k] for k in ("epoch", "index", "step"))
             self.loss_sum, self.items = state["train"]["loss_sum"], state["train"]["items"]
-            torch.set_rng_state(own["rng"]["cpu"])
-            if own["rng"]["cuda"] is not None and self.device.type == "cuda":
-                torch.cuda.set_rng_state(own["rng"]["cuda"], self.device)
+            torch.set_rng_state(state["rng"]["cpu"])
+            if state["rng"]["cuda"] is not None and self.device.type == "cuda":
+                torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
         except (KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"checkpoint does not fit this run: {error}") from error
-
-    def _own(self, state):
-        """What of a checkpoint is this process's."""
-        ranks = state.get("ranks", [state])
-        if len(ranks) != self.processes.count:
-            raise ValueError(f"it was saved by {len(ranks)} processes, got {self.processes.count}")
-        return ranks[self.processes.rank]
 
     def _cuda_rng(self):
         return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
@@ -104,40 +87,24 @@ class Trainer:
 
     def save(self):
         self.flush()  # a loss that is not finite is found before it is saved
-        self._write(LAST, self.state_dict())
-
-    def _write(self, name, state):
-        if self.processes.first:
-            save_checkpoint(self.out / name, state)
+        save_checkpoint(self.out / LAST, self.state_dict())
 
     # The loop.
 
     def fit(self):
         """Trains to the end; returns why it ended: epochs, steps, early stop or interrupted."""
         self.out.mkdir(parents=True, exist_ok=True)
-        with (explained(self._where, self.out / LAST), self._opened_log() as self.log,
+        for stale in self.out.glob(".*.tmp"):  # of a process killed while it wrote
+            stale.unlink()
+        with (explained(self._where, self.out / LAST), Log(self.out, self.task.unit, self.step) as self.log,
               self._stop_at_signal()):  # fmt: skip
-            self._start_processes()
             if not (self.out / LAST).exists():
                 self.save()  # so that a run killed at any moment can be resumed
             self.task.model.train()
             while self._end() is None:
                 self._epoch()
             self.save()
-            self.gradient.unshare()
         return self._end()
-
-    def _opened_log(self):
-        if not self.processes.first:
-            return NoLog()
-        for stale in self.out.glob(".*.tmp"):  # of a process killed while it wrote
-            stale.unlink()
-        return Log(self.out, self.task.unit, self.step)
-
-    def _start_processes(self):
-        if self.processes.rank and not self.step:
-            torch.manual_seed(torch.initial_seed() + self.processes.rank)  # dropout masks of its own
-        self.gradient.share()
 
     def _epoch(self):
         s, batches = self.settings, self.task.start_epoch(self.epoch)
@@ -160,7 +127,7 @@ class Trainer:
 
     def _end(self):
         s = self.settings
-        if self.processes.any(self.interrupted):
+        if self.interrupted:
             return "interrupted"
         if self.schedule.stopped:
             return "early stop"
@@ -206,7 +173,7 @@ class Trainer:
         begun = time.perf_counter()
         averaged = self.optimization.averaging
         with self.optimization.averaged():
-            metrics = self.processes.from_first(self.validate)
+            metrics = self.validate()
             if not math.isfinite(metrics["loss"]):
                 raise TrainingError(f"validation loss {metrics['loss']} at step {self.step}: training stopped, "
                                     f"the last good checkpoint is {self.out / LAST}")  # fmt: skip
@@ -239,7 +206,7 @@ class Trainer:
     def _save_best(self, metrics):
         state = {"description": self.task.description(), "label": self.label, "model": self.task.model.state_dict(),
                  "metrics": metrics, "position": {"epoch": self.epoch, "index": self.index, "step": self.step}}  # fmt: skip
-        self._write(BEST, state)
+        save_checkpoint(self.out / BEST, state)
 
     def finish(self):
         """Puts the weights to be judged into the model, and returns their validation figures: the best validation's,
