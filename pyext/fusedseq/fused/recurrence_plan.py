@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from fusedseq import _C, reference
+from fusedseq import reference
 
 LOOP = {
     "lstm": "csrc/recurrence_loop.cu, torch's product and a kernel a step; the input's product hoisted",
@@ -18,6 +18,8 @@ def plan(op, gpu, *args, **kwargs):
 
     gpu: (SMs, bytes of shared memory that a block can have, whether it has cooperative launches)
     """
+    from fusedseq import _C  # here: it is for one version of Python, and no operator needs it
+
     bound = inspect.signature(getattr(reference, op)).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
@@ -53,7 +55,10 @@ def explain(op, gpu, *args, **kwargs):
     """Which engine, how it is laid out, and why."""
     if os.environ.get("FUSEDSEQ_RECURRENCE") == "loop":
         return f"{LOOP[op]}; FUSEDSEQ_RECURRENCE is loop"
-    found = plan(op, gpu, *args, **kwargs)
+    try:
+        found = plan(op, gpu, *args, **kwargs)
+    except ImportError:
+        return "csrc/persistent_forward.cu or csrc/recurrence_loop.cu: fusedseq._C, which knows, is for another Python"
     if not found["persistent"]:
         return f"{LOOP[op]}; not persistent: {found['why']}"
     return f"csrc/persistent_forward.cu, csrc/persistent_backward.cu: {found['why']}; " + "; ".join(
