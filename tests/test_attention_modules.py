@@ -343,6 +343,20 @@ def test_a_beam_moves_its_table_and_copies_no_cache(ops, positions):
             assert cache.k.data_ptr() == place
 
 
+@torch.no_grad()
+def test_hypotheses_become_fewer_and_more_again(ops):
+    """Within the rows reserved; each step equals each history's own attention."""
+    module = nn.MultiheadAttention(E, N, batch_first=True, ops=ops).eval()
+    history, cache = torch.empty(4, 0, E), module.cache(4, 6)
+    for step, parents in enumerate(([0, 2], [1, 0, 0], [2], [0, 0, 0, 0], [3, 1])):
+        cache.reorder(torch.tensor(parents))
+        x = torch.randn(len(parents), 1, E)
+        history = torch.cat([history[parents], x], 1)
+        wanted = module(history, history, history, is_causal=True)[0][:, -1:]
+        torch.testing.assert_close(module(x, x, x, is_causal=True, cache=cache)[0], wanted)
+        assert cache.length == step + 1
+
+
 def test_a_beam_shares_the_keys_of_its_sentence(ops):
     module = nn.MultiheadAttention(E, N, batch_first=True, ops=ops).eval()
     memory, query, sentence = torch.randn(2, 6, E), torch.randn(5, 1, E), torch.tensor([0, 0, 0, 1, 1])

@@ -20,9 +20,10 @@ ARROWS = {
     "fused": {"reference", "kernels", "_load", "_C"},
     "nn": {"fused", "reference"},
     "models": {"nn", "fused", "reference"},
+    "decoding": {"models"},
     "data": set(),
     "optim": {"_load"},
-    "tasks": {"models", "optim", "nn", "data", "fused", "reference"},
+    "tasks": {"decoding", "models", "optim", "nn", "data", "fused", "reference"},
     "testing": {"fused", "reference"},
     "cli": {"tasks", "info", "bench_cli", "data"},
 }

@@ -24,23 +24,22 @@ class KeyValueCache:
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise RuntimeError("KeyValueCache: is for inference and must come without gradients (torch.no_grad()), got keys "
                                "or values that require one")  # fmt: skip
-        if k.size(0) != rows or len(self.table()) != rows:
+        if k.size(0) != len(self.table()) or k.size(0) > rows:
             raise ValueError(f"KeyValueCache: keys must be for {rows} rows, as many as reserved, got {k.size(0)} for "
                              f"{len(self.table())} hypotheses")  # fmt: skip
         if end > most:
             raise ValueError(f"KeyValueCache: positions must be at most max_length = {most}, got {end}")
-        self.k[:, :, self.length : end], self.v[:, :, self.length : end] = k, v
+        self.k[: len(k), :, self.length : end], self.v[: len(v), :, self.length : end] = k, v
         self.length = end
 
     def reorder(self, parents):
         """Hypothesis b goes on from what hypothesis parents[b] was: the table changes, no key is copied.
 
-        parents: (rows,) int64. More or fewer rows than before are fine where nothing is appended any more: so the
-        hypotheses of a beam share the keys of their source sentence.
+        parents: (rows,) int64. There may be fewer than before, and again more, up to the rows reserved; and any number
+        where nothing is appended any more: so the hypotheses of a beam share the keys of their source sentence.
         """
-        held = self.table()[parents]
-        if len(held) == self.k.size(0):  # what comes next is written into each hypothesis's own row
-            held[:, self.length :] = torch.arange(len(held), device=held.device)[:, None]
+        held = self.table()[parents]  # what comes next is written into each hypothesis's own row
+        held[:, self.length :] = torch.arange(len(held), device=held.device)[:, None]
         self.key_rows = held
 
     def table(self):
