@@ -9,6 +9,7 @@ from fusedseq.data.parallel import build
 from fusedseq.data.parallel_files import read_parallel, read_tabbed, without_gaps
 from fusedseq.data.vocabulary import Vocabulary
 
+LANGUAGES = "English", "Spanish"
 SPECIALS = ("[PAD]", "[UNK]", "[SOS]", "[EOS]")
 FOLDERS = ("tatoeba_en_es",)
 CHOICES = (
@@ -35,7 +36,7 @@ def load(data=None, *, seed=0, held_out=0.05, min_frequency=2, max_length=90):
         else:
             read = [without_gaps(read_parallel(*files[i : i + 2])) for i in (0, 2, 4)]
             splits, dropped = {split: read[i][0] for i, split in enumerate(SPLITS)}, sum(n for _, n in read)
-    return build(splits, ("English", "Spanish"), tokenize, partial(count, min_frequency=min_frequency),
+    return build(splits, LANGUAGES, tokenize, partial(count, min_frequency=min_frequency),
                  max_length=max_length, dropped={"empty": dropped})  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from fusedseq.data.parallel import build
 from fusedseq.data.parallel_files import read_parallel, without_gaps
 from fusedseq.data.vocabulary import Vocabulary
 
+LANGUAGES = "English", "French"
 SPECIALS = ("<PAD>", "<UNK>", "<s>", "</s>")
 FOLDERS = ("ted_en_fr", "multi30k_en_fr", "multi30k_en_fr/raw", "raw")
 NAMES = product(("dev", "valid", "val"), ("test", "test_2016_flickr"))
@@ -37,7 +38,7 @@ def load(data=None, *, seed=0, min_frequency=2, max_length=100):
         splits[split], gaps = without_gaps(splits[split])
         dropped["empty"] = dropped.get("empty", 0) + gaps
     splits["train"], why = cleaned(splits["train"], {*splits["valid"], *splits["test"]})
-    return build(splits, ("English", "French"), tokenize, partial(count, min_frequency=min_frequency),
+    return build(splits, LANGUAGES, tokenize, partial(count, min_frequency=min_frequency),
                  max_length=max_length, dropped=dropped | why)  # fmt: skip
 
 

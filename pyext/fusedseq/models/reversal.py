@@ -51,9 +51,10 @@ class Reversal(nn.Module):
         """(B, L, E) -> (B, L, V)"""
         return self._linear(y, self.output.weight, self.output.bias)
 
-    def cross_entropy(self, y, targets, reduction="mean"):
-        """y: (B, L, E)    targets: (B, L) int64, padding 0    returns nats, a scalar, or (B, L) with "none" """
+    def cross_entropy(self, y, targets, reduction="mean", **details):
+        """y: (B, L, E)    targets: (B, L) int64, padding 0    returns nats, a scalar, or (B, L) with "none"
+        details: return_details, of the operator"""
         ignored = -100 if self.settings.train_padding else 0
         return self._linear_cross_entropy(
-            y, self.output.weight, targets, self.output.bias, ignore_index=ignored, reduction=reduction
+            y, self.output.weight, targets, self.output.bias, ignore_index=ignored, reduction=reduction, **details
         )

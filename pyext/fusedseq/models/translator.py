@@ -135,11 +135,12 @@ class Translator(nn.Module):
         """(..., E) -> (..., V)"""
         return self._linear(y, self.output_weight, self.output_bias)
 
-    def cross_entropy(self, y, targets, reduction="mean"):
+    def cross_entropy(self, y, targets, reduction="mean", **details):
         """y: (B, T, E)    targets: (B, T) int64: the target without its first word; 0, the padding, is ignored
-        returns nats, a scalar, or (B, T) with "none"; with label smoothing in training alone"""
+        returns nats, a scalar, or (B, T) with "none"; with label smoothing in training alone
+        details: return_details, of the operator"""
         smoothing = self.settings.label_smoothing if self.training else 0.0
         return self._linear_cross_entropy(
             y, self.output_weight, targets, self.output_bias, ignore_index=PADDING, label_smoothing=smoothing,
-            reduction=reduction,
+            reduction=reduction, **details,
         )  # fmt: skip

@@ -82,9 +82,10 @@ class WordPredictor(nn.Module):
         """(..., E) -> (..., V)"""
         return self._linear(y, self.output_weight)
 
-    def cross_entropy(self, y, target, reduction="mean"):
-        """y: (..., E)    target: (...,) int64, -100 where there is none    returns nats, a scalar, or (...,) with "none" """
-        return self._linear_cross_entropy(y, self.output_weight, target, reduction=reduction)
+    def cross_entropy(self, y, target, reduction="mean", **details):
+        """y: (..., E)    target: (...,) int64, -100 where there is none    returns nats, a scalar, or (...,) with "none"
+        details: return_details, of the operator"""
+        return self._linear_cross_entropy(y, self.output_weight, target, reduction=reduction, **details)
 
     def objective(self, context, target):
         """What training minimises; context: (B, L), target: (B,) int64.

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from fusedseq.tasks.train import add_common_arguments, operators, task_module, usable_device
+from fusedseq.tasks.catalog import operators, task_module
+from fusedseq.tasks.train import add_common_arguments, usable_device
 from fusedseq.tasks.training import CheckpointError, from_dict, load_checkpoint
 from fusedseq.tasks.training.trainer import BEST
 
@@ -17,17 +18,17 @@ def add_arguments(parser):
 
 def run(args):
     path = args.checkpoint / BEST if args.checkpoint.is_dir() else args.checkpoint
-    splits = args.splits.split(",")
-    if unknown := set(splits) - {"train", "valid", "test"}:
-        raise ValueError(f"--splits: unknown split {unknown.pop()!r}; known are train, valid, test")
     state = load_checkpoint(path)
     description = state["description"]
     if description["task"] != args.task:
         raise CheckpointError(f"{path} holds a model of {description['task']}, not of {args.task}")
     module = task_module(args.task)
     settings = from_dict(module.Settings, description["settings"])
-    task = module.build(settings, args.data, ops=operators(args.ops), seed=description["seed"],
+    task = module.build(settings, args.data, ops=operators(args.ops or "fused"), seed=description["seed"],
                         device=usable_device(args.device), description=description)  # fmt: skip
+    splits = args.splits.split(",")
+    if unknown := set(splits) - {*task.splits}:
+        raise ValueError(f"--splits: unknown split {unknown.pop()!r}; known are {', '.join(task.splits)}")
     task.model.load_state_dict(state["model"])
     task.model.eval()
     results = {split: task.evaluate(split) for split in splits}

@@ -1,16 +1,14 @@
 """Word-level language modelling on the Penn Treebank: the rows ptb/... of the documented systems."""
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from fusedseq.data import corpus
+from fusedseq.data import SPLITS, corpus
 from fusedseq.data.batching import Batches, batchify
 from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
-from fusedseq.tasks.training import Step, TrainingSettings, as_dict
-
-UNIT = "tokens"
+from fusedseq.tasks.independent import at_least_one, perplexity, same_data
+from fusedseq.tasks.training import Step, TrainingSettings, as_dict, from_dict, varied
 
 
 @dataclass(frozen=True)
@@ -24,9 +22,7 @@ class StreamSettings:
     sum_over_time: bool = False  # the objective is a sum over steps and a mean over the batch, else a mean over tokens
 
     def __post_init__(self):
-        for name in ("batch", "valid_batch", "test_batch", "bptt"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.{name} must be at least 1, got {getattr(self, name)}")
+        at_least_one(self, "batch", "valid_batch", "test_batch", "bptt")
         if not 0 <= self.reset_probability <= 1:
             raise ValueError(f"data.reset_probability must be in [0, 1], got {self.reset_probability}")
 
@@ -36,11 +32,6 @@ class Settings:
     model: LanguageModelSettings = field(default_factory=LanguageModelSettings)
     data: StreamSettings = field(default_factory=StreamSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
-
-
-def _from(base, *, model=None, data=None, training=None):
-    return Settings(replace(base.model, **model or {}), replace(base.data, **data or {}),
-                    replace(base.training, **training or {}))  # fmt: skip
 
 
 def _presets():
@@ -67,24 +58,24 @@ def _presets():
         training=TrainingSettings(epochs=50, lr=30.0, weight_decay=1.2e-6, clip=0.25, anneal_after=4, stop_after=6)
     )
     plain = {"locked": False, "input_dropout": 0.5, "dropout": 0.5, "output_dropout": 0.5}
-    rows["dropout"] = _from(rows["lstm"], model=plain)
-    rows["rnn"] = _from(rows["dropout"], model={"cell": "rnn", "layers": 1, "dropout": 0.0}, training={"lr": 5.0})
-    rows["tied"] = _from(rows["dropout"], model={"tied": True})
-    rows["residual"] = _from(rows["tied"], model={"residual": True})
-    rows["asgd"] = _from(rows["tied"], training={"averaging": "nt-asgd"})
-    rows["weightdrop"] = _from(rows["tied"], model={"weight_dropout": 0.5})
-    rows["embdrop"] = _from(rows["weightdrop"], model={"embedding_dropout": 0.1})
-    rows["locked"] = _from(rows["embdrop"], model={"locked": True, **paper})
+    rows["dropout"] = varied(rows["lstm"], model=plain)
+    rows["rnn"] = varied(rows["dropout"], model={"cell": "rnn", "layers": 1, "dropout": 0.0}, training={"lr": 5.0})
+    rows["tied"] = varied(rows["dropout"], model={"tied": True})
+    rows["residual"] = varied(rows["tied"], model={"residual": True})
+    rows["asgd"] = varied(rows["tied"], training={"averaging": "nt-asgd"})
+    rows["weightdrop"] = varied(rows["tied"], model={"weight_dropout": 0.5})
+    rows["embdrop"] = varied(rows["weightdrop"], model={"embedding_dropout": 0.1})
+    rows["locked"] = varied(rows["embdrop"], model={"locked": True, **paper})
     # The document adds split cross-entropy here too. The AWD-LSTM code makes no split below 75,000 words: on PTB its
     # loss is plain cross-entropy, and so is ours; splits on demand come with the operator.
-    rows["awd"] = _from(rows["locked"], model={"alpha": 2.0, "beta": 1.0})
-    rows["mogrifier-awd"] = _from(rows["awd"], model={"rounds": 5})
-    rows["mogrifier-awd-1150"] = _from(
+    rows["awd"] = varied(rows["locked"], model={"alpha": 2.0, "beta": 1.0})
+    rows["mogrifier-awd"] = varied(rows["awd"], model={"rounds": 5})
+    rows["mogrifier-awd-1150"] = varied(
         rows["mogrifier-awd"], model={"embedding": 1150, "hidden": 1150}, training={"epochs": 150}
     )
-    rows["mogrifier-awd-150"] = _from(rows["mogrifier-awd"], training={"epochs": 150})
+    rows["mogrifier-awd-150"] = varied(rows["mogrifier-awd"], training={"epochs": 150})
     # Merity et al. (2018), the paper's own configuration: no annealing, no early stop, NT-ASGD instead.
-    rows["awd-merity"] = _from(
+    rows["awd-merity"] = varied(
         rows["awd"],
         model={"embedding": 400, "hidden": (1150, 1150, 400)},
         data={"batch": 20},
@@ -116,7 +107,7 @@ class Task:
     settings: a Settings    corpus: a Corpus    ops: the operators    seed: of the segment lengths
     """
 
-    unit = UNIT
+    unit, splits = "tokens", SPLITS
 
     def __init__(self, settings, corpus, *, ops, seed, device="cpu"):
         self.settings, self.corpus, self.seed, self.device = settings, corpus, seed, torch.device(device)
@@ -165,7 +156,7 @@ class Task:
                 total += self.model.cross_entropy(y, batch.targets, reduction="sum")
                 items += batch.items
         loss = total.item() / items
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": items}
+        return {"loss": loss, "perplexity": perplexity(loss), "tokens": items}
 
     def state_dict(self):
         return {"state": self.state}
@@ -185,6 +176,11 @@ def build(settings, data, *, ops, seed, device="cpu", description=None):
     """The task from a data directory (or 'synthetic'). description: a checkpoint's, whose vocabulary and data are
     checked to be the ones found."""
     loaded = corpus.load(data)
-    if description is not None and description["fingerprint"] != loaded.fingerprint():
-        raise ValueError(f"ptb: the data in {data} are not those the checkpoint was trained on")
+    same_data(description, loaded, data, "ptb")
     return Task(settings, loaded, ops=ops, seed=seed, device=device)
+
+
+def restore(description, *, ops):
+    """The model that a checkpoint's description tells of, its weights still random; no data are needed."""
+    settings = from_dict(Settings, description["settings"])
+    return LanguageModel(len(description["vocabulary"]), settings.model, ops=ops)

@@ -1,12 +1,12 @@
 """`fusedseq train TASK`: trains a preset of a task, with fused or reference operators."""
 
-import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from fusedseq.tasks.catalog import OPERATORS, TASKS, operators, preset_operators, task_module
 from fusedseq.tasks.training import (
     CheckpointError,
     Trainer,
@@ -19,23 +19,15 @@ from fusedseq.tasks.training import (
 from fusedseq.tasks.training.plots import plot
 from fusedseq.tasks.training.trainer import LAST
 
-TASKS = {"ptb": "fusedseq.tasks.ptb"}  # each with PRESETS, DEFAULT_PRESET, Settings and build()
-OPERATORS = ("fused", "reference")
 FREE = [f"training.{key}" for key in ("epochs", "steps", "save_steps", "log_steps")]  # a resumed run may change them
-
-
-def task_module(name):
-    return importlib.import_module(TASKS[name])
-
-
-def operators(name):
-    return importlib.import_module(f"fusedseq.{name}")
 
 
 def add_common_arguments(parser):
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--data", metavar="DIR", help="the data's directory, or 'synthetic' (default: $FUSEDSEQ_DATA)")
-    parser.add_argument("--ops", choices=OPERATORS, default="fused", help="which operators (default: fused)")
+    parser.add_argument(
+        "--ops", choices=OPERATORS, help="which operators (default: fused, or what the preset is about)"
+    )
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)"
     )
@@ -72,19 +64,19 @@ def _run(args):
     device = usable_device(args.device)
     torch.manual_seed(seed)
     description = saved and saved["description"]
-    task = module.build(settings, args.data, ops=operators(args.ops), seed=seed, device=device, description=description)
-    trainer = Trainer(task, settings.training, out, label={"preset": preset, "ops": args.ops})
+    ops = args.ops or (saved["label"]["ops"] if saved else preset_operators(module, preset))
+    task = module.build(settings, args.data, ops=operators(ops), seed=seed, device=device, description=description)
+    trainer = Trainer(task, settings.training, out, label={"preset": preset, "ops": ops})
     if saved:
         trainer.load_state_dict(saved)
-    count = sum(p.numel() for p in task.model.parameters())
-    print(f"{args.task}/{preset}: {count:,} parameters, {args.ops} operators on {device}, seed {seed}, "
+    print(f"{args.task}/{preset}: {parameter_count(task.model):,} parameters, {ops} operators on {device}, seed {seed}, "
           f"step {trainer.step}, into {out}", flush=True)  # fmt: skip
     why = trainer.fit()
     print(f"ended ({why}) at step {trainer.step}", flush=True)
     _plot(out)
     if why == "interrupted":
         return 130
-    _report(args, task, trainer, preset, seed, why)
+    _report(args, task, trainer, why)
     return 0
 
 
@@ -95,17 +87,23 @@ def _plot(out):
         print(f"no plots: they need the Python package {error.name} (pip install {error.name})", flush=True)
 
 
-def _report(args, task, trainer, preset, seed, why):
+def _report(args, task, trainer, why):
     results = {"valid": trainer.finish()}
-    if not args.skip_test:
-        task.model.eval()
-        results["test"] = task.evaluate("test")
+    task.model.eval()
+    for split in [] if args.skip_test else [name for name in task.splits if name.endswith("test")]:
+        results[split] = task.evaluate(split)
     for split, figures in results.items():
         print(f"{split}: " + ", ".join(f"{name} {value:.6g}" for name, value in figures.items()))
+    description = task.description()
     trainer.report({
-        "task": args.task, "preset": preset, "seed": seed, "ops": args.ops, "ended": why, "epochs": trainer.epoch,
-        "steps": trainer.step, **results, "settings": as_dict(task.settings),
+        "task": args.task, **trainer.label, "seed": description["seed"], "ended": why, "epochs": trainer.epoch,
+        "steps": trainer.step, "seconds": round(trainer.seconds, 3), "parameters": parameter_count(task.model), **results,
+        "settings": description["settings"],
     })  # fmt: skip
+
+
+def parameter_count(model):
+    return sum(p.numel() for p in model.parameters())
 
 
 def _saved(args):

@@ -40,9 +40,9 @@ class Log:
         self.since = time.perf_counter()
 
     def train(self, rows):
-        """rows: (step, epoch, loss, lr, grad_norm, items) of the steps since the last call"""
-        now = time.perf_counter()
-        speed = sum(row[-1] for row in rows) / (now - self.since)
+        """rows: (step, epoch, loss, lr, grad_norm, items) of the steps since the last call; returns the seconds since it"""
+        seconds = time.perf_counter() - self.since
+        speed = sum(row[-1] for row in rows) / seconds
         for row in rows:
             self.steps.write((*row, round(speed, 1)))
             step, _, loss, lr, norm, _ = row
@@ -51,6 +51,7 @@ class Log:
         figures = f"loss {rows[-1][2]:.3f}, lr {rows[-1][3]:.3g}, {speed:,.0f} {self.unit}/s"
         self.bar.advance(len(rows), figures)
         self.restart_clock()
+        return seconds
 
     def validation(self, row):
         """row: a dict; one line of epochs.csv and of the terminal"""

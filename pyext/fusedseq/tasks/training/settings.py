@@ -22,6 +22,12 @@ def from_dict(kind, values):
     return kind(**fields)
 
 
+def varied(settings, **sections):
+    """`settings` with other values in its sections: varied(settings, model={"layers": 2})"""
+    parts = {name: dataclasses.replace(getattr(settings, name), **values) for name, values in sections.items()}
+    return dataclasses.replace(settings, **parts)
+
+
 def override(settings, assignments):
     """`settings` with each `section.key=value` of `assignments` applied; the section may be left out where the key
     alone is clear."""
@@ -39,7 +45,7 @@ def override(settings, assignments):
         section, name = known[matches[0]]
         part = getattr(settings, section)
         value = _convert(_literal(text), typing.get_type_hints(type(part))[name], matches[0])
-        settings = dataclasses.replace(settings, **{section: dataclasses.replace(part, **{name: value})})
+        settings = varied(settings, **{section: {name: value}})
     return settings
 
 

@@ -47,6 +47,7 @@ class Trainer:
         self.epoch, self.index, self.step = 0, 0, 0  # index: of the next batch in this epoch
         self.loss_sum, self.items = 0.0, 0  # of the training loss, since the last validation
         self.carried = None  # the task's state in a checkpoint, until its epoch is started again
+        self.seconds = 0.0  # of training, without validations and checkpoints
         self.pending = []  # steps whose losses are still on the device
         self.interrupted = False
 
@@ -61,7 +62,7 @@ class Trainer:
             "schedule": self.schedule.state_dict(),
             "task": self.task.state_dict(),
             "position": {"epoch": self.epoch, "index": self.index, "step": self.step},
-            "train": {"loss_sum": self.loss_sum, "items": self.items},
+            "train": {"loss_sum": self.loss_sum, "items": self.items, "seconds": self.seconds},
             "rng": {"cpu": torch.get_rng_state(), "cuda": self._cuda_rng()},
         }
 
@@ -73,6 +74,7 @@ class Trainer:
             self.carried = state["task"]
             self.epoch, self.index, self.step = (state["position"][k] for k in ("epoch", "index", "step"))
             self.loss_sum, self.items = state["train"]["loss_sum"], state["train"]["items"]
+            self.seconds = state["train"].get("seconds", 0.0)  # which the first checkpoints did not have
             torch.set_rng_state(state["rng"]["cpu"])
             if state["rng"]["cuda"] is not None and self.device.type == "cuda":
                 torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
@@ -166,7 +168,7 @@ class Trainer:
                                     f"the last good checkpoint is {self.out / LAST}; try a lower lr or clip")  # fmt: skip
             self.loss_sum += loss * items
             self.items += items
-        self.log.train(rows)
+        self.seconds += self.log.train(rows)
 
     def _validate(self):
         self.flush()
