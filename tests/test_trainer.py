@@ -278,3 +278,16 @@ def test_plots_are_of_every_figure_of_the_validations(tmp_path):
     trainer(tmp_path).fit()
     assert {path.name for path in plot(tmp_path)} == {"loss.png", "accuracy.png", "lr.png"}
     assert plot(tmp_path / "nothing") == []
+
+
+# The hook.
+
+
+def test_on_validation_sees_the_figures_and_may_stop_the_run(tmp_path):
+    seen = []
+    run = trainer(tmp_path, epochs=5)
+    run.on_validation = lambda number, figures: seen.append((number, figures["loss"])) or number == 2
+    assert run.fit() == "stopped"
+    assert seen == list(enumerate(column(tmp_path, "valid_loss", "epochs")))
+    assert len(seen) == 3
+    assert load_checkpoint(tmp_path / "last.safetensors")["position"]["epoch"] == 3

@@ -6,20 +6,10 @@ from pathlib import Path
 
 import torch
 
-from fusedseq.tasks.catalog import OPERATORS, TASKS, operators, preset_operators, task_module
-from fusedseq.tasks.training import (
-    CheckpointError,
-    Trainer,
-    TrainingError,
-    as_dict,
-    from_dict,
-    load_checkpoint,
-    override,
-)  # fmt: skip
-from fusedseq.tasks.training.plots import plot
+from fusedseq.tasks.catalog import OPERATORS, TASKS, preset_operators, task_module
+from fusedseq.tasks.run import Recipe, begin, plot_curves, report
+from fusedseq.tasks.training import CheckpointError, TrainingError, from_dict, load_checkpoint, override
 from fusedseq.tasks.training.trainer import LAST
-
-FREE = [f"training.{key}" for key in ("epochs", "steps", "save_steps", "log_steps")]  # a resumed run may change them
 
 
 def add_common_arguments(parser):
@@ -61,49 +51,15 @@ def _run(args):
     out = args.out or Path("runs") / args.task / f"{preset}-{seed}"
     if not args.resume and (out / LAST).exists():
         raise ValueError(f"{out} already holds a run: give --resume to continue it, or another --out")
-    device = usable_device(args.device)
-    torch.manual_seed(seed)
-    description = saved and saved["description"]
     ops = args.ops or (saved["label"]["ops"] if saved else preset_operators(module, preset))
-    task = module.build(settings, args.data, ops=operators(ops), seed=seed, device=device, description=description)
-    trainer = Trainer(task, settings.training, out, label={"preset": preset, "ops": ops})
-    if saved:
-        trainer.load_state_dict(saved)
-    print(f"{args.task}/{preset}: {parameter_count(task.model):,} parameters, {ops} operators on {device}, seed {seed}, "
-          f"step {trainer.step}, into {out}", flush=True)  # fmt: skip
+    trainer = begin(Recipe(args.task, preset, settings, seed, ops, args.data, usable_device(args.device)), out, saved)
     why = trainer.fit()
     print(f"ended ({why}) at step {trainer.step}", flush=True)
-    _plot(out)
+    plot_curves(out)
     if why == "interrupted":
         return 130
-    _report(args, task, trainer, why)
+    report(trainer, why, args.skip_test)
     return 0
-
-
-def _plot(out):
-    try:
-        plot(out)
-    except ImportError as error:
-        print(f"no plots: they need the Python package {error.name} (pip install {error.name})", flush=True)
-
-
-def _report(args, task, trainer, why):
-    results = {"valid": trainer.finish()}
-    task.model.eval()
-    for split in [] if args.skip_test else [name for name in task.splits if name.endswith("test")]:
-        results[split] = task.evaluate(split)
-    for split, figures in results.items():
-        print(f"{split}: " + ", ".join(f"{name} {value:.6g}" for name, value in figures.items()))
-    description = task.description()
-    trainer.report({
-        "task": args.task, **trainer.label, "seed": description["seed"], "ended": why, "epochs": trainer.epoch,
-        "steps": trainer.step, "seconds": round(trainer.seconds, 3), "parameters": parameter_count(task.model), **results,
-        "settings": description["settings"],
-    })  # fmt: skip
-
-
-def parameter_count(model):
-    return sum(p.numel() for p in model.parameters())
 
 
 def _saved(args):
@@ -125,25 +81,20 @@ def _settings(args, module, saved):
         if preset not in module.PRESETS:
             raise ValueError(f"{args.task}: unknown preset {preset!r}; known are {', '.join(module.PRESETS)}")
         return _override(module.PRESETS[preset], args), seed, preset
-    description, preset = saved["description"], saved["label"]["preset"]
-    began = from_dict(module.Settings, description["settings"])
-    settings = _override(began, args)
-    said = {"task": args.task, "preset": args.preset or preset, "seed": args.seed, **_flat(settings)}
-    was = {"task": description["task"], "preset": preset, "seed": description["seed"], **_flat(began)}
-    for key in was:
-        if said[key] not in (was[key], None) and key not in FREE:
-            raise ValueError(f"{args.out} was begun with {key} {was[key]}, got {said[key]}: a run keeps its settings")
-    return settings, description["seed"], preset
+    description = saved["description"]
+    if args.task != description["task"]:
+        raise ValueError(
+            f"{args.out} was begun with task {description['task']}, got {args.task}: a run keeps its settings"
+        )
+    settings = _override(from_dict(module.Settings, description["settings"]), args)
+    seed = description["seed"] if args.seed is None else args.seed
+    return settings, seed, args.preset or saved["label"]["preset"]
 
 
 def _override(settings, args):
     settings = override(settings, args.assignments)
     limits = {name: getattr(args, name) for name in ("epochs", "steps") if getattr(args, name) is not None}
     return replace(settings, training=replace(settings.training, **limits))
-
-
-def _flat(settings):
-    return {f"{section}.{key}": value for section, part in as_dict(settings).items() for key, value in part.items()}
 
 
 def usable_device(name):

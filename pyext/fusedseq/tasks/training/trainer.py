@@ -18,7 +18,7 @@ from fusedseq.tasks.training.learning_rate import lr_factor
 from fusedseq.tasks.training.log import Log
 from fusedseq.tasks.training.optimization import Optimization, Schedule
 
-LAST, BEST = "last.safetensors", "best.safetensors"
+LAST, BEST, RESULT = "last.safetensors", "best.safetensors", "result.json"
 
 
 class Trainer:
@@ -36,9 +36,11 @@ class Trainer:
 
     `out` holds last.safetensors (everything, to resume), best.safetensors (the weights of the best validation,
     averaged where averaging is on), steps.csv, epochs.csv, tensorboard/. label: JSON, kept in the checkpoints.
+    on_validation: called after each validation with its number, from 0, and its figures; where it returns True the run
+    is stopped there
     """
 
-    def __init__(self, task, settings, out, label=None):
+    def __init__(self, task, settings, out, label=None, *, on_validation=None):
         self.task, self.settings, self.out, self.label = task, settings, Path(out), label
         self.device = next(task.model.parameters()).device
         self.optimization = Optimization(task.model.parameters(), settings)
@@ -50,6 +52,7 @@ class Trainer:
         self.seconds = 0.0  # of training, without validations and checkpoints
         self.pending = []  # steps whose losses are still on the device
         self.interrupted = False
+        self.on_validation, self.stopped = on_validation, False
 
     # What a run is at a step boundary.
 
@@ -94,7 +97,7 @@ class Trainer:
     # The loop.
 
     def fit(self):
-        """Trains to the end; returns why it ended: epochs, steps, early stop or interrupted."""
+        """Trains to the end; returns why it ended: epochs, steps, early stop, interrupted or stopped."""
         self.out.mkdir(parents=True, exist_ok=True)
         for stale in self.out.glob(".*.tmp"):  # of a process killed while it wrote
             stale.unlink()
@@ -131,6 +134,8 @@ class Trainer:
         s = self.settings
         if self.interrupted:
             return "interrupted"
+        if self.stopped:
+            return "stopped"
         if self.schedule.stopped:
             return "early stop"
         if s.steps is not None and self.step >= s.steps:
@@ -188,6 +193,8 @@ class Trainer:
             "train_averaged": int(averaged), "valid_seconds": round(time.perf_counter() - begun, 3),
         })  # fmt: skip
         self.loss_sum, self.items = 0.0, 0
+        if self.on_validation is not None:
+            self.stopped = bool(self.on_validation(len(self.schedule.losses) - 1, metrics))
         if "anneal" in follows:
             self.optimization.anneal()
             self.log.say(f"step {self.step}: learning rate lowered to {self.optimization.lr:g}")
@@ -223,7 +230,7 @@ class Trainer:
 
     def report(self, results):
         """Writes what came out as result.json."""
-        (self.out / "result.json").write_text(json.dumps(results, indent=1) + "\n")
+        (self.out / RESULT).write_text(json.dumps(results, indent=1) + "\n")
 
     @contextmanager
     def _stop_at_signal(self):

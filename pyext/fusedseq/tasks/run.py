@@ -1,0 +1,124 @@
+"""A run of a task, from its settings to its figures: what `fusedseq train`, `tune` and `grid` share."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusedseq.tasks.catalog import operators, task_module
+from fusedseq.tasks.lock import try_lock
+from fusedseq.tasks.training import Trainer, as_dict, load_checkpoint
+from fusedseq.tasks.training.plots import plot
+from fusedseq.tasks.training.trainer import LAST, RESULT
+
+FREE = [f"training.{key}" for key in ("epochs", "steps", "save_steps", "log_steps")]  # a resumed run may change them
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a run is made of."""
+
+    task: str  # its name
+    preset: str  # the run's name: a preset's where it is one's
+    settings: Any  # the Settings of the task's module
+    seed: int
+    ops: str  # an operator set's name
+    data: str | None
+    device: torch.device
+
+
+def begin(recipe, out, saved=None, **options):
+    """The Trainer of a run, in `out`, its task built. saved: the checkpoint to go on from    options: of Trainer"""
+    r = recipe
+    if saved:
+        _check_continues(r, out, saved)
+    torch.manual_seed(r.seed)
+    task = task_module(r.task).build(r.settings, r.data, ops=operators(r.ops), seed=r.seed, device=r.device,
+                                     description=saved and saved["description"])  # fmt: skip
+    trainer = Trainer(task, r.settings.training, out, label={"preset": r.preset, "ops": r.ops}, **options)
+    if saved:
+        trainer.load_state_dict(saved)
+    print(f"{r.task}/{r.preset}: {parameter_count(task.model):,} parameters, {r.ops} operators on {r.device}, seed {r.seed}, "
+          f"step {trainer.step}, into {out}", flush=True)  # fmt: skip
+    return trainer
+
+
+def _check_continues(recipe, out, saved):
+    """Errors: ValueError where `saved` was begun with other settings, but for those that a resumed run may change"""
+    description = saved["description"]
+    was = {"task": description["task"], "preset": saved["label"]["preset"], "seed": description["seed"],
+           **_flat(description["settings"])}  # fmt: skip
+    said = {"task": recipe.task, "preset": recipe.preset, "seed": recipe.seed,
+            **_flat(as_dict(recipe.settings))}  # fmt: skip
+    for key in said:
+        if key in was and said[key] != was[key] and key not in FREE:
+            raise ValueError(f"{out} was begun with {key} {was[key]}, got {said[key]}: a run keeps its settings")
+
+
+def _flat(settings):
+    settings = json.loads(json.dumps(settings))  # a tuple is a list there
+    return {f"{section}.{key}": value for section, part in settings.items() for key, value in part.items()}
+
+
+def plot_curves(out):
+    try:
+        plot(out)
+    except ImportError as error:
+        print(f"no plots: they need the Python package {error.name} (pip install {error.name})", flush=True)
+
+
+def report(trainer, why, skip_test=False):
+    """Evaluates, prints and writes the figures of a run that has ended; returns them. why: as `fit` returned"""
+    task, results = trainer.task, {"valid": trainer.finish()}
+    task.model.eval()
+    for split in [] if skip_test else [name for name in task.splits if name.endswith("test")]:
+        results[split] = task.evaluate(split)
+    for split, figures in results.items():
+        print(f"{split}: " + ", ".join(f"{name} {value:.6g}" for name, value in figures.items()))
+    description = task.description()
+    result = {
+        "task": description["task"], **trainer.label, "seed": description["seed"], "ended": why, "epochs": trainer.epoch,
+        "steps": trainer.step, "seconds": round(trainer.seconds, 3), "parameters": parameter_count(task.model), **results,
+        "settings": description["settings"],
+    }  # fmt: skip
+    trainer.report(result)
+    return result
+
+
+def parameter_count(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def carry_out(recipe, out):
+    """The whole run in `out`, or what of it is left to do; returns its result, that of result.json.
+
+    Where another process is at it: None. Interrupted by a signal: KeyboardInterrupt, with a checkpoint.
+    """
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with try_lock(out / ".lock") as ours:
+        if not ours:
+            return None
+        saved = load_checkpoint(out / LAST) if (out / LAST).exists() else None
+        done = _finished(recipe, out, saved)
+        if done is not None:
+            return done
+        trainer = begin(recipe, out, saved)
+        why = trainer.fit()
+        plot_curves(out)
+        if why == "interrupted":
+            raise KeyboardInterrupt
+        return report(trainer, why)
+
+
+def _finished(recipe, out, saved):
+    """The result of a run that nothing is left of; None where more epochs are wanted than it had."""
+    if saved is None or not (out / RESULT).exists():
+        return None
+    _check_continues(recipe, out, saved)
+    result = json.loads((out / RESULT).read_text())
+    limits = ("epochs", "steps")
+    began, wanted = result["settings"]["training"], as_dict(recipe.settings)["training"]
+    return result if all(began[key] == wanted[key] for key in limits) else None
