@@ -16,6 +16,7 @@ OPERATORS = reference.__all__
 ARROWS = {
     "reference": set(),
     "_load": set(),
+    "machine": {"_load", "__version__"},
     "kernels": set(),
     "fused": {"reference", "kernels", "_load", "_C"},
     "nn": {"fused", "reference"},
@@ -23,7 +24,7 @@ ARROWS = {
     "decoding": {"models"},
     "data": set(),
     "optim": {"_load"},
-    "tasks": {"decoding", "models", "optim", "nn", "data", "fused", "reference"},
+    "tasks": {"decoding", "models", "optim", "nn", "data", "fused", "reference", "machine"},
     "testing": {"fused", "reference"},
     "cli": {"tasks", "info", "bench_cli", "data"},
 }

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+from fusedseq.machine import REPOSITORY
 
 
 def add_arguments(parser):

@@ -11,6 +11,7 @@ COMMANDS = {  # name: (module, summary); a module is imported where its command 
     "bench": ("fusedseq.bench_cli", "times the fused operators against plain PyTorch"),
     "train": ("fusedseq.tasks.train", "train a documented configuration, or resume one"),
     "data": ("fusedseq.data.report", "the statistics of a task's data: sentences, words, most frequent, unknown"),
+    "list": ("fusedseq.tasks.listing", "every documented row: its figures, ours, and the command that runs it"),
     "eval": ("fusedseq.tasks.evaluate", "the figures of a trained model"),
 }
 

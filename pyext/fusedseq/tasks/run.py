@@ -9,6 +9,7 @@ import torch
 
 from fusedseq.tasks.catalog import operators, task_module
 from fusedseq.tasks.lock import try_lock
+from fusedseq.tasks.result import of_run, parameter_count
 from fusedseq.tasks.training import Trainer, as_dict, load_checkpoint
 from fusedseq.tasks.training.plots import plot
 from fusedseq.tasks.training.trainer import LAST, RESULT
@@ -69,26 +70,18 @@ def plot_curves(out):
         print(f"no plots: they need the Python package {error.name} (pip install {error.name})", flush=True)
 
 
-def report(trainer, why, skip_test=False):
-    """Evaluates, prints and writes the figures of a run that has ended; returns them. why: as `fit` returned"""
+def report(trainer, why, skip_test=False, data=None):
+    """Evaluates, prints and writes the figures of a run that has ended; returns its result. why: as `fit` returned
+    data: of the recipe"""
     task, results = trainer.task, {"valid": trainer.finish()}
     task.model.eval()
     for split in [] if skip_test else [name for name in task.splits if name.endswith("test")]:
         results[split] = task.evaluate(split)
     for split, figures in results.items():
         print(f"{split}: " + ", ".join(f"{name} {value:.6g}" for name, value in figures.items()))
-    description = task.description()
-    result = {
-        "task": description["task"], **trainer.label, "seed": description["seed"], "ended": why, "epochs": trainer.epoch,
-        "steps": trainer.step, "seconds": round(trainer.seconds, 3), "parameters": parameter_count(task.model), **results,
-        "settings": description["settings"],
-    }  # fmt: skip
+    result = of_run(trainer, why, results, data)
     trainer.report(result)
     return result
-
-
-def parameter_count(model):
-    return sum(p.numel() for p in model.parameters())
 
 
 def carry_out(recipe, out):
@@ -110,7 +103,7 @@ def carry_out(recipe, out):
         plot_curves(out)
         if why == "interrupted":
             raise KeyboardInterrupt
-        return report(trainer, why)
+        return report(trainer, why, data=recipe.data)
 
 
 def _finished(recipe, out, saved):

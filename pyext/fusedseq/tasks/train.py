@@ -58,7 +58,7 @@ def _run(args):
     plot_curves(out)
     if why == "interrupted":
         return 130
-    report(trainer, why, args.skip_test)
+    report(trainer, why, args.skip_test, args.data)
     return 0
 
 
