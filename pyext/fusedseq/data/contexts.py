@@ -47,10 +47,12 @@ class Contexts:
         return self.stream[self.positions[numbers].unsqueeze(1) + offsets].long()
 
     def labelled(self, targets):
-        """The same windows with other targets, (n,): a model's own labels, for domain adaptation."""
+        """The same windows with other targets, (n,): a model's own labels, for domain adaptation. One below 0 stands for
+        none: that window is left out."""
         if targets.shape != self.targets.shape:
             raise ValueError(f"Contexts: targets must be {tuple(self.targets.shape)}, got {tuple(targets.shape)}")
-        return replace(self, targets=targets)
+        there = targets >= 0
+        return replace(self, positions=self.positions[there], targets=targets[there].long())
 
     def __add__(self, other):
         """The windows of both, this one's first."""

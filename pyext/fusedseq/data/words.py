@@ -41,15 +41,16 @@ class Domains:
         return crc
 
 
-def load(data=None, *, seed=0, held_out=0.05, limit=100_000, min_frequency=1, radius=3, lower=False):
+def load(data=None, *, seed=0, held_out=0.05, limit=100_000, min_frequency=2, radius=3, lower=False):
     """The Domains in `data` (a directory, or 'synthetic'): all of its files general*.txt and news*.txt, plain or .gz,
     one sentence or paragraph a line.
 
     A line that repeats an earlier one is dropped (general comes first), so that none is in two splits. The rest is split
     at random, for some files are in alphabetical order.
     seed: of the split (and of the synthetic lines)    held_out: the share of a domain's lines in valid, and in test
-    limit, min_frequency: of the vocabulary. Where both leave every word of train in it, <unk> is never a target there,
-        and no unknown word of the other splits is predicted right    radius: context words to either side    lower: in lower case
+    limit, min_frequency: of the vocabulary. With a min_frequency of 1 the Catalan texts' 90,771 words would all be in it, and
+        <unk>, which is 2.8% of the news, would never be seen in training; with 2 it is 1.5% of the training text, and the
+        vocabulary has 51,456 words    radius: context words to either side    lower: in lower case
     """
     if not 0 < held_out < 0.5:
         raise ValueError(f"held_out must be between 0 and 0.5, got {held_out}")

@@ -3,7 +3,7 @@
 import importlib
 
 # Each module has PRESETS (the rows), DEFAULT_PRESET, Settings, build(settings, data, ...) and restore(description, ...); and
-# PRESET_OPERATORS, where a row is about its operators.
+# PRESET_OPERATORS, where a row is about its operators; BEGIN_WITH, where it begins with another row's trained weights.
 TASKS = {
     "words": "fusedseq.tasks.words",
     "ptb": "fusedseq.tasks.ptb",

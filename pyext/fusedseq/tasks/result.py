@@ -6,6 +6,7 @@ from pathlib import Path
 from fusedseq import machine
 from fusedseq.data.locate import VARIABLE
 from fusedseq.tasks.catalog import preset_operators, task_module
+from fusedseq.tasks.start import usual_start
 from fusedseq.tasks.training import as_dict
 
 LENGTHS = (("training", "epochs"), ("training", "steps"))  # the settings that say how long a run may be
@@ -56,7 +57,7 @@ def changes(what):
 
 
 def command(what):
-    """The command that repeats a run, but for where its data lie. what: as for `changes`, and its seed and ops"""
+    """The command that repeats a run, but for where its data lie, and the run it began with. what: as for `changes`, and its seed and ops"""
     task, preset, module = what["task"], _preset(what), task_module(what["task"])
     words = [f"fusedseq train {task} --preset {preset}"]
     words += [f"--set {key}={_text(value)}" for key, value in changes(what).items()]
@@ -69,6 +70,8 @@ def command(what):
     else:
         words += [f"--{key} {n}" for key, n in lengths.items()]
     words += [f"--seed {what['seed']}"] if what["seed"] else []
+    start = what.get("from")
+    words += [f"--from {start}"] if start and start != usual_start(module, preset, what["seed"]) else []
     words += [f"--ops {what['ops']}"] if what["ops"] != preset_operators(module, preset) else []
     return " ".join(words)
 

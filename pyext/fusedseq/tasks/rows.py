@@ -70,6 +70,16 @@ WORDS_ROWS = (
     _words("prenorm-8", "table 7", 3.72, 39.4, 7, 40, 55.5),
     _words("prenorm-10", "table 7", 3.69, 39.5, 8, 46, 54),
     Row("words/tied", f"{WORDS}, section 6", said="a higher loss at the same budget"),
+    _words("adapt", "table 8", 3.89, 37.1, 5, 3, 53, news=35.9),
+    *(
+        Row(f"words/adapt-{name}", f"{WORDS}, section 7", said=f"named as a way to go, not tried: {what}")
+        for name, what in (
+            ("after", "labels after each epoch"),
+            ("keep", "earlier labels are kept"),
+            ("freeze", "learn the news with layers frozen"),
+            ("finetune", "learn the news at a reduced lr"),
+        )
+    ),
     _words("final", "table 9", 3.68, 40.0, 12, 0, 58, news=38.0),
     _words("dim-128", "table 10", 4.23, 34.4, 0, 59, 26),
     _words("dim-256", "table 10", 4.14, 35.3, 1, 29, 54),

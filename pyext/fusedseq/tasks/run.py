@@ -10,6 +10,7 @@ import torch
 from fusedseq.tasks.catalog import operators, task_module
 from fusedseq.tasks.lock import try_lock
 from fusedseq.tasks.result import of_run, parameter_count
+from fusedseq.tasks.start import run_name, start_from
 from fusedseq.tasks.training import Trainer, as_dict, load_checkpoint
 from fusedseq.tasks.training.plots import plot
 from fusedseq.tasks.training.trainer import LAST, RESULT
@@ -28,6 +29,7 @@ class Recipe:
     ops: str  # an operator set's name
     data: str | None
     device: torch.device
+    start: Path | None = None  # a run, or a checkpoint, with whose weights it begins
 
 
 def begin(recipe, out, saved=None, **options):
@@ -38,12 +40,23 @@ def begin(recipe, out, saved=None, **options):
     torch.manual_seed(r.seed)
     task = task_module(r.task).build(r.settings, r.data, ops=operators(r.ops), seed=r.seed, device=r.device,
                                      description=saved and saved["description"])  # fmt: skip
-    trainer = Trainer(task, r.settings.training, out, label={"preset": r.preset, "ops": r.ops}, **options)
+    label = {"preset": r.preset, "ops": r.ops} | _start(r, task, saved)
+    trainer = Trainer(task, r.settings.training, out, label=label, **options)
     if saved:
         trainer.load_state_dict(saved)
     print(f"{r.task}/{r.preset}: {parameter_count(task.model):,} parameters, {r.ops} operators on {r.device}, seed {r.seed}, "
           f"step {trainer.step}, into {out}", flush=True)  # fmt: skip
     return trainer
+
+
+def _start(recipe, task, saved):
+    """Loads the weights to begin with; returns what the label says of them."""
+    if saved:
+        return {name: run for name, run in saved["label"].items() if name == "from"}
+    if recipe.start is None:
+        return {}
+    start_from(task, recipe.start)
+    return {"from": run_name(recipe.start)}
 
 
 def _check_continues(recipe, out, saved):
@@ -53,6 +66,8 @@ def _check_continues(recipe, out, saved):
            **_flat(description["settings"])}  # fmt: skip
     said = {"task": recipe.task, "preset": recipe.preset, "seed": recipe.seed,
             **_flat(as_dict(recipe.settings))}  # fmt: skip
+    if recipe.start is not None:
+        was["from"], said["from"] = saved["label"].get("from", "random weights"), run_name(recipe.start)
     for key in said:
         if key in was and said[key] != was[key] and key not in FREE:
             raise ValueError(f"{out} was begun with {key} {was[key]}, got {said[key]}: a run keeps its settings")

@@ -8,6 +8,7 @@ import torch
 
 from fusedseq.tasks.catalog import OPERATORS, TASKS, preset_operators, task_module
 from fusedseq.tasks.run import Recipe, begin, plot_curves, report
+from fusedseq.tasks.start import trained_before
 from fusedseq.tasks.training import CheckpointError, TrainingError, from_dict, load_checkpoint, override
 from fusedseq.tasks.training.trainer import LAST
 
@@ -32,6 +33,8 @@ def add_arguments(parser):
     parser.add_argument("--epochs", type=int, help="train so many passes over the data")
     parser.add_argument("--steps", type=int, help="train so many steps in all")
     parser.add_argument("--out", metavar="DIR", type=Path, help="the run's directory (default: runs/TASK/PRESET-SEED)")
+    parser.add_argument("--from", metavar="RUN", type=Path, dest="start",
+                        help="begin with the weights of another run: its directory, or a checkpoint")  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="continue the run in --out exactly where it was saved")
     parser.add_argument("--skip-test", action="store_true", help="do not evaluate the test set at the end")
 
@@ -52,7 +55,9 @@ def _run(args):
     if not args.resume and (out / LAST).exists():
         raise ValueError(f"{out} already holds a run: give --resume to continue it, or another --out")
     ops = args.ops or (saved["label"]["ops"] if saved else preset_operators(module, preset))
-    trainer = begin(Recipe(args.task, preset, settings, seed, ops, args.data, usable_device(args.device)), out, saved)
+    start = args.start if saved else trained_before(args.start, module, f"{args.task}/{preset}", seed)
+    recipe = Recipe(args.task, preset, settings, seed, ops, args.data, usable_device(args.device), start)
+    trainer = begin(recipe, out, saved)
     why = trainer.fit()
     print(f"ended ({why}) at step {trainer.step}", flush=True)
     plot_curves(out)

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 
+import torch
+
 from fusedseq.data import words
 from fusedseq.data.contexts import ContextBatches
 from fusedseq.models.word_predictor import WordPredictor, WordPredictorSettings
+from fusedseq.tasks.adaptation import AdaptationSettings, MadeWhenAsked, PseudoLabels, label
 from fusedseq.tasks.independent import IndependentBatches, at_least_one, same_data
 from fusedseq.tasks.training import TrainingSettings, from_dict, varied
 
@@ -15,8 +18,11 @@ UNKNOWN = words.SPECIALS.index("<unk>")
 class ContextSettings:
     batch: int = 2048
     vocabulary: int = 100_000  # words at most
-    min_frequency: int = 1  # of a word in it
+    min_frequency: int = 2  # of a word in it; the words seen once are what <unk> is learnt from, see data.words.load
     lower: bool = False  # all in lower case
+    split_seed: int = (
+        0  # of which lines are for training, and of the synthetic text: not the run's, so that runs compare
+    )
 
     def __post_init__(self):
         at_least_one(self, "batch", "vocabulary", "min_frequency")
@@ -26,6 +32,7 @@ class ContextSettings:
 class Settings:
     model: WordPredictorSettings = field(default_factory=WordPredictorSettings)
     data: ContextSettings = field(default_factory=ContextSettings)
+    adaptation: AdaptationSettings = field(default_factory=AdaptationSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     def __post_init__(self):
@@ -45,6 +52,13 @@ def _presets():
       heads-n      table 4's 4 layers with 4 heads; heads-4-5 and heads-8 have 5
       prenorm-n    n layers of 8 heads; tied, which the document does not say the layers of, has 4
       dim-n, ff-n  tables 10 and 11: 5 layers of 8 heads, post-norm, one epoch
+      adapt...     layers-4, as in table 8, which learns from news without their words: see AdaptationSettings. adapt labels
+                   before each epoch, as the document's code does, and trains on both domains, as its text says (the
+                   code trains on the general one alone, and leaves the labels lie); adapt-after and adapt-keep are the two
+                   other ways it names. adapt-freeze and adapt-finetune begin with a trained layers-4 and learn news alone, from
+                   pseudo-labels too (`--set adaptation.labels=true`: from the words themselves): one its layers, with
+                   embedding and output frozen, the other everything with a tenth of the lr. Their best epoch is that of the
+                   least loss on news_valid, which does look at true words; adapt's is that of the general text.
     """
     base = Settings(training=TrainingSettings(epochs=4, optimizer="adam", lr=0.01))
     rows = {"base": base, "feedforward": varied(base, model={"extra_feedforward": True})}
@@ -60,17 +74,63 @@ def _presets():
     rows |= {f"dim-{n}": varied(sweep, model={"embedding": n}) for n in (128, 256, 512)}
     rows |= {f"ff-{n}": varied(sweep, model={"feedforward": n}) for n in (256, 512, 1024, 2048)}
     rows["masked"] = varied(rows["prenorm-4"], model={"masking": 0.15})
+    rows["adapt"] = varied(rows["layers-4"], adaptation={"labels": "model"})
+    rows["adapt-after"] = varied(rows["adapt"], adaptation={"when": "after"})
+    rows["adapt-keep"] = varied(rows["adapt"], adaptation={"keep": True})
+    tuned = varied(rows["adapt"], adaptation={"general": False, "select": "news"})
+    rows["adapt-freeze"] = varied(tuned, training={"freeze": "embedding.*,output.*"})
+    rows["adapt-finetune"] = varied(tuned, training={"lr": 0.001})
     return rows
 
 
 PRESETS = _presets()
 DEFAULT_PRESET = "base"
+BEGIN_WITH = {
+    "adapt-freeze": "layers-4",
+    "adapt-finetune": "layers-4",
+}  # rows that begin with another's trained weights
 
 
 class Task(IndependentBatches):
     """What `Trainer` trains, on Domains. An unknown word is a class to be learnt, and never rightly predicted."""
 
     name, unit, splits = "words", "contexts", words.SPLITS
+
+    def __init__(self, settings, data, model, *, seed, device="cpu"):
+        super().__init__(settings, data, model, seed=seed, device=device)
+        self.pseudo = PseudoLabels(settings.adaptation, self._label)
+
+    def start_epoch(self, epoch):
+        return MadeWhenAsked(
+            lambda: ContextBatches(self._contexts(epoch), self.settings.data.batch, f"{self.seed}/{epoch}")
+        )
+
+    def _contexts(self, epoch):
+        """What is learnt in an epoch."""
+        adaptation, news = self.settings.adaptation, self.data.news_train
+        parts = [self.data.train] if adaptation.general else []
+        if adaptation.labels == "true":
+            parts.append(news)
+        elif adaptation.labels == "model":
+            parts += [news.labelled(labels) for labels in self.pseudo.of(epoch)]
+        if not any(map(len, parts)):
+            raise ValueError(
+                f"adaptation.confidence = {adaptation.confidence} leaves epoch {epoch + 1} no context to learn"
+            )
+        return sum(parts[1:], parts[0])
+
+    def _label(self):
+        unlabelled = self.data.news_train.labelled(torch.zeros_like(self.data.news_train.targets))
+        return label(
+            self.model, ContextBatches(unlabelled, self.settings.data.batch), self.settings.adaptation.confidence
+        )
+
+    def state_dict(self):
+        return self.pseudo.state_dict()
+
+    def load_state_dict(self, state):
+        if state:  # of a run before there was adaptation there is none
+            self.pseudo.load_state_dict(state)
 
     def batches(self, split, key=None):
         return ContextBatches(getattr(self.data, split), self.settings.data.batch, key)
@@ -89,15 +149,18 @@ class Task(IndependentBatches):
         return {"loss": sums["loss"] / n, "accuracy": sums["right"] / n, "contexts": int(n)}
 
     def validate(self):
-        """In the domain of the training text; news_loss and news_accuracy are those out of it."""
-        news = self.evaluate("news_valid")
-        return self.evaluate("valid") | {f"news_{name}": news[name] for name in ("loss", "accuracy")}
+        """In the domain of the training text; news_loss and news_accuracy are those out of it. With adaptation.select news
+        it is the other way round: what is called loss is what the best weights have least of."""
+        selected = self.settings.adaptation.select
+        figures = {"general": self.evaluate("valid"), "news": self.evaluate("news_valid")}
+        (other,) = {*figures} - {selected}
+        return figures[selected] | {f"{other}_{name}": figures[other][name] for name in ("loss", "accuracy")}
 
 
 def build(settings, data, *, ops, seed, device="cpu", description=None):
     """The task from a data directory (or 'synthetic'); as ptb.build."""
     s = settings.data
-    loaded = words.load(data, seed=seed, limit=s.vocabulary, min_frequency=s.min_frequency, lower=s.lower,
+    loaded = words.load(data, seed=s.split_seed, limit=s.vocabulary, min_frequency=s.min_frequency, lower=s.lower,
                         radius=settings.model.context // 2)  # fmt: skip
     same_data(description, loaded, data, "words")
     model = WordPredictor(len(loaded.vocabulary), settings.model, ops=ops)

@@ -1,5 +1,6 @@
 """The optimiser, its averaging, and the decisions taken after each validation; no task knowledge."""
 
+import fnmatch
 import math
 from dataclasses import dataclass
 
@@ -26,6 +27,9 @@ class TrainingSettings:
     beta2: float = 0.999
     eps: float = 1e-8
     clip: float | None = None  # largest gradient norm
+    freeze: str = (
+        ""  # parameters that stay as they are: patterns of their names, by commas, e.g. "embedding.*,output.*"
+    )
     precision: str = "fp32"  # or "bf16": autocast of the training steps; weights and validation stay fp32
     accumulate: int = 1  # batches of one step, whose gradient is that of them all in one
     anneal_after: int | None = None  # validations without improvement (and every so many), then lr *= anneal_factor
@@ -55,6 +59,19 @@ class TrainingSettings:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"training.{name} must be at least 1, got {getattr(self, name)}")
         learning_rate.check(self)
+
+
+def freeze(model, patterns):
+    """Parameters whose name a pattern fits (as in a shell) need no gradient, and the optimiser never sees them."""
+    names = dict(model.named_parameters())
+    for pattern in filter(None, (p.strip() for p in patterns.split(","))):
+        if not (frozen := fnmatch.filter(names, pattern)):
+            parts = ", ".join(dict.fromkeys(name.partition(".")[0] + (".*" if "." in name else "") for name in names))
+            raise ValueError(f"training.freeze: {pattern!r} fits no parameter; they are {parts}")
+        for name in frozen:
+            names[name].requires_grad_(False)
+    if not any(p.requires_grad for p in names.values()):
+        raise ValueError(f"training.freeze must leave a parameter to train, got {patterns!r}")
 
 
 class Optimization:

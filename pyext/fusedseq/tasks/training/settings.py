@@ -44,7 +44,8 @@ def override(settings, assignments):
             raise ValueError(f"--set: {what} {key!r}; known are {', '.join(known)}")
         section, name = known[matches[0]]
         part = getattr(settings, section)
-        value = _convert(_literal(text), typing.get_type_hints(type(part))[name], matches[0])
+        hint = typing.get_type_hints(type(part))[name]
+        value = _convert(text if hint is str else _literal(text), hint, matches[0])  # averaging=none is no None
         settings = varied(settings, **{section: {name: value}})
     return settings
 

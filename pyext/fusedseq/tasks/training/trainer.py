@@ -16,7 +16,7 @@ from fusedseq.tasks.training.failures import explained
 from fusedseq.tasks.training.gradient import Gradient
 from fusedseq.tasks.training.learning_rate import lr_factor
 from fusedseq.tasks.training.log import Log
-from fusedseq.tasks.training.optimization import Optimization, Schedule
+from fusedseq.tasks.training.optimization import Optimization, Schedule, freeze
 
 LAST, BEST, RESULT = "last.safetensors", "best.safetensors", "result.json"
 
@@ -28,8 +28,8 @@ class Trainer:
         model                    the torch.nn.Module
         unit                     what is counted, e.g. "tokens"
         description()            JSON: what the model was built from, kept in every checkpoint
-        start_epoch(epoch)       a sequence of batches, made when they are asked for: a pure function of `epoch`, so
-                                 that a resumed run goes on at any index; resets what is carried
+        start_epoch(epoch)       a sequence of batches, made when they are asked for: a pure function of `epoch` and of
+                                 what is carried, so that a resumed run goes on at any index; resets what is of one epoch
         loss(batch)              a Step: means, and the count that they are over
         validate()               a dict of figures; "loss" is the one to minimise
         state_dict(), load_state_dict(state)    what is carried from batch to batch, beside the model
@@ -43,6 +43,7 @@ class Trainer:
     def __init__(self, task, settings, out, label=None, *, on_validation=None):
         self.task, self.settings, self.out, self.label = task, settings, Path(out), label
         self.device = next(task.model.parameters()).device
+        freeze(task.model, settings.freeze)
         self.optimization = Optimization(task.model.parameters(), settings)
         self.schedule = Schedule(settings)
         self.gradient = Gradient(task, settings)
@@ -75,6 +76,7 @@ class Trainer:
             self.optimization.load_state_dict(state["optimization"])
             self.schedule.load_state_dict(state["schedule"])
             self.carried = state["task"]
+            self.task.load_state_dict(self.carried)  # what outlives an epoch; the rest again, when its epoch is started
             self.epoch, self.index, self.step = (state["position"][k] for k in ("epoch", "index", "step"))
             self.loss_sum, self.items = state["train"]["loss_sum"], state["train"]["items"]
             self.seconds = state["train"].get("seconds", 0.0)  # which the first checkpoints did not have
