@@ -92,7 +92,7 @@ class LanguageModel(nn.Module):
         self.decoder_weight = None if s.tied else nn.Parameter(torch.empty(vocabulary, s.output_size))
         self.decoder_bias = nn.Parameter(torch.zeros(vocabulary))
         self._activation_regularization = ops.activation_regularization
-        self._linear = ops.linear
+        self._linear, self._linear_cross_entropy = ops.linear, ops.linear_cross_entropy
         self.loss = SplitCrossEntropy(s.output_size, s.splits, ops=ops)
         for weight in (self.embedding.weight, self.decoder_weight):
             if weight is not None:
@@ -135,9 +135,16 @@ class LanguageModel(nn.Module):
             )
         return self._linear(y, self.output_weight, self.decoder_bias)
 
-    def cross_entropy(self, y, targets, reduction="mean"):
-        """y: (T, B, D)    targets: (T, B), -100 where there is none    returns nats, a scalar"""
-        return self.loss(y, targets, self.output_weight, self.decoder_bias, reduction)
+    def cross_entropy(self, y, targets, reduction="mean", temperature=1.0):
+        """y: (T, B, D)    targets: (T, B), -100 where there is none    returns nats, a scalar, or (T, B) with "none"
+        temperature: of the softmax of a model without splits"""
+        if temperature == 1.0:
+            return self.loss(y, targets, self.output_weight, self.decoder_bias, reduction)
+        if self.settings.splits:
+            raise ValueError(f"LanguageModel: temperature must be 1 with splits, got {temperature}")
+        return self._linear_cross_entropy(
+            y, self.output_weight, targets, self.decoder_bias, temperature=temperature, reduction=reduction
+        )
 
     def regularization(self, dropped, raw):
         """AR on the dropped output, TAR on the raw one, with the weights of the settings; a scalar."""

@@ -130,7 +130,7 @@ class Task:
 
     def loss(self, batch):
         dropped, raw, state = self.model(batch.inputs, self._reset(self.state))
-        self.state = tuple(_map(lambda s: s.detach(), part) for part in state)
+        self.state = detached(state)
         loss = self.model.cross_entropy(dropped, batch.targets)
         objective = loss * (batch.items / batch.inputs.size(1)) if self.settings.data.sum_over_time else loss
         return Step(objective + self.model.regularization(dropped, raw), loss, batch.items, batch.lr_scale)
@@ -145,18 +145,22 @@ class Task:
     def validate(self):
         return self.evaluate("valid")
 
-    def evaluate(self, split):
-        """The mean cross-entropy of a split in nats, and its perplexity; call it in eval mode."""
+    def batches(self, split, batch=None, bptt=None):
+        """A split to be read from its first word to its last. batch, bptt: its columns and steps, by default the settings'"""
         data = self.settings.data
-        inputs, targets = self._columns(split, data.test_batch if split == "test" else data.valid_batch)
+        inputs, targets = self._columns(split, batch or (data.test_batch if split == "test" else data.valid_batch))
+        return Batches(inputs, targets, bptt or data.bptt)
+
+    def evaluate(self, split, temperature=1.0):
+        """The mean cross-entropy of a split in nats, and its perplexity; call it in eval mode.
+        temperature: that the logits are divided by"""
         total, items, state = torch.zeros((), dtype=torch.float64, device=self.device), 0, None
         with torch.no_grad():
-            for batch in Batches(inputs, targets, data.bptt):
+            for batch in self.batches(split):
                 y, _, state = self.model(batch.inputs, state)
-                total += self.model.cross_entropy(y, batch.targets, reduction="sum")
+                total += self.model.cross_entropy(y, batch.targets, "sum", temperature)
                 items += batch.items
-        loss = total.item() / items
-        return {"loss": loss, "perplexity": perplexity(loss), "tokens": items}
+        return figures(total.item() / items, items)
 
     def state_dict(self):
         return {"state": self.state}
@@ -165,6 +169,14 @@ class Task:
         self.state = state["state"]
         if self.state is not None:
             self.state = tuple(_map(lambda s: s.to(self.device), part) for part in self.state)
+
+
+def figures(loss, items):
+    return {"loss": loss, "perplexity": perplexity(loss), "tokens": items}
+
+
+def detached(state):
+    return tuple(_map(lambda s: s.detach(), part) for part in state)
 
 
 def _map(function, part):
