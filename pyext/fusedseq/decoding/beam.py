@@ -28,7 +28,7 @@ def penalty(length, alpha):
 
 @torch.no_grad()
 def beam_search(
-    model, source, source_lengths, *, start, end, max_length, beam=1, length_penalty=0.6, n_best=1, cached=True
+    model, source, source_lengths, *, start, end, max_length, beam=1, length_penalty=0.6, n_best=1, cached=None
 ):  # fmt: skip
     """The best translations found: for each sentence a list of at most `n_best` different Hypothesis, the best first.
 
@@ -36,7 +36,7 @@ def beam_search(
     start, end: the ids that a target begins and ends with    beam: K, hypotheses of each sentence
     max_length: the most words of a translation, END counted: an int, or (B,) int64
     length_penalty: alpha of `penalty`, at least 0; 0 ranks by log-probability    cached: False decodes the whole prefix
-        again at each step, for operators without a cache (`models.torch_mha`)
+        again at each step; None does so with operators that have no cache (`models.torch_mha`)
 
     A step keeps the K best of all continuations. One that ends keeps its place, so the beam of those that go on shrinks:
     a beam of 1 is greedy decoding, and at most K are found. At `max_length` all end, with END's own log-probability, so that
@@ -54,6 +54,7 @@ def beam_search(
     if min(ends) < 1:
         raise ValueError(f"beam_search: max_length must be at least 1, got {min(ends)}")
     memory = model.encode(source, source_lengths)
+    cached = model.has_cache if cached is None else cached
     decode = (_Cached if cached else _Recomputing)(model, memory, source_lengths, max(ends), beam)
     beams = _Beams(limits, beam, start, end, length_penalty, n_best)
     for length in range(1, max(ends) + 1):

@@ -1,13 +1,15 @@
 """A third operator set, of row en-es/torch-mha: `fusedseq.fused`, but attention is torch.nn.MultiheadAttention.
 
-Its parameters have the same names and shapes, so that what was trained with it decodes with the others, which it cannot
-itself: it has no cache. Its random masks are torch's own.
+Its parameters have the same names and shapes, so that what was trained with it decodes with the others; itself it has no cache,
+and decodes whole prefixes. Its random masks are torch's own.
 """
 
 import torch
 from torch import nn
 
 from fusedseq.fused import *  # noqa: F403  an operator set is a module of functions
+
+HAS_CACHE = False
 
 
 class MultiheadAttention(nn.MultiheadAttention):

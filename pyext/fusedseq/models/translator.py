@@ -92,6 +92,7 @@ class Translator(nn.Module):
         self.output = None if s.tied else nn.Linear(s.embedding, target_vocabulary, bias=False)
         self.output_bias = nn.Parameter(torch.zeros(target_vocabulary))
         self._linear, self._linear_cross_entropy = ops.linear, ops.linear_cross_entropy
+        self.has_cache = getattr(ops, "HAS_CACHE", True)
 
     def _stack(self, build, ops):
         s, positions = self.settings, None

@@ -19,6 +19,10 @@ def add_common_arguments(parser):
     parser.add_argument(
         "--ops", choices=OPERATORS, help="which operators (default: fused, or what the preset is about)"
     )
+    add_device_argument(parser)
+
+
+def add_device_argument(parser):
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)"
     )
