@@ -1,12 +1,18 @@
 """`fusedseq eval TASK CHECKPOINT`: the figures of a trained model on its task's splits."""
 
+import importlib
 import json
 from pathlib import Path
 
 from fusedseq.tasks.catalog import operators, task_module
+from fusedseq.tasks.restored import checkpoint_file
+from fusedseq.tasks.run import told
 from fusedseq.tasks.train import add_common_arguments, usable_device
 from fusedseq.tasks.training import CheckpointError, from_dict, load_checkpoint
-from fusedseq.tasks.training.trainer import BEST
+
+# What there is to ask for beyond a task's own figures: modules with TASKS, OPTIONS (their names, None where not given),
+# add_arguments(group) and figures(task, splits, args) -> {split: figures}
+MORE = [f"fusedseq.tasks.{name}" for name in ("evaluate_text", "evaluate_translations")]
 
 
 def add_arguments(parser):
@@ -14,10 +20,13 @@ def add_arguments(parser):
     parser.add_argument("checkpoint", type=Path, help="a run's directory (its best.safetensors), or a checkpoint")
     parser.add_argument("--splits", default="valid,test", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    for module in map(importlib.import_module, MORE):
+        module.add_arguments(parser.add_argument_group(f"of {' and '.join(module.TASKS)}"))
 
 
 def run(args):
-    path = args.checkpoint / BEST if args.checkpoint.is_dir() else args.checkpoint
+    more = asked_for(args)
+    path = checkpoint_file(args.checkpoint)
     state = load_checkpoint(path)
     description = state["description"]
     if description["task"] != args.task:
@@ -32,8 +41,22 @@ def run(args):
     task.model.load_state_dict(state["model"])
     task.model.eval()
     results = {split: task.evaluate(split) for split in splits}
+    for module in more:
+        for split, figures in module.figures(task, splits, args).items():
+            results[split] |= figures
     if args.json:
         print(json.dumps(results))
         return
     for split, figures in results.items():
-        print(f"{split}: " + ", ".join(f"{name} {value:.6g}" for name, value in figures.items()))
+        print(f"{split}: {told(figures)}")
+
+
+def asked_for(args):
+    """The modules of MORE of which an option is given."""
+    found = []
+    for module in map(importlib.import_module, MORE):
+        given = [name for name in module.OPTIONS if getattr(args, name) is not None]
+        if given and args.task not in module.TASKS:
+            raise ValueError(f"--{given[0].replace('_', '-')} is of {' and '.join(module.TASKS)}, not of {args.task}")
+        found += [module] if given else []
+    return found

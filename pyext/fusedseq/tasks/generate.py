@@ -23,7 +23,12 @@ def add_arguments(parser):
     add("--temperature", type=float, default=1.0,
         help="below 1 likely words become likelier; 0 takes the likeliest (default: %(default)s)")  # fmt: skip
     add("--top-k", type=int, metavar="K", help="only the K likeliest words (default: all)")
-    add("--top-p", type=float, metavar="P", help="only the likeliest words that have P of the probability together (default: all)")
+    add(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="only the likeliest words that have P of the probability together (default: all)",
+    )
     add("--no-unknown", action="store_true", help=f"do not write {UNKNOWN}")
     add("--samples", type=int, default=1, metavar="N", help="texts, an empty line between them (default: %(default)s)")
     add("--seed", type=int, default=0, help="one seed, one text (default: %(default)s)")

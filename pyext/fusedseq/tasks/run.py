@@ -92,11 +92,18 @@ def report(trainer, why, skip_test=False, data=None):
     task.model.eval()
     for split in [] if skip_test else [name for name in task.splits if name.endswith("test")]:
         results[split] = task.evaluate(split)
+        if hasattr(task, "more_figures"):
+            results[split] |= task.more_figures(split, trainer.out)
     for split, figures in results.items():
-        print(f"{split}: " + ", ".join(f"{name} {value:.6g}" for name, value in figures.items()))
+        print(f"{split}: {told(figures)}")
     result = of_run(trainer, why, results, data)
     trainer.report(result)
     return result
+
+
+def told(figures):
+    """The figures of a split in a line."""
+    return ", ".join(f"{name} {value if isinstance(value, str) else format(value, '.6g')}" for name, value in figures.items())
 
 
 def carry_out(recipe, out):

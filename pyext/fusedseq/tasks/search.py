@@ -17,7 +17,9 @@ class Search:
     length_penalty: float = 0.6
     n_best: int = 1
     batch: int = 32  # sentences
-    max_length: int | None = None  # words of a translation; None: 2 S + 10, of a source of S words, and no more than the
+    max_length: int | None = (
+        None  # words of a translation; None: 2 S + 10, of a source of S words, and no more than the
+    )
     # longest sentence that the model was trained on
 
     def __post_init__(self):
@@ -38,8 +40,10 @@ def search_all(model, sources, longest, search):
     """
     s = model.settings
     if s.positions == "learned" and search.max_length is not None and search.max_length >= s.max_length:
-        raise ValueError(f"max_length must be at most {s.max_length - 1}, as positions were learned, got {search.max_length}")
-    device, found = model.output_bias.device, [[]] * len(sources)
+        raise ValueError(
+            f"max_length must be at most {s.max_length - 1}, as positions were learned, got {search.max_length}"
+        )
+    device, found = model.output_bias.device, list(sources)
     for numbers in by_length([len(ids) for ids in sources], search.batch):
         source, lengths = padded([sources[n] for n in numbers])
         limits = torch.tensor([search.limit(sources[n], longest) for n in numbers])

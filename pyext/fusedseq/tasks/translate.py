@@ -17,7 +17,13 @@ BATCHES = 32  # that are read before the first is translated, to be put together
 def add_arguments(parser):
     add = parser.add_argument
     add("checkpoint", type=Path, help="a run's directory (its best.safetensors), or a checkpoint, of en-es or en-fr")
-    add("--in", type=Path, metavar="FILE", dest="input", help="text, a sentence a line, plain or .gz (default: what comes in)")
+    add(
+        "--in",
+        type=Path,
+        metavar="FILE",
+        dest="input",
+        help="text, a sentence a line, plain or .gz (default: what comes in)",
+    )
     add("--beam", type=int, default=Search.beam, help="hypotheses of a sentence; 1 is greedy (default: %(default)s)")
     add("--length-penalty", type=float, default=Search.length_penalty, metavar="ALPHA",
         help="0 ranks by log-probability, more prefers longer translations (default: %(default)s)")  # fmt: skip
@@ -30,7 +36,8 @@ def add_arguments(parser):
 
 
 def run(args):
-    search = Search(args.beam, args.length_penalty, args.n_best or 1, args.batch, args.max_length)
+    n_best = 1 if args.n_best is None else args.n_best
+    search = Search(args.beam, args.length_penalty, n_best, args.batch, args.max_length)
     model, description = restored(args.checkpoint, tuple(SOURCES), ops=args.ops, device=usable_device(args.device))
     translator = Lines(model, description, search)
     lines = opened(args.input)

@@ -8,6 +8,7 @@ from fusedseq.data.vocabulary import Vocabulary
 from fusedseq.models.translator import Translator, TranslatorSettings
 from fusedseq.tasks.independent import IndependentBatches, at_least_one, perplexity, same_data
 from fusedseq.tasks.training import TrainingSettings, from_dict
+from fusedseq.tasks.translated import greedy_figures
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,10 @@ class Task(IndependentBatches):
         loss = sums["loss"] / sums["words"]
         return {"loss": loss, "perplexity": perplexity(loss), "accuracy": sums["right"] / sums["words"],
                 "words": int(sums["words"])}  # fmt: skip
+
+    def more_figures(self, split, out):
+        """What takes longer than `evaluate`, for the end of a run: BLEU. out: the run's directory, for a table"""
+        return greedy_figures(self, split, out)
 
 
 def build(name, settings, data, *, ops, seed, device="cpu", description=None):
