@@ -103,7 +103,9 @@ def report(trainer, why, skip_test=False, data=None):
 
 def told(figures):
     """The figures of a split in a line."""
-    return ", ".join(f"{name} {value if isinstance(value, str) else format(value, '.6g')}" for name, value in figures.items())
+    return ", ".join(
+        f"{name} {value if isinstance(value, str) else format(value, '.6g')}" for name, value in figures.items()
+    )
 
 
 def carry_out(recipe, out):
