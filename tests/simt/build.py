@@ -6,6 +6,7 @@ What has been compiled from the same sources is not compiled again; it is kept i
 """
 
 import hashlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -28,6 +29,31 @@ LAUNCH = re.compile(r"(\w+(?:<[\w\s,:]+>)?)<<<(.*?)>>>\(")
 def as_cpp(text):
     """CUDA C++ that g++ takes, line for line: of what a header can't give, the launches."""
     return LAUNCH.sub(r"simt::launcher(\1, \2)(", text)
+
+
+# What makes a call of torch a call of the kernels, and is not of torch's CPU build alone.
+OPERATORS = ("activation_regularization", "dropout", "embedding", "lstm", "memory", "mogrifier_lstm", "nt_asgd", "recurrence_cuda",
+             "vendor_product")  # fmt: skip
+OF_THE_CPU = re.compile(r"STABLE_TORCH_LIBRARY_IMPL\(fusedseq, CPU, m\) \{.*?\n\}\n", re.S)
+
+
+def on_cpu_tensors(text):
+    """A file of operators whose CUDA side is registered as torch.ops.fusedseq_simulated, for CPU tensors; without the other."""
+    text = OF_THE_CPU.sub(lambda found: "\n" * found[0].count("\n"), text)
+    for old, new in (("(fusedseq, CUDA,", "(fusedseq_simulated, CPU,"), ("FRAGMENT(fusedseq,", "FRAGMENT(fusedseq_simulated,"),
+                     (".is_cuda()", ".is_cpu()"), ("torch::stable::accelerator::DeviceGuard", "DeviceGuard")):  # fmt: skip
+        text = text.replace(old, new)
+    return text
+
+
+def torch_folder():
+    return Path(importlib.util.find_spec("torch").origin).parent
+
+
+def operators():
+    """(name, text, options) of the operators' sources."""
+    options = f"-O1 -ffunction-sections -Wno-unused-function -DFUSEDSEQ_CUDA -DTORCH_STABLE_ONLY -DTORCH_TARGET_VERSION=0x020b000000000000 -isystem {torch_folder() / 'include'}"
+    return [(f"{name}.cpp", on_cpu_tensors((ROOT / f"csrc/{name}.cpp").read_text()), options) for name in OPERATORS]
 
 
 def compiled(name, text, options, changed_headers=None):
@@ -54,10 +80,10 @@ def compiled(name, text, options, changed_headers=None):
     return out
 
 
-def library(mode, changes=None):
+def library(mode, changes=None, for_torch=False):
     """The shared library with all kernels: its path.
 
-    mode: "plain", or "checked" with a look at every access to memory
+    mode: "plain", or "checked" with a look at every access to memory    for_torch: with the operators that call them
     changes: {source: {old text: new text}}; of a header (name.cuh) for the sources that include it by name
     """
 
@@ -74,13 +100,15 @@ def library(mode, changes=None):
         text = text_of(path)
         included = {name: content for name, content in headers.items() if f'#include "{name}"' in text}
         sources.append((path.name, as_cpp(text), KERNELS[mode], included))
+    sources += operators() if for_torch else []
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         objects = list(threads.map(lambda source: compiled(*source), sources))
+    libraries = ["-Wl,--gc-sections", f"-L{torch_folder() / 'lib'}", "-ltorch_cpu", "-lc10"] if for_torch else []
     key = hashlib.sha256(" ".join(map(str, objects)).encode()).hexdigest()[:16]
     out = ROOT / "build/simt" / f"{mode}.{key}.so"
     if not out.is_file():
         part = out.with_suffix(f".{os.getpid()}")
-        subprocess.run([CXX, "-shared", "-Wl,-Bsymbolic", *objects, "-ldl", "-o", part], check=True)
+        subprocess.run([CXX, "-shared", "-Wl,-Bsymbolic", *objects, *libraries, "-ldl", "-o", part], check=True)
         part.replace(out)
     return out
 

@@ -24,6 +24,7 @@ struct Device { int sms = 4, shared = 232448, cooperative = 1, capability = 90; 
 std::map<const void*, size_t> allowed;  // shared memory, by kernel
 int error;                              // that nobody has asked for yet
 std::string text;                       // what was wrong
+bool any_memory = false;                // is the device's, not only what simt_allocate gave
 
 int refuse(Error e, const char* format, ...) __attribute__((format(printf, 2, 3)));
 int refuse(Error e, const char* format, ...) {
@@ -66,6 +67,7 @@ int refused(const Launch& l) {
 int no_buffer(const char* name, const void* p, size_t bytes) {
   if (error == LAUNCH_FAILURE) return error;
   const Region* r = region_of(p);
+  if (!r && any_memory) return SUCCESS;
   return r && r->inside.has(uintptr_t(p), bytes) ? SUCCESS : refuse(INVALID_VALUE, "%s: %zu bytes that are not of one buffer", name, bytes);
 }
 
@@ -180,6 +182,7 @@ EXPORT void simt_seed(unsigned long s) {
   simt::seed = s;
   simt::last_error();
 }
+EXPORT void simt_take_any_memory() { simt::any_memory = true; }
 EXPORT void simt_device(int sms, int shared, int cooperative, int capability) {
   simt::device = {sms, shared, cooperative, capability};
   simt::allowed.clear();
