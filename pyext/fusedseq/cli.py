@@ -12,6 +12,7 @@ COMMANDS = {  # name: (module, summary); a module is imported where its command 
     "train": ("fusedseq.tasks.train", "train a documented configuration, or resume one"),
     "data": ("fusedseq.data.report", "the statistics of a task's data: sentences, words, most frequent, unknown"),
     "list": ("fusedseq.tasks.listing", "every documented row: its figures, ours, and the command that runs it"),
+    "ensemble": ("fusedseq.tasks.train_ensemble", "train several word predictors and evaluate their vote and average"),
     "eval": ("fusedseq.tasks.evaluate", "the figures of a trained model"),
     "translate": ("fusedseq.tasks.translate", "translate lines by a trained model"),
     "generate": ("fusedseq.tasks.generate", "write text by a trained language model"),

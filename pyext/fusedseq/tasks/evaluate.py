@@ -4,6 +4,7 @@ import importlib
 import json
 from pathlib import Path
 
+from fusedseq.tasks import ensemble
 from fusedseq.tasks.catalog import operators, task_module
 from fusedseq.tasks.restored import checkpoint_file
 from fusedseq.tasks.run import told
@@ -18,6 +19,8 @@ MORE = [f"fusedseq.tasks.{name}" for name in ("evaluate_text", "evaluate_transla
 def add_arguments(parser):
     add_common_arguments(parser)
     parser.add_argument("checkpoint", type=Path, help="a run's directory (its best.safetensors), or a checkpoint")
+    parser.add_argument("others", nargs="*", type=Path, metavar="checkpoint",
+                        help="more of them (words): their ensemble, by vote and by average")  # fmt: skip
     parser.add_argument("--splits", default="valid,test", help="(default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     for module in map(importlib.import_module, MORE):
@@ -26,6 +29,12 @@ def add_arguments(parser):
 
 def run(args):
     more = asked_for(args)
+    results, told_as = of_ensemble(args) if args.others else of_one(args, more)
+    print(json.dumps(results) if args.json else "\n".join(told_as))
+
+
+def of_one(args, more):
+    """{split: figures} of a checkpoint, and the lines that say so. more: modules of MORE"""
     path = checkpoint_file(args.checkpoint)
     state = load_checkpoint(path)
     description = state["description"]
@@ -44,11 +53,17 @@ def run(args):
     for module in more:
         for split, figures in module.figures(task, splits, args).items():
             results[split] |= figures
-    if args.json:
-        print(json.dumps(results))
-        return
-    for split, figures in results.items():
-        print(f"{split}: {told(figures)}")
+    return results, [f"{split}: {told(figures)}" for split, figures in results.items()]
+
+
+def of_ensemble(args):
+    """The same of several checkpoints, and of their ensemble."""
+    if args.task != "words":
+        raise ValueError(f"several checkpoints make an ensemble, which is of words, not of {args.task}")
+    paths = [args.checkpoint, *args.others]
+    found = ensemble.ensemble(paths, args.data, ops=args.ops or "fused", device=usable_device(args.device))
+    results = ensemble.figures(found, args.splits.split(","))
+    return results, ensemble.lines(paths, results)
 
 
 def asked_for(args):

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from fusedseq.tasks.restored import checkpoint_file
 from fusedseq.tasks.training import CheckpointError, load_checkpoint
-from fusedseq.tasks.training.trainer import BEST
 
 
 def start_from(task, path):
@@ -12,7 +12,7 @@ def start_from(task, path):
     path: a run's directory (its best.safetensors), or a checkpoint
     Errors: CheckpointError where task, vocabulary, names or shapes differ; of the last two it says which
     """
-    state = load_checkpoint(path / BEST if path.is_dir() else path)
+    state = load_checkpoint(checkpoint_file(path))
     theirs, ours = state["description"], task.description()
     if theirs["task"] != ours["task"]:
         raise CheckpointError(f"--from {path} holds a model of {theirs['task']}, not of {ours['task']}")
