@@ -93,6 +93,7 @@ def test_is_the_search_by_hand(beam, alpha, ops):
         same(found[i], by_hand(model, source[i : i + 1, :n], beam, 9, alpha, beam))
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 def test_stopping_early_loses_nothing(alpha):
     """Against the search by hand, which does not; the fewer hypotheses are asked for, the fewer rows are decoded."""
@@ -108,6 +109,7 @@ def test_stopping_early_loses_nothing(alpha):
     assert decoded[0] < decoded[1] <= decoded[2]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("vocabulary", [5, 6])
 def test_a_beam_as_wide_as_all_prefixes_is_exhaustive(vocabulary, ops):
     model, (source, lengths), longest = translator(vocabulary, ops, 1.0), sources((3, 2)), 4

@@ -82,7 +82,7 @@ def _presets():
         training={"epochs": 500, "anneal_after": None, "stop_after": None, "averaging": "nt-asgd"},
     )
     # Melis et al. (2020), 24M. Its L2 term w^2/2 in the loss is Adam's weight decay, but for that term not being under
-    # the gradient clipping; its softmax temperature is searched on validation, which is not done here yet.
+    # the gradient clipping; its softmax temperature is searched on validation: `fusedseq eval --temperature auto`.
     rows["mogrifier-melis"] = Settings(
         LanguageModelSettings(
             embedding=912, hidden=912, layers=2, rounds=5, rank=84, cap_input_gate=True, forget_bias=1.0, output="sum",
