@@ -6,7 +6,7 @@ import struct
 import pytest
 import torch
 from fusedseq.data.vocabulary import Vocabulary
-from fusedseq.data.word2vec import read_word2vec
+from fusedseq.data.word2vec import read_word2vec, write_word2vec
 
 VECTORS = {"cat": [1.0, -2.5, 0.25], "gós": [0.5, 0.0, 3.0], "unused": [9.0, 9.0, 9.0]}
 VOCABULARY = Vocabulary(["<unk>", "gós", "new", "cat"])
@@ -28,8 +28,8 @@ def binary(end=b"\n"):
         ("a.vec", text("")),
         ("a.bin", binary()),
         ("a.bin", binary(b"")),
-        ("a.bin.gz", gzip.compress(binary())),
-        ("a.txt.gz", gzip.compress(text())),
+        ("a.bin.gz", gzip.compress(binary(), mtime=0)),
+        ("a.txt.gz", gzip.compress(text(), mtime=0)),
     ],
 )
 def test_known_words_have_their_vectors(tmp_path, name, content):
@@ -53,7 +53,7 @@ def test_the_first_vector_of_a_word_counts(tmp_path):
         ("a.txt", b"cat one two\n", "not a file of word vectors: could not convert"),
         ("a.txt", b"dog 1 2\n", "a vector for none of the 4 words"),
         ("a.txt", "cat 1 2\ngós 1 2 3\n".encode(), r"vectors of different sizes: \[2, 3\]"),
-        ("a.bin.gz", gzip.compress(binary())[:-20], "not a file of word vectors"),
+        ("a.bin.gz", gzip.compress(binary(), mtime=0)[:-20], "not a file of word vectors"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path, name, content, message):
@@ -61,3 +61,33 @@ def test_a_broken_file_is_named(tmp_path, name, content, message):
     with pytest.raises(ValueError, match=message) as raised:
         read_word2vec(tmp_path / name, VOCABULARY)
     assert name in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.vec.gz", "a.bin", "a.bin.gz"])
+def test_what_is_written_is_read(tmp_path, name):
+    weight = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    write_word2vec(tmp_path / name, VOCABULARY.words, weight)
+    read, found = read_word2vec(tmp_path / name, VOCABULARY)
+    assert found.all()
+    assert torch.equal(read, weight)  # every bit, in text too
+
+
+def test_the_formats_are_those_of_word2vec(tmp_path):
+    words, weight = [*VECTORS], torch.tensor([*VECTORS.values()])
+    write_word2vec(tmp_path / "a.bin", words, weight)
+    assert (tmp_path / "a.bin").read_bytes() == binary()
+    write_word2vec(tmp_path / "a.txt", words, weight)
+    assert (tmp_path / "a.txt").read_text() == "3 3\ncat 1 -2.5 0.25\ngós 0.5 0 3\nunused 9 9 9\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["one"], "weight must have a row for each of the 1 words, got 2"),
+        (["one", "of them"], "without blanks, got 'of them'"),
+        (["one", ""], "without blanks, got ''"),
+    ],
+)
+def test_words_that_no_file_can_hold(tmp_path, words, message):
+    with pytest.raises(ValueError, match=message):
+        write_word2vec(tmp_path / "a.txt", words, torch.zeros(2, 3))

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 from fusedseq import cli
+from fusedseq.data.word2vec import write_word2vec
 from fusedseq.tasks import translation
 from fusedseq.tasks.catalog import TASKS, operators, preset_operators, task_module
 from fusedseq.tasks.independent import IndependentBatches
@@ -48,11 +49,14 @@ def trained(task, training, steps):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_trains(row):
+def test_a_row_trains(row, tmp_path):
     """Models of the documented sizes; batches are smaller for words, and short for ptb."""
     task, preset = row.split("/")
-    fewer = {"words": ["batch=128"], "ptb": ["batch=10"]}
-    made_, training = made(task, preset, small=False, changes=fewer.get(task, ()))
+    changes = {"words": ["batch=128"], "ptb": ["batch=10"]}.get(task, [])
+    if row == "words/pretrained":
+        write_word2vec(tmp_path / "vectors.bin", ["the", "dog"], torch.randn(2, 256))
+        changes = [*changes, f"data.vectors={tmp_path / 'vectors.bin'}"]
+    made_, training = made(task, preset, small=False, changes=changes)
     losses = trained(made_, training, 2)
     assert all(0 < loss < math.inf for loss in losses), losses
     assert losses[1] != losses[0]

@@ -14,6 +14,7 @@ COMMANDS = {  # name: (module, summary); a module is imported where its command 
     "list": ("fusedseq.tasks.listing", "every documented row: its figures, ours, and the command that runs it"),
     "ensemble": ("fusedseq.tasks.train_ensemble", "train several word predictors and evaluate their vote and average"),
     "eval": ("fusedseq.tasks.evaluate", "the figures of a trained model"),
+    "vectors": ("fusedseq.tasks.vectors", "a trained model's word vectors: as a word2vec file, or a word's neighbours"),
     "translate": ("fusedseq.tasks.translate", "translate lines by a trained model"),
     "generate": ("fusedseq.tasks.generate", "write text by a trained language model"),
 }

@@ -66,3 +66,31 @@ def _binary(file):
             word.decode("utf-8", errors="replace"),
             lambda n=numbers: torch.frombuffer(bytearray(n), dtype=torch.float32),
         )
+
+
+def write_word2vec(path, words, weight):
+    """Writes word vectors as `read_word2vec` reads them; the file's name says in which of the formats.
+
+    path: a pathlib.Path    words: n strings without blanks    weight: (n, E), written as float32; numbers in text are exact
+    """
+    if len(words) != len(weight):
+        raise ValueError(
+            f"write_word2vec: weight must have a row for each of the {len(words)} words, got {len(weight)}"
+        )
+    broken = [word for word in words if not word or any(letter.isspace() for letter in word)]
+    if broken:
+        raise ValueError(f"write_word2vec: words must be without blanks, got {broken[0]!r}")
+    name, opener = (path.stem, gzip.open) if path.suffix == ".gz" else (path.name, open)
+    entry = _binary_entry if name.endswith(".bin") else _text_entry
+    with opener(path, "wb") as file:
+        file.write(f"{len(words)} {weight.size(1)}\n".encode())
+        for word, vector in zip(words, weight.detach().to("cpu", torch.float32), strict=True):
+            file.write(entry(word, vector))
+
+
+def _text_entry(word, vector):
+    return f"{word} {' '.join(f'{number:.9g}' for number in vector.tolist())}\n".encode()
+
+
+def _binary_entry(word, vector):
+    return word.encode() + b" " + vector.numpy().tobytes() + b"\n"

@@ -95,6 +95,7 @@ WORDS_ROWS = (
         run="ensemble words",
         said="a majority vote of six simple models with 37 % about each, on 30 % of the submission's contexts",
     ),
+    Row("words/pretrained", f"{WORDS}, section 11.1", said="proposed; --set data.vectors=FILE, a file of word2vec"),
     Row("words/masked", f"{WORDS}, section 11.2", said="proposed"),
 )
 

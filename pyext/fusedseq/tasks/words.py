@@ -10,6 +10,7 @@ from fusedseq.models.word_predictor import WordPredictor, WordPredictorSettings
 from fusedseq.tasks.adaptation import AdaptationSettings, MadeWhenAsked, PseudoLabels, label
 from fusedseq.tasks.independent import IndependentBatches, at_least_one, same_data
 from fusedseq.tasks.training import TrainingSettings, from_dict, varied
+from fusedseq.tasks.vectors import begin_with_vectors
 
 UNKNOWN = words.SPECIALS.index("<unk>")
 
@@ -20,9 +21,9 @@ class ContextSettings:
     vocabulary: int = 100_000  # words at most
     min_frequency: int = 2  # of a word in it; the words seen once are what <unk> is learnt from, see data.words.load
     lower: bool = False  # all in lower case
-    split_seed: int = (
-        0  # of which lines are for training, and of the synthetic text: not the run's, so that runs compare
-    )
+    # of which lines are for training, and of the synthetic text; not the run's, so that runs of other seeds compare
+    split_seed: int = 0
+    vectors: str | None = None  # a file of word2vec, whose vectors the embedding begins with
 
     def __post_init__(self):
         at_least_one(self, "batch", "vocabulary", "min_frequency")
@@ -52,6 +53,8 @@ def _presets():
       heads-n      table 4's 4 layers with 4 heads; heads-4-5 and heads-8 have 5
       prenorm-n    n layers of 8 heads; tied, which the document does not say the layers of, has 4
       dim-n, ff-n  tables 10 and 11: 5 layers of 8 heads, post-norm, one epoch
+      pretrained   prenorm-4 whose embedding begins with word2vec's vectors: `--set data.vectors=FILE`; proposed there, as masked
+                   is, which is prenorm-4 too. Any file of E = 256 numbers does, also one of `fusedseq vectors RUN --out FILE`
       adapt...     layers-4, as in table 8, which learns from news without their words: see AdaptationSettings. adapt labels
                    before each epoch, as the document's code does, and trains on both domains, as its text says (the
                    code trains on the general one alone, and leaves the labels lie); adapt-after and adapt-keep are the two
@@ -74,6 +77,7 @@ def _presets():
     rows |= {f"dim-{n}": varied(sweep, model={"embedding": n}) for n in (128, 256, 512)}
     rows |= {f"ff-{n}": varied(sweep, model={"feedforward": n}) for n in (256, 512, 1024, 2048)}
     rows["masked"] = varied(rows["prenorm-4"], model={"masking": 0.15})
+    rows["pretrained"] = varied(rows["prenorm-4"], data={"vectors": ""})  # which file is to be said
     rows["adapt"] = varied(rows["layers-4"], adaptation={"labels": "model"})
     rows["adapt-after"] = varied(rows["adapt"], adaptation={"when": "after"})
     rows["adapt-keep"] = varied(rows["adapt"], adaptation={"keep": True})
@@ -165,6 +169,10 @@ def build(settings, data, *, ops, seed, device="cpu", description=None):
     """The task from a data directory (or 'synthetic'); as ptb.build."""
     loaded = load(settings, data, description)
     model = WordPredictor(len(loaded.vocabulary), settings.model, ops=ops)
+    vectors = settings.data.vectors
+    if vectors is not None and description is None:  # a checkpoint has weights of its own
+        n = begin_with_vectors(model.embedding.weight, vectors, loaded.vocabulary)
+        print(f"{n:,} of {len(loaded.vocabulary):,} words begin with a vector of {vectors}", flush=True)
     return Task(settings, loaded, model, seed=seed, device=device)
 
 
