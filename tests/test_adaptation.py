@@ -3,6 +3,7 @@ the labels it had. And the two general settings that it needs: weights to begin 
 
 import json
 import re
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -170,6 +171,15 @@ def test_within_an_epoch_nothing_is_labelled_again(tmp_path):
     trainer.resume()
     trainer.fit()
     assert trainer.step == 3
+
+
+def test_labelling_is_part_of_the_training_time(tmp_path):
+    task = made("adapt", "steps=1", data=small)
+    make = task.pseudo.label
+    task.pseudo.label = lambda: (time.sleep(0.5), make())[1]
+    trainer = Trainer(task, task.settings.training, tmp_path)
+    trainer.fit()
+    assert trainer.seconds > 0.5
 
 
 def test_a_checkpoint_saved_without_a_step_loses_no_labels(tmp_path):

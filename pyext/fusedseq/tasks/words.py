@@ -47,7 +47,7 @@ def _presets():
     """The rows. The document gives E 256, batches of 2048, Adam, a sum over positions, 4 epochs, and an lr of .01 which may have
     been .001 in truth (SPEC.md): .01 here, `--set lr=.001` for the other. A row says what it changes:
 
-      base         one layer with its feed-forward, one head, post-norm: the 51.7M parameters of table 2
+      base         one layer with its feed-forward, one head, post-norm: the 51.7M parameters of table 2 (with 100,000 words)
       feedforward  the printed FeedForward behind that layer
       layers-n     n such layers without it: 51.7M + .53M (n - 1) are table 3's counts, rounded
       heads-n      table 4's 4 layers with 4 heads; heads-4-5 and heads-8 have 5
@@ -90,10 +90,8 @@ def _presets():
 PRESETS = _presets()
 DEFAULT_PRESET = "base"
 ENSEMBLE = ("layers-4", "layers-5", "layers-6", "heads-4", "heads-4-5", "heads-8")  # the document's six have 37 % about
-BEGIN_WITH = {
-    "adapt-freeze": "layers-4",
-    "adapt-finetune": "layers-4",
-}  # rows that begin with another's trained weights
+# Rows that begin with another's trained weights.
+BEGIN_WITH = {"adapt-freeze": "layers-4", "adapt-finetune": "layers-4"}
 
 
 class Task(IndependentBatches):

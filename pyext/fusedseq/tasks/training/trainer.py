@@ -114,11 +114,14 @@ class Trainer:
         return self._end()
 
     def _epoch(self):
-        s, batches = self.settings, self.task.start_epoch(self.epoch)
+        s, begun = self.settings, time.perf_counter()
+        batches = self.task.start_epoch(self.epoch)
         if self.carried is not None and self.index:
             self.task.load_state_dict(self.carried)
         self.carried = None
-        self.log.start_epoch(self.epoch, self.index // s.accumulate, -(-len(batches) // s.accumulate))
+        total = -(-len(batches) // s.accumulate)
+        self.seconds += time.perf_counter() - begun  # what batches take to be made, labels perhaps, is training
+        self.log.start_epoch(self.epoch, self.index // s.accumulate, total)
         while self.index < len(batches):
             if self._end() is not None:
                 return
