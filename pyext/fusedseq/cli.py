@@ -10,6 +10,8 @@ COMMANDS = {  # name: (module, summary); a module is imported where its command 
     "info": ("fusedseq.info", "what is built and found here, and whether every operator agrees with its oracle"),
     "bench": ("fusedseq.bench_cli", "times the fused operators against plain PyTorch"),
     "train": ("fusedseq.tasks.train", "train a documented configuration, or resume one"),
+    "tune": ("fusedseq.tasks.studies.tune", "search the best settings by many short runs, shared among processes"),
+    "grid": ("fusedseq.tasks.studies.grid", "train all configurations of a documented table"),
     "data": ("fusedseq.data.report", "the statistics of a task's data: sentences, words, most frequent, unknown"),
     "list": ("fusedseq.tasks.listing", "every documented row: its figures, ours, and the command that runs it"),
     "ensemble": ("fusedseq.tasks.train_ensemble", "train several word predictors and evaluate their vote and average"),

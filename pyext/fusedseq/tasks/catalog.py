@@ -3,7 +3,8 @@
 import importlib
 
 # Each module has PRESETS (the rows), DEFAULT_PRESET, Settings, build(settings, data, ...) and restore(description, ...); and
-# PRESET_OPERATORS, where a row is about its operators; BEGIN_WITH, where it begins with another row's trained weights.
+# PRESET_OPERATORS, where a row is about its operators; BEGIN_WITH, where it begins with another row's trained weights; SPACE,
+# {setting: values}, where `fusedseq tune` has one to search; GRID, {preset: Settings}, where `fusedseq grid` has a table to make.
 TASKS = {
     "words": "fusedseq.tasks.words",
     "ptb": "fusedseq.tasks.ptb",
@@ -16,6 +17,14 @@ OPERATORS = {"fused": "fusedseq.fused", "reference": "fusedseq.reference", "torc
 
 def task_module(name):
     return importlib.import_module(TASKS[name])
+
+
+def preset_settings(task, preset):
+    """Errors: ValueError where the task has no such preset"""
+    presets = task_module(task).PRESETS
+    if preset not in presets:
+        raise ValueError(f"{task}: unknown preset {preset!r}; known are {', '.join(presets)}")
+    return presets[preset]
 
 
 def operators(name):

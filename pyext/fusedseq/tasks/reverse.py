@@ -38,6 +38,15 @@ PRESETS = {
     ),  # its study's best
 }
 DEFAULT_PRESET = "base"
+# What the document's study searches.
+SPACE = {
+    "model.embedding": (256, 512, 1024, 2048),
+    "model.heads": (1, 2, 4, 8),
+    "model.layers": (1, 2, 4, 8),
+    "model.feedforward": (512, 1024, 2048, 4096),
+    "model.dropout": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
+    "model.mask": (True, False),
+}
 
 
 class Task(IndependentBatches):

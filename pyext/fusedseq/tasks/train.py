@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fusedseq.tasks.catalog import OPERATORS, TASKS, preset_operators, task_module
+from fusedseq.tasks.catalog import OPERATORS, TASKS, preset_operators, preset_settings, task_module
 from fusedseq.tasks.run import Recipe, begin, plot_curves, report
 from fusedseq.tasks.start import trained_before
 from fusedseq.tasks.training import CheckpointError, TrainingError, from_dict, load_checkpoint, override
@@ -87,9 +87,7 @@ def _settings(args, module, saved):
     """The settings, the seed and the preset's name; of a resumed run those it began with."""
     if saved is None:
         preset, seed = args.preset or module.DEFAULT_PRESET, args.seed or 0
-        if preset not in module.PRESETS:
-            raise ValueError(f"{args.task}: unknown preset {preset!r}; known are {', '.join(module.PRESETS)}")
-        return _override(module.PRESETS[preset], args), seed, preset
+        return _override(preset_settings(args.task, preset), args), seed, preset
     description = saved["description"]
     if args.task != description["task"]:
         raise ValueError(

@@ -31,23 +31,26 @@ def varied(settings, **sections):
 def override(settings, assignments):
     """`settings` with each `section.key=value` of `assignments` applied; the section may be left out where the key
     alone is clear."""
-    known = {f"{section.name}.{field.name}": (section.name, field.name)
-             for section in dataclasses.fields(settings)
-             for field in dataclasses.fields(getattr(settings, section.name))}  # fmt: skip
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise ValueError(f"--set: wanted key=value, got {assignment!r}")
-        matches = [full for full in known if key in (full, full.partition(".")[2])]
-        if len(matches) != 1:
-            what = "unknown key" if not matches else f"key of several sections ({', '.join(matches)}),"
-            raise ValueError(f"--set: {what} {key!r}; known are {', '.join(known)}")
-        section, name = known[matches[0]]
-        part = getattr(settings, section)
-        hint = typing.get_type_hints(type(part))[name]
-        value = _convert(text if hint is str else _literal(text), hint, matches[0])  # averaging=none is no None
-        settings = varied(settings, **{section: {name: value}})
+        section, name = full_key(settings, key).split(".")
+        hint = typing.get_type_hints(type(getattr(settings, section)))[name]
+        value = text if hint is str else _literal(text)  # averaging=none is no None
+        settings = varied(settings, **{section: {name: _convert(value, hint, f"{section}.{name}")}})
     return settings
+
+
+def full_key(settings, key):
+    """`section.key` of a key that may lack its section."""
+    known = [f"{section.name}.{field.name}" for section in dataclasses.fields(settings)
+             for field in dataclasses.fields(getattr(settings, section.name))]  # fmt: skip
+    matches = [full for full in known if key in (full, full.partition(".")[2])]
+    if len(matches) != 1:
+        what = "unknown key" if not matches else f"key of several sections ({', '.join(matches)}),"
+        raise ValueError(f"--set: {what} {key!r}; known are {', '.join(known)}")
+    return matches[0]
 
 
 def _literal(text):

@@ -1,0 +1,406 @@
+"""`fusedseq tune` and `fusedseq grid`: they find, share, resume, and survive what concerns one run alone."""
+
+import csv
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import optuna
+import pytest
+import torch
+from fusedseq import cli
+from fusedseq.tasks import en_fr
+from fusedseq.tasks.lock import locked, try_lock
+from fusedseq.tasks.studies import grid, trials, tune
+from fusedseq.tasks.training import Trainer, TrainingError
+
+SPACE = ("--space", "embedding=16", "--space", "heads=1,2", "--space", "layers=1", "--space", "feedforward=16",
+         "--space", "dropout=0,.1", "--space", "mask=true,false", "--space", "lr=1e-9,.01")  # fmt: skip
+SMALL = ("--ops", "reference", "--set", "sizes=4,20,100", "--set", "limit=none", *SPACE)
+
+
+def arguments(out, *more, total=2, epochs=2):
+    return ["tune", "reverse", *SMALL, "--trials", str(total), "--epochs", str(epochs), "--out", str(out), *more]
+
+
+def search(out, *more, **changes):
+    """The exit code."""
+    return cli.main(arguments(out, *more, **changes))
+
+
+def table(out, name="trials"):
+    with (out / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def by_number(out):
+    return sorted(table(out), key=lambda row: int(row["trial"]))
+
+
+def parameters(row):
+    return {key: value for key, value in row.items() if "." in key}
+
+
+@pytest.fixture(autouse=True)
+def no_second_wasted_on_logs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+
+
+# The search.
+
+
+def test_a_study_finds_the_better_of_two_learning_rates(tmp_path, capsys):
+    assert search(tmp_path, total=3) == 0
+    rows = table(tmp_path)
+    assert [row["state"] for row in rows] == ["complete"] * 3
+    assert {row["training.lr"] for row in rows} == {"1e-09", "0.01"}
+    assert rows[0]["training.lr"] == "0.01"
+    assert rows[-1]["training.lr"] == "1e-09"
+    assert [float(row["loss"]) for row in rows] == sorted(float(row["loss"]) for row in rows)
+    for name in ("history.png", "importances.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    kept = [path.relative_to(tmp_path) for path in tmp_path.rglob("*.safetensors")]
+    assert [str(path) for path in kept] == [f"trials/tune-{int(rows[0]['trial']):04}/best.safetensors"]
+    text, errors = capsys.readouterr()
+    assert "Warning" not in text + errors
+    command = shlex.split(re.search(r"fusedseq (train .*)", text)[1])
+    assert cli.main([*command, "--epochs", "2", "--out", str(tmp_path / "again")]) == 0
+    again = json.loads((tmp_path / "again/result.json").read_text())
+    assert again["valid"]["loss"] == pytest.approx(float(rows[0]["loss"]), rel=1e-6)
+
+
+def test_a_study_goes_on_where_it_ended(tmp_path, capsys):
+    assert search(tmp_path / "parts", total=1) == 0
+    first = by_number(tmp_path / "parts")[0]
+    assert search(tmp_path / "parts", total=3) == 0
+    assert search(tmp_path / "parts", total=3) == 0  # nothing is left
+    assert search(tmp_path / "whole", total=3) == 0
+    rows = by_number(tmp_path / "parts")
+    assert [row["trial"] for row in rows] == ["0", "1", "2"]
+    assert rows[0] == first
+    assert [parameters(row) for row in rows] == [parameters(row) for row in by_number(tmp_path / "whole")]
+
+
+def test_then_train_evaluates_the_test_set(tmp_path):
+    more = ("--then-train", "--set", "steps=30")
+    assert search(tmp_path, *more, total=1) == 0
+    (result,) = tmp_path.glob("best-*/result.json")
+    result = json.loads(result.read_text())
+    assert result["epochs"] > 2  # not the trials' number
+    assert 0 <= result["test"]["token_accuracy"] <= 1
+    assert result["settings"]["training"]["epochs"] == 20
+
+
+def test_a_study_in_a_journal(tmp_path):
+    url = f"journal:///{tmp_path}/study.log"
+    assert search(tmp_path / "a", "--storage", url, total=1) == 0
+    assert search(tmp_path / "b", "--storage", url, total=2) == 0
+    assert [row["trial"] for row in by_number(tmp_path / "b")] == ["0", "1"]
+
+
+def process(*arguments):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fusedseq", *arguments], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_two_processes_share_a_study(tmp_path, capsys):
+    """Exactly as many trials as wanted, by both."""
+    both = arguments(tmp_path, "--pruner", "none", total=6, epochs=3)
+    other = process(*both)
+    while other.poll() is None and not (tmp_path / "trials/tune-0000/steps.csv").exists():
+        time.sleep(0.01)
+    assert cli.main(both) == 0
+    texts = [other.communicate()[0], capsys.readouterr().out]
+    assert other.returncode == 0
+    taken = [re.findall(r"^trial (\d) of 6", text, re.M) for text in texts]
+    assert sorted(taken[0] + taken[1]) == list("012345")
+    assert all(taken)
+    rows = by_number(tmp_path)
+    assert [row["trial"] for row in rows] == list("012345")
+
+
+# What happens to a trial.
+
+
+def test_pruning_ends_a_trial_after_a_validation(tmp_path, monkeypatch):
+    monkeypatch.setitem(trials.PRUNERS, "median", lambda: optuna.pruners.ThresholdPruner(upper=0, n_warmup_steps=1))
+    assert search(tmp_path, total=2, epochs=5) == 1  # none came to its end
+    rows = by_number(tmp_path)
+    assert [(row["state"], row["epochs"]) for row in rows] == [("pruned", "2")] * 2
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_the_median_prunes_what_does_not_learn(tmp_path):
+    assert search(tmp_path, total=8, epochs=3) == 0
+    pruned = [row for row in table(tmp_path) if row["state"] == "pruned"]
+    assert pruned
+    assert {row["training.lr"] for row in pruned} == {"1e-09"}
+    assert {row["epochs"] for row in pruned} <= {"2", "3"}
+
+
+def test_a_loss_that_is_not_finite_fails_its_trial_alone(tmp_path):
+    lr = ("--space", "lr=1e30,.01", "--space", "mask=true")
+    assert search(tmp_path, *lr, total=2) == 0
+    states = {row["training.lr"]: row for row in table(tmp_path)}
+    assert states["1e+30"]["state"] == "failed"
+    assert re.search("(loss|norm) (nan|inf) at step", states["1e+30"]["why"])
+    assert states["0.01"]["state"] == "complete"
+    assert len(table(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("2 GiB"), MemoryError(), RuntimeError("can't allocate memory")]
+)
+def test_out_of_memory_fails_its_trial_alone(tmp_path, monkeypatch, error):
+    begun, calls = tune.begin, []
+
+    def begin(*args, **options):
+        calls.append(args)
+        if len(calls) == 1:
+            raise error
+        return begun(*args, **options)
+
+    monkeypatch.setattr(tune, "begin", begin)
+    assert search(tmp_path) == 0
+    assert [row["state"] for row in by_number(tmp_path)] == ["failed", "complete"]
+
+
+def test_a_full_disk_ends_the_study_and_no_trial_is_lost(tmp_path, monkeypatch, capsys):
+    def full(*args, **options):
+        raise TrainingError("the disk is full") from OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tune, "begin", full)
+        assert search(tmp_path) == 1
+    assert "fusedseq tune: the disk is full" in capsys.readouterr().err
+    assert search(tmp_path) == 0
+    rows = by_number(tmp_path)
+    assert [row["state"] for row in rows] == ["failed", "complete", "complete"]
+    assert rows[0]["why"] == "broken off, again as 1"
+    assert parameters(rows[0]) == parameters(rows[1])
+
+
+def interrupted_at(step, number, monkeypatch):
+    train = Trainer._train
+
+    def interrupt(self, batches):
+        train(self, batches)
+        if self.step == step:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(Trainer, "_train", interrupt)
+
+
+def test_an_interrupted_trial_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        interrupted_at(7, signal.SIGINT, patch)
+        assert search(tmp_path / "cut", total=1, epochs=4) == 130
+    assert "the same command goes on from here" in capsys.readouterr().out
+    assert search(tmp_path / "cut", total=1, epochs=4) == 0
+    assert ", step 7, into" in capsys.readouterr().out
+    assert search(tmp_path / "whole", total=1, epochs=4) == 0
+    cut, whole = by_number(tmp_path / "cut"), by_number(tmp_path / "whole")
+    assert (cut[1]["loss"], cut[1]["epochs"]) == (whole[0]["loss"], "4")
+    assert cut[0]["why"] == "broken off, again as 1"
+
+
+def test_a_killed_trial_goes_on_in_the_next_process(tmp_path):
+    more = ("--set", "save_steps=2")
+    killed = process(*arguments(tmp_path, *more, total=1, epochs=40))
+    steps = tmp_path / "trials/tune-0000/steps.csv"
+    while killed.poll() is None and not (steps.exists() and steps.read_text().count("\n") > 60):
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert search(tmp_path, *more, total=1, epochs=40) == 0
+    first, second = by_number(tmp_path)
+    assert (first["state"], first["why"]) == ("failed", "broken off, again as 1")
+    assert (second["state"], second["epochs"]) == ("complete", "40")
+    assert parameters(first) == parameters(second)
+    assert search(tmp_path / "whole", *more, total=1, epochs=40) == 0
+    assert float(second["loss"]) == float(table(tmp_path / "whole")[0]["loss"])
+
+
+def study(out):
+    return trials.Trials(f"sqlite:///{out}/study.db", "s", out, {"model.x": (1, 2)}, begun={})
+
+
+def test_a_trial_that_ends_its_process_each_time_is_given_up(tmp_path):
+    run = study(tmp_path)
+    for _ in range(1 + trials.RETRIES):
+        with pytest.raises(ZeroDivisionError), run.take(1):
+            raise ZeroDivisionError
+    with run.take(1) as trial:
+        assert trial is None
+    assert len(run.taken()) == 1
+
+
+def test_no_trial_is_taken_twice_or_beyond_the_total(tmp_path):
+    one, other = study(tmp_path), study(tmp_path)
+    with one.take(2) as a, other.take(2) as b, other.take(2) as c:
+        assert {a.number, b.number} == {0, 1}
+        assert c is None
+        assert trials._is_alive(one.all()[0])
+        one.complete(a, 1.0, {})
+        other.complete(b, 2.0, {})
+    assert one.best().number == 0
+
+
+def test_a_silent_machine_is_believed_dead(tmp_path, monkeypatch):
+    one, other = study(tmp_path / "one"), study(tmp_path / "one")
+    monkeypatch.setattr(trials, "MACHINE", "another")
+    with one.take(2) as a:
+        monkeypatch.setattr(trials, "MACHINE", "this")
+        a.set_user_attr("beat", time.time() - trials.PATIENCE + 60)
+        assert trials._is_alive(one.all()[0])
+        a.set_user_attr("beat", time.time() - trials.PATIENCE - 1)
+        with other.take(1) as b:
+            assert (b.number, b.params) == (1, a.params)
+            other.complete(b, 1.0, {})
+        one.complete(a, 5.0, {})  # it was asleep: what it found is dropped
+    assert one.best().value == 1.0
+
+
+def test_a_heart_beats(tmp_path, monkeypatch):
+    monkeypatch.setattr(trials, "BEAT", 0.01)
+    run = study(tmp_path)
+    with run.take(1) as trial:
+        while "beat" not in run.all()[0].user_attrs:
+            time.sleep(0.01)
+        run.prune(trial)
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (("--trials", "0"), "--trials must be at least 1, got 0"),
+    (("--storage", "nothing"), "--storage must be a URL such as sqlite:///FILE"),
+    (("--storage", "sqlite:////nowhere/at/all.db"), "--storage must be a URL such as .*unable to open"),
+    (("--space", "model.hidden=1"), "unknown key 'model.hidden'; known are model.embedding"),
+    (("--space", "heads"), "--space: wanted key=value,value,..., got 'heads'"),
+    (("--space", "heads=many"), "model.heads must be int, got 'many'"),
+    (("--set", "embedding=2"), "--set: model.embedding is searched"),
+    (("--study", "a/b"), "--study must be of letters"),
+    (("--preset", "best"), "unknown preset 'best'; known are base, tuned"),
+])  # fmt: skip
+def test_errors_are_a_sentence(tmp_path, capsys, more, message):
+    assert search(tmp_path, *more) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert error.count("\n") == 1
+
+
+def test_a_task_without_a_space_says_so(tmp_path, capsys):
+    assert cli.main(["tune", "ptb", "--out", str(tmp_path)]) == 2
+    assert "ptb has no space of its own to search: give --space" in capsys.readouterr().err
+
+
+def test_a_study_keeps_what_its_trials_share(tmp_path, capsys):
+    assert search(tmp_path, total=1, epochs=1) == 0
+    for more, what in (((), "--epochs 1, got 2"), (("--space", "heads=1"), r"--space model.heads \[1, 2\], got \[1\]"),
+                       (("--set", "batch=4"), "--epochs 1, got 2|data.batch 8, got 4")):  # fmt: skip
+        assert search(tmp_path, *more, total=1) == 2
+        assert re.search(f"study 'tune' was begun with ({what}|--epochs 1, got 2)", capsys.readouterr().err)
+
+
+# The grid.
+
+TWO = ("grid-2-5-100-0.1", "grid-2-10-100-0.1")
+
+
+def train_grid(out, *more):
+    sets = [word for key in ("feedforward=16", "warmup_steps=2", "steps=3", "eval_steps=1") for word in ("--set", key)]
+    return cli.main(["grid", "en-fr", "--data", "synthetic", "--ops", "reference", "--out", str(out), *sets, *more])
+
+
+def test_a_grid_makes_its_table_and_is_not_done_twice(tmp_path, capsys):
+    assert train_grid(tmp_path, "--only", TWO[0]) == 0
+    results = [tmp_path / name / "result.json" for name in TWO]
+    written = results[0].stat().st_mtime_ns
+    assert train_grid(tmp_path, "--only", *TWO) == 0
+    assert results[0].stat().st_mtime_ns == written
+    rows = {row["name"]: row for row in table(tmp_path, "table")}
+    assert [*rows] == [*en_fr.GRID]
+    assert len(rows) == 16
+    for name, result in zip(TWO, results, strict=True):
+        figures = json.loads(result.read_text())
+        assert float(rows[name]["valid loss"]) == figures["valid"]["loss"]
+        assert rows[name]["model.heads"] == str(figures["settings"]["model"]["heads"])
+        assert 0 < float(rows[name]["train loss"]) < 20
+        assert float(rows[name]["test bleu"]) == figures["test"]["bleu"]
+    assert rows["grid-3-5-300-0.3"]["document test bleu"] == "0.161"
+    assert rows["grid-3-5-300-0.3"]["valid loss"] == ""
+    assert (tmp_path / "table.md").read_text().count("\n| grid-") == 16
+    for name in ("losses.png", "bleu.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert "2 of 16 configurations are finished" in capsys.readouterr().out
+
+
+def test_an_interrupted_grid_goes_on(tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        interrupted_at(2, signal.SIGINT, patch)
+        assert train_grid(tmp_path / "cut", "--only", *TWO) == 130
+    assert not (tmp_path / "cut" / TWO[1]).exists()
+    assert train_grid(tmp_path / "cut", "--only", TWO[0]) == 0
+    assert ", step 2, into" in capsys.readouterr().out
+    assert train_grid(tmp_path / "whole", "--only", TWO[0]) == 0
+    cut, whole = (json.loads((tmp_path / run / TWO[0] / "result.json").read_text()) for run in ("cut", "whole"))
+    assert cut["valid"] == whole["valid"]
+
+
+def test_more_steps_continue_a_finished_configuration(tmp_path, capsys):
+    assert train_grid(tmp_path, "--only", TWO[0]) == 0
+    assert train_grid(tmp_path, "--only", TWO[0], "--set", "steps=4") == 0
+    assert ", step 3, into" in capsys.readouterr().out
+    assert train_grid(tmp_path, "--only", TWO[0], "--set", "batch=4") == 2
+    assert "was begun with data.batch 32, got 4: a run keeps its settings" in capsys.readouterr().err
+
+
+def test_a_configuration_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
+    (tmp_path / TWO[0]).mkdir()
+    with try_lock(tmp_path / TWO[0] / ".lock") as ours:
+        assert ours
+        assert train_grid(tmp_path, "--only", TWO[0]) == 0
+    assert "another process is at it" in capsys.readouterr().out
+    assert not (tmp_path / TWO[0] / "result.json").exists()
+
+
+def test_a_configuration_that_fails_does_not_end_the_grid(tmp_path, monkeypatch, capsys):
+    carry_out = grid.carry_out
+
+    def fails_once(recipe, out):
+        if recipe.preset == TWO[0]:
+            raise TrainingError("loss nan")
+        return carry_out(recipe, out)
+
+    monkeypatch.setattr(grid, "carry_out", fails_once)
+    assert train_grid(tmp_path, "--only", *TWO) == 1
+    assert f"fusedseq grid: {TWO[0]}: loss nan" in capsys.readouterr().err
+    assert (tmp_path / TWO[1] / "result.json").exists()
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (("--only", "grid-9"), "--only: unknown configuration 'grid-9'; known are grid-2-5-100-0.1,"),
+    (("--set", "heads=2"), "--set: model.heads is what the configurations differ in"),
+    (("--set", "nothing=2"), "unknown key 'nothing'"),
+])  # fmt: skip
+def test_a_grids_errors_are_a_sentence(tmp_path, capsys, more, message):
+    assert train_grid(tmp_path, *more) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_task_without_a_grid_says_which_have_one(capsys):
+    assert cli.main(["grid", "ptb"]) == 2
+    assert capsys.readouterr().err == "fusedseq grid: ptb has no documented table; those that have: en-fr\n"
+
+
+def test_a_lock_is_one_holders(tmp_path):
+    with locked(tmp_path / "lock"), try_lock(tmp_path / "lock") as ours:
+        assert not ours
+    with try_lock(tmp_path / "lock") as ours:
+        assert ours
