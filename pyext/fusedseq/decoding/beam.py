@@ -56,6 +56,7 @@ def beam_search(
     memory = model.encode(source, source_lengths)
     cached = model.has_cache if cached is None else cached
     decode = (_Cached if cached else _Recomputing)(model, memory, source_lengths, max(ends), beam)
+    never = torch.tensor([PADDING, start], device=source.device)
     beams = _Beams(limits, beam, start, end, length_penalty, n_best)
     for length in range(1, max(ends) + 1):
         rows = beams.rows()
@@ -63,7 +64,7 @@ def beam_search(
             break
         logits = model.logits(decode(beams, rows))  # (R, V)
         log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-        log_probs[:, [PADDING, start]] = GONE
+        log_probs.index_fill_(1, never, GONE)
         if length in ends:
             last = (limits == length)[rows // beam, None]
             log_probs.masked_fill_(last & (torch.arange(log_probs.size(1), device=rows.device) != end), GONE)
