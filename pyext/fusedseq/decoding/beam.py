@@ -149,11 +149,11 @@ class _Beams:
 
     def scores(self):
         """Of the hypotheses that have ended, (B, K)."""
-        return torch.where(self.ended, self.log_prob / penalty(self.lengths, self.alpha), GONE)
+        return torch.where(self.ended, self.log_prob / penalty(self.lengths.double(), self.alpha), GONE)
 
     def _give_up(self):
         """Drops those that go on where n_best have ended that none of them can surpass."""
-        hope = torch.where(self.ended, GONE, self.log_prob) / penalty(self.limits, self.alpha)[:, None]
+        hope = torch.where(self.ended, GONE, self.log_prob) / penalty(self.limits.double(), self.alpha)[:, None]
         bar = self.scores().topk(self.n_best).values[:, -1:]
         self.log_prob = torch.where(~self.ended & (hope <= bar), GONE, self.log_prob)
 

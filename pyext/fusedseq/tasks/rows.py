@@ -131,6 +131,13 @@ EN_ES_ROWS = (
     Row("en-es/base", f"{EN_ES}, benchmarks", {"seconds per epoch": 720.0}, said="on an RTX 4070; sample translations"),
     Row("en-es/postnorm", f"{EN_ES}, modifications", said="worse than pre-norm"),
     Row("en-es/torch-mha", f"{EN_ES}, reproducing the paper", said="failed to translate, at a similar loss"),
+    Row(
+        "en-es/greedy",
+        f"{EN_ES}, example translations",
+        said="two sentences",
+        run="translate runs/en-es/base-0 --beam 1",
+    ),
+    Row("en-es/beam", f"{EN_ES}, example translations", said="the same two", run="translate runs/en-es/base-0"),
 )
 # Layers, heads, embedding, dropout: the loss on the training and the validation set, BLEU on the test set.
 TABLE_1 = {
