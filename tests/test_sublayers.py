@@ -1,10 +1,11 @@
 """What stands around the sublayers of a Transformer: ResidualLayerNorm and FeedForward, against torch's own modules."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
-from fusedseq import fused, nn
+from fusedseq import fused, nn, reference
 from torch import nn as torch_nn
 
 
@@ -46,6 +47,18 @@ def test_feed_forward_is_that_of_torch(ours, theirs, ops, device):
     module.load_state_dict({k: v for k, v in layer.state_dict().items() if k.startswith("linear")})
     x = torch.randn(4, 3, 6, device=device)
     torch.testing.assert_close(module(x), layer._ff_block(x))
+
+
+def test_feed_forward_takes_its_products_from_the_operators():
+    widths = []
+
+    def linear(x, W, b=None):
+        widths.append((tuple(W.shape), b is None))
+        return reference.linear(x, W, b)
+
+    ops = SimpleNamespace(linear=linear, bias_activation_dropout=reference.bias_activation_dropout)
+    nn.FeedForward(6, 9, ops=ops)(torch.randn(4, 6))
+    assert widths == [((9, 6), True), ((6, 9), False)]
 
 
 MODULES = {

@@ -1,5 +1,4 @@
 from torch import nn
-from torch.nn import functional as F
 
 from fusedseq import fused
 from fusedseq.nn.dropout import check_probability, draw_seed
@@ -10,7 +9,7 @@ class FeedForward(nn.Module):
 
         linear2(dropout(activation(linear1(x))))
 
-    The products are torch's; the bias of the first, the activation and the dropout are one pass between them.
+    The products are the operator `linear`; the bias of the first, the activation and the dropout are one pass between them.
     d_model: D    dim_feedforward: inner width    activation: relu, gelu, gelu_tanh or tanh    dropout: in training
     `linear1` and `linear2` are named as in torch.nn.TransformerEncoderLayer.
     forward: (..., D) -> (..., D)
@@ -23,12 +22,13 @@ class FeedForward(nn.Module):
         self.activation, self.dropout = activation, check_probability(dropout, "FeedForward", "dropout")
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, device=device, dtype=dtype)
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, device=device, dtype=dtype)
-        self._activate = ops.bias_activation_dropout
+        self._linear, self._activate = ops.linear, ops.bias_activation_dropout
 
     def forward(self, x):
         dropping = (self.dropout, draw_seed(x.device)) if self.training and self.dropout else ()
-        hidden = F.linear(x, self.linear1.weight)
-        return self.linear2(self._activate(hidden, self.linear1.bias, self.activation, *dropping))
+        hidden = self._linear(x, self.linear1.weight)
+        hidden = self._activate(hidden, self.linear1.bias, self.activation, *dropping)
+        return self._linear(hidden, self.linear2.weight, self.linear2.bias)
 
     def extra_repr(self):
         return f"activation={self.activation}, dropout={self.dropout}"

@@ -132,10 +132,10 @@ class MultiheadAttention(nn.Module):
         """Of q, k, v those from `first` to before `last`, in one product of x."""
         rows = slice(first * self.embed_dim, last * self.embed_dim)
         if self.in_proj_weight is not None:
-            weight = self.in_proj_weight[rows]
+            weight = part(self.in_proj_weight, rows)
         else:
             weight = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)[first]
-        y = self._linear(x, weight, None if self.in_proj_bias is None else self.in_proj_bias[rows])
+        y = self._linear(x, weight, part(self.in_proj_bias, rows))
         B, L = (0, 1) if self.batch_first else (1, 0)
         return y.view(*y.shape[:2], last - first, self.num_heads, self.head_dim).permute(2, B, 3, L, 4).unbind(0)
 
@@ -162,6 +162,11 @@ class MultiheadAttention(nn.Module):
 
     def extra_repr(self):
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
+
+
+def part(parameter, rows):
+    """Some rows of a parameter, or None of None; all of them as they are, for a slice's gradient is written twice."""
+    return parameter if parameter is None or rows == slice(0, len(parameter)) else parameter[rows]
 
 
 def check_mask(name, mask, symbols, wanted):

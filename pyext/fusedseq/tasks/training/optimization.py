@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from fusedseq.optim import NTASGD, non_monotone, replaced
 from fusedseq.tasks.training import learning_rate
@@ -108,7 +108,9 @@ class Optimization:
         if isinstance(self.optimizer, NTASGD):  # which clips on the way
             self.optimizer.step()
             return self.optimizer.grad_norm
-        norm = clip_grad_norm_(self.parameters, self.settings.clip or math.inf)
+        norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if self.settings.clip:
+            clip_grads_with_norm_(self.parameters, self.settings.clip, norm)
         self.optimizer.step()
         if self.tail is not None:
             self.tail_steps += 1
