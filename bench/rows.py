@@ -34,6 +34,8 @@ def add(args):
     result = taken_in(finished.of_run(args.run), args)
     if result["row"] not in ROWS:
         raise ValueError(f"--row: no such row: {result['row']}")
+    if args.eval:
+        result = evaluated(result, json.loads(args.eval.read_text()))
     name = "-".join(filter(None, [result["row"].replace("/", "-"), args.label]))
     path = args.results / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,6 +52,13 @@ def taken_in(result, args):
     # Of a run that was begun before results had all this: it was made where it is taken in.
     data = {"name": args.data} if args.data else None
     return result | {"command": command(result), "changes": changes(result), "data": data, **machine.facts("cpu")}
+
+
+def evaluated(result, figures):
+    """The result with more figures, {split: figures}, and the command of its row, which made them."""
+    row = ROWS[result["row"]]
+    more = {split: result.get(split, {}) | part for split, part in figures.items()}
+    return result | more | ({} if row.preset else {"command": f"{result['command']}; {row.command}"})
 
 
 def without_paths(value):
@@ -127,6 +136,9 @@ def main(argv=None):
     taking.add_argument("--label", help="tells runs of one row apart, e.g. reduced")
     taking.add_argument("--note", help="what the settings do not say, e.g. why it was cut short")
     taking.add_argument("--data", help="the name of its data, where the run did not write it")
+    taking.add_argument(
+        "--eval", type=Path, metavar="JSON", help="more of its figures, as `fusedseq eval --json` prints them"
+    )
     taking.add_argument("--results", type=Path, default=ROOT / finished.FOLDER, help=argparse.SUPPRESS)
     taking.set_defaults(run_verb=add)
     writing = verbs.add_parser("table", help="write docs/results.md and docs/curves-TASK.png")

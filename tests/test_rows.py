@@ -1,5 +1,6 @@
 """The rows of the documents: each is a preset or a command, and the results that are kept of them are what the table says."""
 
+import importlib
 import json
 import re
 from argparse import Namespace
@@ -19,12 +20,12 @@ PRESETS = [f"{task}/{preset}" for task in TASKS for preset in task_module(task).
 
 
 def parsed(line):
-    """The arguments of a `fusedseq train` command."""
-    words = line.split()
-    assert words[:2] == ["fusedseq", "train"]
+    """The arguments of a command, parsed by it."""
+    fusedseq, name, *words = line.split()
+    assert fusedseq == "fusedseq"
     parser = cli.Parser()
-    train.add_arguments(parser)
-    return parser.parse_args(words[2:])
+    importlib.import_module(cli.COMMANDS[name][0]).add_arguments(parser)
+    return parser.parse_args(words)
 
 
 def test_every_preset_is_a_row_and_every_row_a_preset_or_a_command():
@@ -37,11 +38,10 @@ def test_every_preset_is_a_row_and_every_row_a_preset_or_a_command():
 def test_a_row_is_one_command(row):
     assert row.task in TASKS
     assert (row.source is None) == (not row.figures and row.said is None)
-    if row.preset is None:
-        assert row.command.split()[:2] == ["fusedseq", row.run.split()[0]]
-        return
     args = parsed(row.command)
-    assert f"{args.task}/{args.preset}" == row.name
+    assert args.task == row.task
+    if row.preset is not None:
+        assert args.preset == row.preset
 
 
 @pytest.mark.parametrize("row", [row for row in rows() if row.figures], ids=lambda row: row.name)
@@ -161,6 +161,22 @@ def test_a_result_of_before_is_completed(run, tmp_path):
     assert completed["command"] == result["command"]
     assert completed["machine"] == result["machine"]
     assert completed["data"] == {"name": "ptb"}
+
+
+def test_figures_that_were_evaluated_later_are_taken_in(run, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"test": {"temperature": 0.9}, "valid": {"loss": 1.5}}))
+    options = "--eval", str(tmp_path / "a.json"), "--results", str(tmp_path)
+    assert kept.main(["add", str(run), *options]) == 0
+    result, before = (json.loads(path.read_text()) for path in (tmp_path / "ptb-lstm.json", run / "result.json"))
+    assert result["test"] == before["test"] | {"temperature": 0.9}
+    assert result["valid"]["loss"] == 1.5
+    assert result["command"] == before["command"]
+    assert kept.evaluated(result | {"row": "en-es/beam"}, {})["command"].endswith(ROWS["en-es/beam"].command)
+
+
+def test_bleu_is_shown_in_both_definitions():
+    found = figures.of_result(ROWS["en-fr/base"], {"test": {"bleu": 0.2, "sacrebleu": 21.5}, "validations": []})
+    assert found == ["test bleu 0.2", "test sacrebleu 21.5"]
 
 
 @pytest.mark.parametrize(("text", "left"), [

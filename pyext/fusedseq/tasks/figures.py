@@ -11,6 +11,11 @@ TESTS = (
     "bleu",
 )  # what a row without figures shows
 
+BESIDE = {
+    "bleu": "sacrebleu",
+    "vote_accuracy": "accuracy",
+}  # figure: another that is shown with it, which no document has
+
 
 def of_row(row):
     """Lines: the figures of a row's document, then what it says."""
@@ -21,6 +26,9 @@ def of_row(row):
 def of_result(row, result):
     """Lines: the figures of a result that the row has, or those of its test sets where the row has none."""
     names = [name for name in row.figures if value(result, name) is not None]
+    for split, _, figure in [name.partition(" ") for name in row.figures]:
+        beside = f"{split} {BESIDE.get(figure)}"
+        names += [beside] if value(result, beside) is not None else []
     if not any(name not in ABOUT_A_RUN for name in names):
         names += _of_tests(result)
     return [text(name, value(result, name)) for name in names]
