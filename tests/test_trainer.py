@@ -254,6 +254,49 @@ def goes_on_as_if_nothing_had_been(out):
     assert column(out, "loss") == column(out / "whole", "loss")
 
 
+# torch.compile.
+
+
+def test_a_compiled_model_has_the_same_losses_and_checkpoints(tmp_path):
+    trainer(tmp_path / "plain").fit()
+    for steps in (5, None):
+        torch.manual_seed(0)
+        run = Trainer(
+            Toy(), TrainingSettings(epochs=3, lr=0.1, steps=steps), tmp_path / "compiled", compile="aot_eager"
+        )
+        if steps is None:
+            run.resume()
+        run.fit()
+    assert column(tmp_path / "compiled", "loss") == pytest.approx(column(tmp_path / "plain", "loss"), rel=1e-5)
+    states = [load_checkpoint(tmp_path / out / "last.safetensors")["model"] for out in ("plain", "compiled")]
+    assert list(states[0]) == list(states[1])
+
+
+def test_what_trains_is_compiled_and_what_validates_is_not(tmp_path):
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    run = Trainer(Toy(), TrainingSettings(epochs=1, lr=0.1), tmp_path, compile=backend)
+    run.validate()
+    assert not compiled
+    run.fit()
+    assert compiled
+
+
+def test_without_a_compiler_there_is_a_sentence(tmp_path):
+    def backend(graph, inputs):
+        raise RuntimeError("No working C++ compiler found")
+
+    run = Trainer(Toy(), TrainingSettings(), tmp_path, compile=backend)
+    with pytest.raises(
+        TrainingError, match=r"torch.compile failed at step 1 .*No working C\+\+ comp.*leave --compile out"
+    ):
+        run.fit()
+
+
 # Packages that are not needed.
 
 

@@ -1,7 +1,30 @@
 """The smallest task a Trainer takes: a classifier of random points, with a state that is carried from batch to batch."""
 
+from typing import NamedTuple
+
 import torch
+from fusedseq.data.row_batches import RowBatches
 from fusedseq.tasks.training import Step
+
+
+class Batch(NamedTuple):
+    x: torch.Tensor  # (B, 5)
+    y: torch.Tensor  # (B,)
+    items: int
+
+
+class Points(RowBatches):
+    def __init__(self, x, y, batches):
+        self.x, self.y, self.batches = x, y, batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def rows(self, i):
+        return self.batches[i]
+
+    def batch_of(self, rows):
+        return Batch(self.x[rows], self.y[rows], int((self.y[rows] >= 0).sum()))
 
 
 class Toy:
@@ -21,16 +44,15 @@ class Toy:
     def description(self):
         return {"task": "toy"}
 
-    def start_epoch(self, epoch):
+    def start_epoch(self, epoch, part=0, parts=1):
         self.seen = 0
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(epoch))
-        return [(self.x[part], self.y[part]) for part in order.split(self.batch)]
+        return Points(self.x, self.y, order.split(self.batch)).shared(part, parts)
 
     def loss(self, batch):
-        x, y = batch
         self.seen += 1
-        loss = torch.nn.functional.cross_entropy(self.model(x), y)
-        return Step(loss, loss, int((y >= 0).sum()))
+        loss = torch.nn.functional.cross_entropy(self.model(batch.x), batch.y, reduction="sum") / max(batch.items, 1)
+        return Step(loss, loss, batch.items)
 
     def validate(self):
         loss = torch.nn.functional.cross_entropy(self.model(self.x), self.y)

@@ -1,7 +1,6 @@
 """A word and the words around it: CBOW's windows over lines, cut from the stream when a batch asks for them."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedseq.data import PAD
+from fusedseq.data.row_batches import RowBatches
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ContextBatch(NamedTuple):
     items: int  # B
 
 
-class ContextBatches(Sequence):
+class ContextBatches(RowBatches):
     """One pass over the windows; a pure function of (contexts, batch, key). key: of the order; None: that of the text."""
 
     def __init__(self, contexts, batch, key=None):
@@ -85,8 +85,8 @@ class ContextBatches(Sequence):
     def __len__(self):
         return -(-len(self.order) // self.batch)
 
-    def __getitem__(self, i):
-        if not 0 <= i < len(self):
-            raise IndexError(i)
-        numbers = self.order[i * self.batch : (i + 1) * self.batch]
+    def rows(self, i):
+        return self.order[i * self.batch : (i + 1) * self.batch]
+
+    def batch_of(self, numbers):
         return ContextBatch(self.contexts.windows(numbers), self.contexts.targets[numbers], numbers, len(numbers))

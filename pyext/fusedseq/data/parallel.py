@@ -1,7 +1,7 @@
 """Sentence pairs of two languages, as ids: vocabularies, splits and batches."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
 from typing import NamedTuple
@@ -10,6 +10,7 @@ import torch
 
 from fusedseq.data import PAD, SPLITS
 from fusedseq.data.length_batching import by_length, padding
+from fusedseq.data.row_batches import RowBatches
 from fusedseq.data.statistics import Side
 from fusedseq.data.vocabulary import Vocabulary
 
@@ -68,7 +69,7 @@ class PairBatch(NamedTuple):
     items: int  # words that are predicted
 
 
-class PairBatches(Sequence):
+class PairBatches(RowBatches):
     """One pass over a split in batches of about equal length; a pure function of (pairs, batch, key)."""
 
     def __init__(self, pairs, batch, key=None):
@@ -79,8 +80,10 @@ class PairBatches(Sequence):
     def __len__(self):
         return len(self.numbers)
 
-    def __getitem__(self, i):
-        numbers = self.numbers[i]
+    def rows(self, i):
+        return self.numbers[i]
+
+    def batch_of(self, numbers):
         source, source_lengths = padded([self.pairs.source[n] for n in numbers])
         target, target_lengths = padded([self.pairs.target[n] for n in numbers])
         items = int(target_lengths.sum()) - len(numbers)

@@ -2,13 +2,13 @@
 
 import random
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from fusedseq.data import PAD, SPLITS
+from fusedseq.data.row_batches import RowBatches
 from fusedseq.data.statistics import Side
 from fusedseq.data.vocabulary import Vocabulary
 
@@ -49,7 +49,7 @@ class Reversals:
         return crc
 
 
-class ReversalBatches(Sequence):
+class ReversalBatches(RowBatches):
     """One pass over a split; a pure function of (part, batch, key). key: of the order; None: that of the split."""
 
     def __init__(self, part, batch, key=None):
@@ -62,10 +62,10 @@ class ReversalBatches(Sequence):
     def __len__(self):
         return -(-len(self.order) // self.batch)
 
-    def __getitem__(self, i):
-        if not 0 <= i < len(self):
-            raise IndexError(i)
-        rows = self.order[i * self.batch : (i + 1) * self.batch]
+    def rows(self, i):
+        return self.order[i * self.batch : (i + 1) * self.batch]
+
+    def batch_of(self, rows):
         source, target, lengths = (tensor[rows] for tensor in self.part)
         return ReversalBatch(source, target, lengths, target.numel())
 

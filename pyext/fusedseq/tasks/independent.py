@@ -26,7 +26,7 @@ class IndependentBatches(ABC):
 
     @abstractmethod
     def batches(self, split, key=None):
-        """A sequence of NamedTuples with `items`. key: of the order; None: as it is"""
+        """RowBatches of a split. key: of the order; None: as it is"""
 
     @abstractmethod
     def _loss(self, batch):
@@ -50,8 +50,8 @@ class IndependentBatches(ABC):
         """JSON: what the model's ids stand for."""
         return self.data.vocabulary.words
 
-    def start_epoch(self, epoch):
-        return self.batches("train", f"{self.seed}/{epoch}")
+    def start_epoch(self, epoch, part=0, parts=1):
+        return self.batches("train", f"{self.seed}/{epoch}").shared(part, parts)
 
     def loss(self, batch):
         objective, loss = self._loss(self.on_device(batch))

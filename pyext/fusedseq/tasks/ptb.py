@@ -124,22 +124,27 @@ class Task:
             "vocabulary": self.corpus.vocabulary.words, "fingerprint": self.corpus.fingerprint(),
         }  # fmt: skip
 
-    def start_epoch(self, epoch):
+    def start_epoch(self, epoch, part=0, parts=1):
+        """Of several processes each reads some of the columns, and carries their state."""
+        if parts > self.inputs.size(1):
+            raise ValueError(f"data.batch must be at least the processes = {parts}, got {self.inputs.size(1)}")
         data, self.state = self.settings.data, None
-        return Batches(self.inputs, self.targets, data.bptt, f"{self.seed}/{epoch}" if data.vary_bptt else None)
+        inputs, targets = (t.tensor_split(parts, dim=1)[part].contiguous() for t in (self.inputs, self.targets))
+        return Batches(inputs, targets, data.bptt, f"{self.seed}/{epoch}" if data.vary_bptt else None)
 
     def loss(self, batch):
-        dropped, raw, state = self.model(batch.inputs, self._reset(self.state))
+        dropped, raw, state = self.model(batch.inputs, self._reset(self.state, batch.inputs.size(1)))
         self.state = detached(state)
-        loss = self.model.cross_entropy(dropped, batch.targets)
+        reduction = "mean" if batch.items else "sum"  # of nothing: 0, not nan
+        loss = self.model.cross_entropy(dropped, batch.targets, reduction)
         objective = loss * (batch.items / batch.inputs.size(1)) if self.settings.data.sum_over_time else loss
         return Step(objective + self.model.regularization(dropped, raw), loss, batch.items, batch.lr_scale)
 
-    def _reset(self, state):
+    def _reset(self, state, columns):
         p = self.settings.data.reset_probability
         if state is None or p == 0:
             return state
-        keep = torch.rand(self.inputs.size(1), 1, device=self.device) >= p  # (B, 1)
+        keep = torch.rand(columns, 1, device=self.device) >= p  # (B, 1)
         return tuple(_map(lambda s: torch.where(keep, s, 0.0), part) for part in state)
 
     def validate(self):

@@ -44,8 +44,9 @@ def begin(recipe, out, saved=None, **options):
     trainer = Trainer(task, r.settings.training, out, label=label, **options)
     if saved:
         trainer.load_state_dict(saved)
-    print(f"{r.task}/{r.preset}: {parameter_count(task.model):,} parameters, {r.ops} operators on {r.device}, seed {r.seed}, "
-          f"step {trainer.step}, into {out}", flush=True)  # fmt: skip
+    if trainer.processes.first:
+        print(f"{r.task}/{r.preset}: {parameter_count(task.model):,} parameters, {r.ops} operators on {r.device}, "
+              f"seed {r.seed}, step {trainer.step}, into {out}", flush=True)  # fmt: skip
     return trainer
 
 

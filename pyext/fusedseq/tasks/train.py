@@ -10,6 +10,7 @@ from fusedseq.tasks.catalog import OPERATORS, TASKS, preset_operators, preset_se
 from fusedseq.tasks.run import Recipe, begin, plot_curves, report
 from fusedseq.tasks.start import trained_before
 from fusedseq.tasks.training import CheckpointError, TrainingError, from_dict, load_checkpoint, override
+from fusedseq.tasks.training.processes import own_device, started
 from fusedseq.tasks.training.trainer import LAST
 
 
@@ -40,18 +41,22 @@ def add_arguments(parser):
     parser.add_argument("--from", metavar="RUN", type=Path, dest="start",
                         help="begin with the weights of another run: its directory, or a checkpoint")  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="continue the run in --out exactly where it was saved")
+    parser.add_argument("--compile", action="store_true",
+                        help="torch.compile the model where it trains: minutes to start, the same losses but for rounding "
+                             "and dropout's masks; needs a C++ compiler")  # fmt: skip
     parser.add_argument("--skip-test", action="store_true", help="do not evaluate the test set at the end")
 
 
 def run(args):
     try:
-        return _run(args)
+        with started() as processes:
+            return _run(args, processes)
     except TrainingError as error:
         print(f"fusedseq train: {error}", file=sys.stderr)
         return 1
 
 
-def _run(args):
+def _run(args, processes):
     module = task_module(args.task)
     saved = _saved(args) if args.resume else None
     settings, seed, preset = _settings(args, module, saved)
@@ -60,14 +65,19 @@ def _run(args):
         raise ValueError(f"{out} already holds a run: give --resume to continue it, or another --out")
     ops = args.ops or (saved["label"]["ops"] if saved else preset_operators(module, preset))
     start = args.start if saved else trained_before(args.start, module, f"{args.task}/{preset}", seed)
-    recipe = Recipe(args.task, preset, settings, seed, ops, args.data, usable_device(args.device), start)
-    trainer = begin(recipe, out, saved)
+    device = usable_device(own_device(args.device))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # nothing of this process on another's
+    recipe = Recipe(args.task, preset, settings, seed, ops, args.data, device, start)
+    trainer = begin(recipe, out, saved, processes=processes, compile="inductor" if args.compile else None)
     why = trainer.fit()
-    print(f"ended ({why}) at step {trainer.step}", flush=True)
-    plot_curves(out)
+    if processes.first:
+        print(f"ended ({why}) at step {trainer.step}", flush=True)
+        plot_curves(out)
     if why == "interrupted":
         return 130
-    report(trainer, why, args.skip_test, args.data)
+    if processes.first:
+        report(trainer, why, args.skip_test, args.data)
     return 0
 
 

@@ -103,10 +103,9 @@ class Task(IndependentBatches):
         super().__init__(settings, data, model, seed=seed, device=device)
         self.pseudo = PseudoLabels(settings.adaptation, self._label)
 
-    def start_epoch(self, epoch):
-        return MadeWhenAsked(
-            lambda: ContextBatches(self._contexts(epoch), self.settings.data.batch, f"{self.seed}/{epoch}")
-        )
+    def start_epoch(self, epoch, part=0, parts=1):
+        size, key = self.settings.data.batch, f"{self.seed}/{epoch}"
+        return MadeWhenAsked(lambda: ContextBatches(self._contexts(epoch), size, key).shared(part, parts))
 
     def _contexts(self, epoch):
         """What is learnt in an epoch."""

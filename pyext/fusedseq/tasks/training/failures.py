@@ -29,7 +29,16 @@ def explained(where, checkpoint):
         raise TrainingError(f"a log could not be written ({error}) at {where()}: training stopped, "
                             f"the last good checkpoint is {checkpoint}") from error  # fmt: skip
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, TrainingError) or not is_out_of_memory(error):
+        if isinstance(error, TrainingError):
+            raise
+        if any(kind.__module__ == "torch._dynamo.exc" for kind in type(error).__mro__):  # which is not imported here
+            why = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0]
+            raise TrainingError(f"torch.compile failed at {where()} ({why}): "
+                                f"leave --compile out") from error  # fmt: skip
+        if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+            raise TrainingError(f"another process of this run ended, at {where()}: training stopped, "
+                                f"the last good checkpoint is {checkpoint}") from error  # fmt: skip
+        if not is_out_of_memory(error):
             raise
         raise TrainingError(f"out of memory at {where()}: training stopped, the last good checkpoint is {checkpoint}; "
                             f"try a smaller data.batch with a larger training.accumulate") from error  # fmt: skip

@@ -67,6 +67,24 @@ class Log:
         print(text, flush=True)  # rich keeps its bar below it
 
 
+class NoLog:
+    """Of the processes beside the first."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def _nothing(self, *_):
+        pass
+
+    start_epoch = restart_clock = validation = say = _nothing
+
+    def train(self, rows):
+        return 0.0
+
+
 def _board(folder, step):
     """TensorBoard's writer; where it is not installed, one that writes nothing."""
     try:

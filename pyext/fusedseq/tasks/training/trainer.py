@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 
 from fusedseq.tasks.training.checkpoint import load_checkpoint, save_checkpoint
+from fusedseq.tasks.training.compiling import compile_training
 from fusedseq.tasks.training.errors import CheckpointError, TrainingError
 from fusedseq.tasks.training.failures import explained
 from fusedseq.tasks.training.gradient import Gradient
 from fusedseq.tasks.training.learning_rate import lr_factor
-from fusedseq.tasks.training.log import Log
+from fusedseq.tasks.training.log import Log, NoLog
 from fusedseq.tasks.training.optimization import Optimization, Schedule, freeze
+from fusedseq.tasks.training.processes import Processes
 
 LAST, BEST, RESULT = "last.safetensors", "best.safetensors", "result.json"
 
@@ -28,8 +30,9 @@ class Trainer:
         model                    the torch.nn.Module
         unit                     what is counted, e.g. "tokens"
         description()            JSON: what the model was built from, kept in every checkpoint
-        start_epoch(epoch)       a sequence of batches, made when they are asked for: a pure function of `epoch` and of
-                                 what is carried, so that a resumed run goes on at any index; resets what is of one epoch
+        start_epoch(epoch, part, parts)   a sequence of batches, made when they are asked for: a pure function of
+                                 `epoch` and of what is carried, so that a resumed run goes on at any index; resets what
+                                 is of one epoch. Of `parts` processes each has its part of every batch
         loss(batch)              a Step: means, and the count that they are over
         validate()               a dict of figures; "loss" is the one to minimise
         state_dict(), load_state_dict(state)    what is carried from batch to batch, beside the model
@@ -38,15 +41,19 @@ class Trainer:
     averaged where averaging is on), steps.csv, epochs.csv, tensorboard/. label: JSON, kept in the checkpoints.
     on_validation: called after each validation with its number, from 0, and its figures; where it returns True the run
     is stopped there
+    processes: those that train together    compile: a backend of torch.compile for the model in training, or None
     """
 
-    def __init__(self, task, settings, out, label=None, *, on_validation=None):
+    def __init__(self, task, settings, out, label=None, *, on_validation=None, processes=None, compile=None):
         self.task, self.settings, self.out, self.label = task, settings, Path(out), label
         self.device = next(task.model.parameters()).device
         freeze(task.model, settings.freeze)
         self.optimization = Optimization(task.model.parameters(), settings)
         self.schedule = Schedule(settings)
-        self.gradient = Gradient(task, settings)
+        self.processes = processes or Processes()
+        self.gradient = Gradient(task, settings, self.processes)
+        if compile:
+            compile_training(task.model, compile)
         self.epoch, self.index, self.step = 0, 0, 0  # index: of the next batch in this epoch
         self.loss_sum, self.items = 0.0, 0  # of the training loss, since the last validation
         self.carried = None  # the task's state in a checkpoint, until its epoch is started again
@@ -58,16 +65,19 @@ class Trainer:
     # What a run is at a step boundary.
 
     def state_dict(self):
+        own = {"task": self.task.state_dict(), "rng": {"cpu": torch.get_rng_state(), "cuda": self._cuda_rng()}}
+        ranks = {} if self.processes.count == 1 else {"ranks": self.processes.gather(own)}
         return {
             "description": self.task.description(),
             "label": self.label,
             "model": self.task.model.state_dict(),
             "optimization": self.optimization.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "task": self.task.state_dict(),
+            "task": own["task"],
             "position": {"epoch": self.epoch, "index": self.index, "step": self.step},
             "train": {"loss_sum": self.loss_sum, "items": self.items, "seconds": self.seconds},
-            "rng": {"cpu": torch.get_rng_state(), "cuda": self._cuda_rng()},
+            "rng": own["rng"],
+            **ranks,  # the task and rng of each process
         }
 
     def load_state_dict(self, state):
@@ -75,16 +85,24 @@ class Trainer:
             self.task.model.load_state_dict(state["model"])
             self.optimization.load_state_dict(state["optimization"])
             self.schedule.load_state_dict(state["schedule"])
-            self.carried = state["task"]
+            own = self._own(state)
+            self.carried = own["task"]
             self.task.load_state_dict(self.carried)  # what outlives an epoch; the rest again, when its epoch is started
             self.epoch, self.index, self.step = (state["position"][k] for k in ("epoch", "index", "step"))
             self.loss_sum, self.items = state["train"]["loss_sum"], state["train"]["items"]
             self.seconds = state["train"].get("seconds", 0.0)  # which the first checkpoints did not have
-            torch.set_rng_state(state["rng"]["cpu"])
-            if state["rng"]["cuda"] is not None and self.device.type == "cuda":
-                torch.cuda.set_rng_state(state["rng"]["cuda"], self.device)
+            torch.set_rng_state(own["rng"]["cpu"])
+            if own["rng"]["cuda"] is not None and self.device.type == "cuda":
+                torch.cuda.set_rng_state(own["rng"]["cuda"], self.device)
         except (KeyError, RuntimeError, ValueError) as error:
             raise CheckpointError(f"checkpoint does not fit this run: {error}") from error
+
+    def _own(self, state):
+        """What of a checkpoint is this process's."""
+        ranks = state.get("ranks", [state])
+        if len(ranks) != self.processes.count:
+            raise ValueError(f"it was saved by {len(ranks)} processes, got {self.processes.count}")
+        return ranks[self.processes.rank]
 
     def _cuda_rng(self):
         return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
@@ -94,18 +112,22 @@ class Trainer:
 
     def save(self):
         self.flush()  # a loss that is not finite is found before it is saved
-        save_checkpoint(self.out / LAST, self.state_dict())
+        self._write(LAST, self.state_dict())
+
+    def _write(self, name, state):
+        if self.processes.first:
+            save_checkpoint(self.out / name, state)
 
     # The loop.
 
     def fit(self):
         """Trains to the end; returns why it ended: epochs, steps, early stop, interrupted or stopped."""
         self.out.mkdir(parents=True, exist_ok=True)
-        for stale in self.out.glob(".*.tmp"):  # of a process killed while it wrote
-            stale.unlink()
-        with (explained(self._where, self.out / LAST), Log(self.out, self.task.unit, self.step) as self.log,
-              self._stop_at_signal()):  # fmt: skip
-            if not (self.out / LAST).exists():
+        with (explained(self._where, self.out / LAST), self._opened_log() as self.log,
+              self._stop_at_signal(), self.gradient.sharing()):  # fmt: skip
+            if self.processes.rank and not self.step:
+                torch.manual_seed(torch.initial_seed() + self.processes.rank)  # dropout masks of its own
+            if not self.processes.any((self.out / LAST).exists()):
                 self.save()  # so that a run killed at any moment can be resumed
             self.task.model.train()
             while self._end() is None:
@@ -113,9 +135,16 @@ class Trainer:
             self.save()
         return self._end()
 
+    def _opened_log(self):
+        if not self.processes.first:
+            return NoLog()
+        for stale in self.out.glob(".*.tmp"):  # of a process killed while it wrote
+            stale.unlink()
+        return Log(self.out, self.task.unit, self.step)
+
     def _epoch(self):
         s, begun = self.settings, time.perf_counter()
-        batches = self.task.start_epoch(self.epoch)
+        batches = self.task.start_epoch(self.epoch, self.processes.rank, self.processes.count)
         if self.carried is not None and self.index:
             self.task.load_state_dict(self.carried)
         self.carried = None
@@ -137,7 +166,7 @@ class Trainer:
 
     def _end(self):
         s = self.settings
-        if self.interrupted:
+        if self.processes.any(self.interrupted):
             return "interrupted"
         if self.stopped:
             return "stopped"
@@ -185,7 +214,7 @@ class Trainer:
         begun = time.perf_counter()
         averaged = self.optimization.averaging
         with self.optimization.averaged():
-            metrics = self.validate()
+            metrics = self.processes.from_first(self.validate)
             if not math.isfinite(metrics["loss"]):
                 raise TrainingError(f"validation loss {metrics['loss']} at step {self.step}: training stopped, "
                                     f"the last good checkpoint is {self.out / LAST}")  # fmt: skip
@@ -199,7 +228,8 @@ class Trainer:
         })  # fmt: skip
         self.loss_sum, self.items = 0.0, 0
         if self.on_validation is not None:
-            self.stopped = bool(self.on_validation(len(self.schedule.losses) - 1, metrics))
+            number = len(self.schedule.losses) - 1
+            self.stopped = self.processes.from_first(lambda: bool(self.on_validation(number, metrics)))
         if "anneal" in follows:
             self.optimization.anneal()
             self.log.say(f"step {self.step}: learning rate lowered to {self.optimization.lr:g}")
@@ -220,7 +250,7 @@ class Trainer:
     def _save_best(self, metrics):
         state = {"description": self.task.description(), "label": self.label, "model": self.task.model.state_dict(),
                  "metrics": metrics, "position": {"epoch": self.epoch, "index": self.index, "step": self.step}}  # fmt: skip
-        save_checkpoint(self.out / BEST, state)
+        self._write(BEST, state)
 
     def finish(self):
         """Puts the weights to be judged into the model, and returns their validation figures: the best validation's,
