@@ -338,7 +338,9 @@ def test_a_grid_makes_its_table_and_is_not_done_twice(tmp_path, capsys):
     assert (tmp_path / "table.md").read_text().count("\n| grid-") == 16
     for name in ("losses.png", "bleu.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert "2 of 16 configurations are finished" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"{TWO[0]} is finished: nothing is left to do" in text
+    assert "2 of 16 configurations are finished" in text
 
 
 def test_an_interrupted_grid_goes_on(tmp_path, monkeypatch, capsys):

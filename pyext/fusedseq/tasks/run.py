@@ -122,6 +122,7 @@ def carry_out(recipe, out):
         saved = load_checkpoint(out / LAST) if (out / LAST).exists() else None
         done = _finished(recipe, out, saved)
         if done is not None:
+            print(f"{out} is finished: nothing is left to do", flush=True)
             return done
         trainer = begin(recipe, out, saved)
         why = trainer.fit()

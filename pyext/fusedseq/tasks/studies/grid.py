@@ -16,8 +16,8 @@ from fusedseq.tasks.train import add_common_arguments, usable_device
 from fusedseq.tasks.training import TrainingError, full_key, override, varied
 from fusedseq.tasks.training.trainer import RESULT
 
-NOTE = """The losses are those of the epoch with the lowest validation loss, whose weights are judged; the document's are of its last
-epoch. BLEU is NLTK's of sentences, averaged over the test split, of greedy translations."""
+NOTE = """The losses are those of the epoch with the lowest validation loss, whose weights are judged; the document has
+its own after 10 epochs. BLEU is NLTK's of sentences, averaged over the test split, of greedy translations."""
 
 
 def add_arguments(parser):
@@ -83,11 +83,15 @@ def _value(settings, key):
 
 
 def _varying(configurations):
-    first = next(iter(configurations))
+    """The keys in which they differ, in the order of the table: what changes latest is first."""
+    first, *others = configurations
     keys = [
         f"{section.name}.{field.name}" for section in fields(first) for field in fields(getattr(first, section.name))
     ]
-    return [key for key in keys if len({_value(settings, key) for settings in configurations}) > 1]
+    changes = {
+        key: next((i for i, c in enumerate(others) if _value(c, key) != _value(first, key)), None) for key in keys
+    }
+    return sorted((key for key in keys if changes[key] is not None), key=changes.get, reverse=True)
 
 
 def _report(args, grid, varying, out):
@@ -106,7 +110,7 @@ def _report(args, grid, varying, out):
         write_markdown(out / "table.md", rows, NOTE)
         try:
             grid_plots.losses(out / "losses.png", curves)
-            grid_plots.bars(out / "bleu.png", rows)
+            grid_plots.bars(out / "bleu.png", rows, varying)
         except ImportError as error:
             print(f"no plots: they need the Python package {error.name} (pip install {error.name})")
     show(rows, f"{args.task}: {finished} of {len(rows)} configurations are finished")
@@ -127,8 +131,7 @@ def _figures(out, curve):
     result = json.loads((out / RESULT).read_text())
     best: dict = min(curve, key=lambda row: float(row["valid_loss"]), default={})
     return {
-        "train loss": float(best["train_loss"]) if best else None, "valid loss": result["valid"]["loss"],
-        "test loss": result["test"]["loss"], "test bleu": result["test"].get("bleu"),
+        "train loss": float(best["train_loss"]) if best else None, "valid loss": result["valid"]["loss"], "test bleu": result["test"].get("bleu"),
         "test sacrebleu": result["test"].get("sacrebleu"), "epochs": result["epochs"],
         "seconds": result["seconds"],
     }  # fmt: skip

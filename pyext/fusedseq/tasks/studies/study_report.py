@@ -78,18 +78,21 @@ def _history(axes, trials):
     kinds = ((TrialState.COMPLETE, "o", "complete"), (TrialState.PRUNED, "x", "pruned"))
     for state, marker, label in kinds:
         found = [t for t in trials.all() if t.state == state and t.value is not None]
-        axes.scatter([t.number for t in found], [t.value for t in found], marker=marker, label=label)
+        if found:
+            axes.scatter([t.number for t in found], [t.value for t in found], marker=marker, label=label)
     for t in trials.all():
         if t.state == TrialState.COMPLETE:
             best = t.value if best is None else min(best, t.value)
             line.append((t.number, best))
     if line:
         axes.step(*zip(*line, strict=True), where="post", label="the best so far")
-        if line[-1][1] > 0:
-            axes.set_yscale("log")
+        axes.legend()
+    low, high = axes.get_ylim()
+    if high > 10 * low > 0:
+        axes.set_yscale("log")
     axes.set(xlabel="trial", ylabel="validation loss")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3, which="both")
-    axes.legend()
 
 
 def _bars(axes, shares):

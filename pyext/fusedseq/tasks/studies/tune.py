@@ -34,13 +34,19 @@ def add_arguments(parser):
     )
     add = parser.add_argument
     add_common_arguments(parser)
-    add("--trials", type=int, default=30, help="how many the study is to have in all (default: %(default)s)")
-    add("--epochs", type=int, default=10, help="of a trial (default: %(default)s)")
+    add(
+        "--trials",
+        type=int,
+        metavar="N",
+        default=30,
+        help="how many the study is to have in all (default: %(default)s)",
+    )
+    add("--epochs", type=int, metavar="N", default=10, help="of a trial (default: %(default)s)")
     add("--space", action="append", default=[], metavar="KEY=VALUE,...",
         help="search these values of a setting, instead of the task's own or beside them, e.g. model.layers=1,2 (repeatable)")  # fmt: skip
     add("--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments",
         help="a setting that all trials have (repeatable; an unknown key lists the known)")  # fmt: skip
-    add("--preset", help="where the other settings are from (default: the task's first)")
+    add("--preset", help="where the other settings are from (default: the task's usual one)")
     add("--seed", type=int, default=0, help="of the search and of every run (default: %(default)s)")
     add("--study", default="tune", metavar="NAME", help="its name in the storage (default: %(default)s)")
     add("--storage", metavar="URL", help="where trials are kept: sqlite:///FILE, postgresql://..., mysql://..., or journal:///FILE, "
