@@ -215,7 +215,11 @@ def test_a_row_begins_with_the_weights_of_another(tmp_path, monkeypatch, capsys)
     same = {name: torch.equal(weight, last["model"][name]) for name, weight in best["model"].items()}
     assert same == {name: name.startswith(("embedding.", "output.")) for name in best["model"]}
     assert len(last["optimization"]["optimizer"]["state"]) == sum(not equal for equal in same.values())
-    assert json.loads(Path("frozen/result.json").read_text())["from"] == "layers-4-0"
+    result = json.loads(Path("frozen/result.json").read_text())
+    assert result["from"] == "layers-4-0"
+    assert "--from" not in result["command"]  # it is the row's own
+    assert train("base", "next", "--set", "layers=1", "--from", "frozen") == 0
+    assert json.loads(Path("next/result.json").read_text())["command"].endswith(" --from frozen")
     assert train("adapt-freeze", "frozen", "--resume") == 0
     assert train("adapt-freeze", "frozen", "--resume", "--from", "other/best.safetensors") == 2
     assert "was begun with from layers-4-0, got other" in capsys.readouterr().err
