@@ -109,6 +109,51 @@ def test_stopping_early_loses_nothing(alpha):
     assert decoded[0] < decoded[1] <= decoded[2]
 
 
+class Table:
+    """A model whose next word depends on its position alone; probabilities: (T, V), of the words in each place."""
+
+    training = has_cache = False
+
+    def __init__(self, probabilities):
+        self.rows = torch.tensor(probabilities, dtype=exact()).log()
+
+    def encode(self, source, lengths):
+        return torch.zeros(len(source), 1, 1)
+
+    def decode(self, prefix, memory, lengths):
+        return self.rows[: prefix.size(1)].expand(len(prefix), -1, -1)
+
+    def logits(self, y):
+        return y
+
+
+def test_a_long_hypothesis_that_begins_badly_is_waited_for():
+    """Ending at once is likelier than going on, which in the end has the better score by its length."""
+    first, later, last = ([0, 0, 0, end, 1 - end] for end in (0.7, 0.01, 0.99))
+    model, source = Table([first, *[later] * 6, last]), torch.zeros(1, 1, dtype=torch.int64)
+    for alpha, wanted in ((0.0, 0), (2.0, 7)):
+        found = search(model, source, None, 8, beam=2, length_penalty=alpha)[0][0]
+        assert len(found.ids) == wanted
+    p = math.log(0.3) + 7 * math.log(0.99)
+    assert found.score == pytest.approx(p / penalty(8, 2.0))
+    assert found.score > math.log(0.7)
+
+
+@pytest.mark.parametrize("empty", range(5))
+def test_a_hypothesis_that_has_ended_keeps_one_place_and_no_more(empty):
+    """Also where nothing else is there to fill the beam, while other sentences go on."""
+    state = beams._Beams(torch.tensor([9]), 5, START, END, 0.6, 2)
+    state.ended[:] = True
+    state.log_prob[:] = -torch.arange(1.0, 6.0)
+    state.ended[0, empty], state.log_prob[0, empty] = False, -math.inf
+    wanted = sorted(state.log_prob[0].tolist())
+    for _ in range(3):
+        rows = state.rows()
+        state.extend(rows, torch.zeros(0, 5), torch.zeros(0, 5, dtype=torch.int64))
+        assert sorted(state.log_prob[0].tolist()) == wanted
+        assert state.ended.sum() == 4
+
+
 @pytest.mark.cpu
 @pytest.mark.parametrize("vocabulary", [5, 6])
 def test_a_beam_as_wide_as_all_prefixes_is_exhaustive(vocabulary, ops):
