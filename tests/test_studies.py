@@ -126,6 +126,22 @@ def test_two_processes_share_a_study(tmp_path, capsys):
     assert [row["trial"] for row in rows] == list("012345")
 
 
+def test_who_finds_no_trial_left_leaves_the_end_to_the_others(tmp_path, monkeypatch, capsys):
+    tried = tune._try
+
+    def meanwhile(*args):
+        assert search(tmp_path, "--then-train", total=1) == 0
+        assert "other processes are still at it" in capsys.readouterr().out
+        assert not list(tmp_path.glob("best-*"))
+        return tried(*args)
+
+    monkeypatch.setattr(tune, "_try", meanwhile)
+    assert search(tmp_path, total=1) == 0
+    text = capsys.readouterr().out
+    assert "best: trial 0" in text
+    assert "still at it" not in text
+
+
 # What happens to a trial.
 
 

@@ -10,10 +10,9 @@ STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING
 
 def write(trials):
     """trials: a Trials"""
-    rows, best, written = _rows(trials), trials.best(), ["trials.csv"]
+    rows, best, written = write_table(trials), trials.best(), ["trials.csv"]
     if not rows:
         return
-    write_csv(trials.out / "trials.csv", rows)
     show(
         rows, f"study {trials.name}, the best first", bold=lambda row: best is not None and row["trial"] == best.number
     )
@@ -33,6 +32,14 @@ def write(trials):
     except ImportError as error:
         print(f"no plots: they need the Python package {error.name} (pip install {error.name})")
     print(f"written to {trials.out}: {', '.join(written)}", flush=True)
+
+
+def write_table(trials):
+    """trials.csv; returns its rows."""
+    rows = _rows(trials)
+    if rows:
+        write_csv(trials.out / "trials.csv", rows)
+    return rows
 
 
 def _rows(trials):

@@ -74,6 +74,9 @@ class Trials:
         complete = [t for t in self.all() if t.state == TrialState.COMPLETE]
         return min(complete, key=lambda t: (t.value, t.number), default=None)
 
+    def running(self):
+        return [t for t in self.all() if t.state == TrialState.RUNNING]
+
     def taken(self):
         """Those that count: not what waits, nor what was begun again as another."""
         again = {t.user_attrs.get("again") for t in self.all()}
@@ -154,8 +157,8 @@ class Trials:
 
     def _recover(self):
         """Takes the trials of dead processes from them."""
-        for trial in self.all():
-            if trial.state == TrialState.RUNNING and not _is_alive(trial):
+        for trial in self.running():
+            if not _is_alive(trial):
                 print(f"trial {trial.number}: its process is dead, it will be done again", flush=True)
                 self.give_back(trial)
 

@@ -82,20 +82,13 @@ def _run(args):
     trials = Trials(args.storage or f"sqlite:///{out}/study.db", args.study, out, space, begun=_begun(recipe, space, args.epochs),
                     seed=args.seed, sampler=args.sampler, pruner=args.pruner)  # fmt: skip
     try:
-        _search(trials, recipe, args.trials, args.epochs)
+        _search(trials, recipe, args.trials, args.epochs, lambda: study_report.write_table(trials))
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", flush=True)
         study_report.write(trials)
         return 130
     study_report.write(trials)
-    best = trials.best()
-    if best is None:
-        raise TrainingError("no trial came to its end: see the table for why")
-    print(
-        f"best: trial {best.number}, validation loss {best.value:.6g}; to train it:\n  {_command(recipe, best)}",
-        flush=True,
-    )
-    return _train_best(trials, recipe, best) if args.then_train else 0
+    return _conclude(trials, recipe, args.then_train)
 
 
 def _recipe(args):
@@ -140,7 +133,7 @@ def _with(settings, parameters):
     return settings
 
 
-def _search(trials, recipe, total, epochs):
+def _search(trials, recipe, total, epochs, write_table):
     while True:
         with trials.take(total) as trial:
             if trial is None:
@@ -153,6 +146,7 @@ def _search(trials, recipe, total, epochs):
                 f"trial {trial.number}: {_try(trials, trial, replace(recipe, preset=name, settings=settings))}",
                 flush=True,
             )
+        write_table()
         gc.collect()  # a model may be in cycles, and the next one needs its memory
         if recipe.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -209,12 +203,24 @@ def _command(recipe, best):
     return command(what) + data
 
 
+def _conclude(trials, recipe, then_train):
+    best = trials.best()
+    if trials.running():
+        print("other processes are still at it: the last of them has the final word", flush=True)
+    elif best is None:
+        raise TrainingError("no trial came to its end: see the table for why")
+    if best is not None:
+        print(
+            f"best: trial {best.number}, validation loss {best.value:.6g}; to train it:\n  {_command(recipe, best)}",
+            flush=True,
+        )
+    if then_train and not trials.running():
+        _train_best(trials, recipe, best)
+    return 0
+
+
 def _train_best(trials, recipe, best):
-    if any(t.state.name == "RUNNING" for t in trials.all()):
-        print("other processes are still at it: the last of them trains the best", flush=True)
-        return 0
     out = trials.out / f"best-{best.number:04}"
     print(f"\ntraining the best for {recipe.settings.training.epochs} epochs", flush=True)
     if carry_out(replace(recipe, preset=out.name, settings=_with(recipe.settings, best.params)), out) is None:
         print(f"another process is at it, in {out}", flush=True)
-    return 0
