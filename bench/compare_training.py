@@ -3,6 +3,7 @@
     python -m bench.compare_training agree --data DIR ptb/awd      do fused and reference give the same training losses?
     python -m bench.compare_training speed --data DIR              items per second, fused against the PyTorch a good user
                                                                    writes and against that under torch.compile
+    python -m bench.compare_training table                         what `speed` found, for the README
 
 `speed` goes step by step through the sets in turn (whatever disturbs the machine disturbs all), every set on the same few
 batches, all of which it has seen before it is timed; it reports medians and writes bench/results/. Its baseline is
@@ -28,7 +29,9 @@ RESULTS = Path(__file__).parent / "results"
 BARS = {  # times as fast as the baselines
     "words": 2.0, "reverse": 2.0, "en-es": 1.5, "en-fr": 1.5, "ptb/mogrifier-awd": 1.8, "ptb/awd-merity": 1.25
 }  # fmt: skip
-SIZES = {"words": ["data.min_frequency=1"]}  # of the data, for the documented 100,000 words: the Catalan text has 90,773
+SIZES = {
+    "words": ["data.min_frequency=1"]
+}  # of the data, for the documented 100,000 words: the Catalan text has 90,773
 DEFAULT = {
     "agree": ("ptb/mogrifier-awd", "ptb/awd-merity"),
     "speed": ("words/base", "words/prenorm-8", "reverse/base", "reverse/tuned", "en-es/base", "en-fr/base",
@@ -138,9 +141,27 @@ def sentence(row, task, result):
 MARK = {True: "met", False: "MISSED", None: "not measured"}
 
 
+def markdown(document):
+    """The table of a result of `speed`; an operator set that a row was not measured with is left blank there."""
+    sets = list(dict.fromkeys(name for row in document["rows"].values() for name in row["step seconds"]))
+    lines = [["row", "V", *(f"{name}, items/s" for name in sets), *(f"× {name}" for name in sets[1:]), "bar"]]
+    lines.append(["---"] * len(lines[0]))
+    for name, row in document["rows"].items():
+        rates = next(value for key, value in row.items() if key.endswith(" per second"))
+        words = row["vocabulary"]
+        V = " / ".join(f"{n:,}" for n in words.values()) if isinstance(words, dict) else f"{words:,}"
+        star = "*" * figures.disturbed(row)
+        lines.append([
+            name + star, V, *(f"{rates[key]:,.0f}" if key in rates else "" for key in sets),
+            *(f"{row['ratio'][pair]:.2f}" if pair in row["ratio"] else "" for pair in (f"{sets[0]} / {key}" for key in sets[1:])),
+            "; ".join(f"≥ {bar:g} × {other}: {MARK[met]}" for bar, other, met in row["bars"]),
+        ])  # fmt: skip
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m bench.compare_training", description=__doc__.partition("\n")[0])
-    parser.add_argument("mode", choices=("agree", "speed"))
+    parser.add_argument("mode", choices=("agree", "speed", "table"))
     parser.add_argument("rows", nargs="*", metavar="TASK/PRESET", help="default: see the result files")
     parser.add_argument("--data", help="the data's directory, or 'synthetic' (default: $FUSEDSEQ_DATA)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments")
@@ -157,23 +178,31 @@ def main(argv=None):
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="the JSON file (default: in bench/results)")
     args = parser.parse_args(argv)
+    facts = machine.facts(args.device)
+    if args.mode == "table":
+        print(markdown(json.loads((args.out or result_file(facts, args, "speed")).read_text())))
+        return 0
     args.ops = args.ops or {"agree": ["fused", "reference"], "speed": ["fused", "baselines", "compiled"]}[args.mode]
     args.steps = args.steps or {"agree": 200, "speed": 5}[args.mode]
-    facts, function = machine.facts(args.device), {"agree": agree, "speed": speed}[args.mode]
+    function = {"agree": agree, "speed": speed}[args.mode]
+    out = args.out or result_file(facts, args, args.mode)
+    data = "synthetic" if args.data == "synthetic" else "the tasks' own"
+    document: dict = {**facts, "data": data, "settings": args.assignments, "rows": {}}
     try:
-        rows = {}
         for row in args.rows or DEFAULT[args.mode]:
             task, settings = chosen(row, [*SIZES.get(row.partition("/")[0], ()), *args.assignments])
-            rows[row] = function(args, row, prototype(task, settings, args.data, args.seed, args.device))
+            task = prototype(task, settings, args.data, args.seed, args.device)
+            document["rows"][row] = function(args, row, task)
+            out.write_text(json.dumps(document, indent=1) + "\n")  # each time, as a run of all takes minutes
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    out = args.out or RESULTS / f"{machine.slug(facts, args.device)}-training-{args.mode}.json"
-    name = "synthetic" if args.data == "synthetic" else "the tasks' own"
-    document = {**facts, "data": name, "settings": args.assignments, "rows": rows}
-    out.write_text(json.dumps(document, indent=1) + "\n")
     print(f"written: {out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out}")
     return 0
+
+
+def result_file(facts, args, mode):
+    return RESULTS / f"{machine.slug(facts, args.device)}-training-{mode}.json"
 
 
 def chosen(row, assignments):

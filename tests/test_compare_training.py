@@ -65,6 +65,10 @@ def test_speed_is_told_and_judged(tmp_path, capsys):
     assert (bar, against, met) == (2.0, "baselines", row["ratio"]["fused / baselines"] >= 2)
     assert row["vocabulary"] == 10
     assert ("MISSED", "met")[met] in capsys.readouterr().out
+    assert compare_training.main(["table", "--out", str(tmp_path / "a.json")]) == 0
+    head, _, line = capsys.readouterr().out.splitlines()
+    assert head.count("|") == line.count("|") == 7
+    assert f"{row['ratio']['fused / baselines']:.2f}" in line
     assert compare_training.main(["speed", "ptb/nothing"]) == 2
     assert "unknown row 'ptb/nothing'; known are words/base" in capsys.readouterr().err
 
