@@ -14,7 +14,7 @@ import optuna
 import pytest
 import torch
 from fusedseq import cli
-from fusedseq.tasks import en_fr
+from fusedseq.tasks import en_fr, finished
 from fusedseq.tasks.lock import locked, try_lock
 from fusedseq.tasks.studies import grid, trials, tune
 from fusedseq.tasks.training import Trainer, TrainingError
@@ -89,8 +89,9 @@ def test_a_study_goes_on_where_it_ended(tmp_path, capsys):
 def test_then_train_evaluates_the_test_set(tmp_path):
     more = ("--then-train", "--set", "steps=30")
     assert search(tmp_path, *more, total=1) == 0
-    (result,) = tmp_path.glob("best-*/result.json")
-    result = json.loads(result.read_text())
+    (run,) = tmp_path.glob("best-*")
+    result = finished.of_run(run)
+    assert result["row"] == "reverse/tune"
     assert result["epochs"] > 2  # not the trials' number
     assert 0 <= result["test"]["token_accuracy"] <= 1
     assert result["settings"]["training"]["epochs"] == 20

@@ -222,5 +222,6 @@ def _conclude(trials, recipe, then_train):
 def _train_best(trials, recipe, best):
     out = trials.out / f"best-{best.number:04}"
     print(f"\ntraining the best for {recipe.settings.training.epochs} epochs", flush=True)
-    if carry_out(replace(recipe, preset=out.name, settings=_with(recipe.settings, best.params)), out) is None:
+    # Named as the study, whose row, such as reverse/tune, its result is of.
+    if carry_out(replace(recipe, preset=trials.name, settings=_with(recipe.settings, best.params)), out) is None:
         print(f"another process is at it, in {out}", flush=True)
