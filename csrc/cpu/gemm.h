@@ -70,6 +70,7 @@ void pack(const T* B, int64_t sk, int64_t sn, int64_t K, int64_t columns, T* dst
       for (int64_t k = 0; k < K; k += L) {
         const int64_t rows = K - k < L ? K - k : L;
         Vec<T> square[L];
+        for (int i = 0; i < n; ++i) __builtin_prefetch(column + i * sn + k + 4 * L);
         for (int i = 0; i < L; ++i) square[i] = i < n ? Vec<T>::load(column + i * sn + k, rows) : Vec<T>(T(0));
         transpose(square);
         for (int64_t i = 0; i < rows; ++i) square[i].store(dst + (k + i) * padded + j);
@@ -162,7 +163,8 @@ void any_tile(int M, int64_t width, int64_t K, const T* A, int64_t sm, int64_t s
       C[m * ldc + n] = buffer[m * padded + n] + (accumulate ? C[m * ldc + n] : T(0));
 }
 
-// C (M, N) (+)= A (M, K) B (K, N) for small matrices, nothing packed: N and the row lengths ldb, ldc are whole vectors.
+// C (M, N) (+)= A (M, K) B (K, N) with nothing packed, for small matrices, and for few rows, where packing B takes about as long
+// as the product: N and the row lengths ldb, ldc are whole vectors.
 template <class T>
 void product(int64_t M, int64_t K, const T* A, int64_t sm, int64_t sk, const T* B, int64_t ldb, int64_t N, T* C,
              int64_t ldc, bool accumulate) {
@@ -190,11 +192,12 @@ void product(int64_t M, int64_t K, const T* A, int64_t sm, int64_t sk, const T* 
   }
 }
 
+constexpr int64_t CHUNK = 24 * MR;  // rows of A that stay in the second cache while the panels of B pass
+
 // C (M, columns) (+)= A (M, K) times packed columns, + bias. `whole_vectors`: C's rows may be written up to a whole vector.
 template <class T>
 void gemm(int64_t M, int64_t K, const T* A, int64_t lda, const T* packed, int64_t columns, T* C, int64_t ldc,
           bool whole_vectors, bool accumulate, const T* bias = nullptr) {
-  constexpr int64_t CHUNK = 24 * MR;          // rows of A that stay in the second cache while the panels pass
   constexpr int64_t DEPTH = 3072 / sizeof(T);  // of a panel, which stays there while the rows pass
   for (int64_t m0 = 0; m0 < M; m0 += CHUNK) {
     const int64_t rows = M - m0 < CHUNK ? M - m0 : CHUNK, blocks = (rows + MR - 1) / MR;

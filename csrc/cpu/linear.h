@@ -5,13 +5,22 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
+// y's columns [begin, end), which W's rows of that number make, packed.
+template <class T> void linear_columns(const cpu::Linear<T>& l, int64_t begin, int64_t end, T* packed) {
+  pack(l.W + begin * l.K, 1, l.K, l.K, end - begin, packed);
+  gemm(l.M, l.K, l.x, l.K, (const T*)packed, end - begin, l.y + begin, l.N, false, false, l.b ? l.b + begin : nullptr);
+}
+
+// With few rows a panel of W is multiplied as soon as it is packed, while it is in the second cache.
 template <class T> void linear(const cpu::Linear<T>& l, cpu::Parallel run, int threads) {
-  Buffer<T> packed(packed_size<T>(l.K, l.N));
+  const bool few = l.M <= CHUNK;
+  const int64_t panel = packed_size<T>(l.K, PANEL<T>);
+  Buffer<T> packed(few ? panel * threads : packed_size<T>(l.K, l.N));
   parallel(run, threads, [&](int64_t begin, int64_t end) {
     const Range own = own_columns<T>(l.N, begin, end, threads);
-    T* columns = packed + l.K * own.begin;
-    pack(l.W + own.begin * l.K, 1, l.K, l.K, own.size(), columns);
-    gemm(l.M, l.K, l.x, l.K, (const T*)columns, own.size(), l.y + own.begin, l.N, false, false, l.b ? l.b + own.begin : nullptr);
+    if (!few) return linear_columns(l, own.begin, own.end, packed + l.K * own.begin);
+    for (int64_t n = own.begin; n < own.end; n += PANEL<T>)
+      linear_columns(l, n, n + PANEL<T> < own.end ? n + PANEL<T> : own.end, packed + panel * begin);
   });
 }
 
@@ -26,15 +35,20 @@ template <class T> void column_sums(int64_t M, const T* A, int64_t lda, int64_t 
 }
 
 template <class T> void linear_backward(const cpu::Linear<T>& l, cpu::Parallel run, int threads) {
-  Buffer<T> packed(l.dx ? packed_size<T>(l.N, l.K) : 0), sums(l.db ? l.N : 0);
+  const bool few = l.M <= CHUNK && l.K % LANES<T> == 0;
+  Buffer<T> packed(l.dx && !few ? packed_size<T>(l.N, l.K) : 0), sums(l.db ? l.N : 0);
   const int64_t scratch_size = round_up<T>(TRANSPOSED_SCRATCH<T>);
   Buffer<T> scratch(l.dW ? scratch_size * threads : 0);
   parallel(run, threads, [&](int64_t begin, int64_t end) {
     if (l.dx) {
       const Range own = own_columns<T>(l.K, begin, end, threads);
-      T* columns = packed + l.N * own.begin;
-      pack(l.W + own.begin, l.K, 1, l.N, own.size(), columns);
-      gemm(l.M, l.N, l.dy, l.N, (const T*)columns, own.size(), l.dx + own.begin, l.K, false, false);
+      if (few) {
+        product(l.M, l.N, l.dy, l.N, 1, l.W + own.begin, l.K, own.size(), l.dx + own.begin, l.K, false);
+      } else {
+        T* columns = packed + l.N * own.begin;
+        pack(l.W + own.begin, l.K, 1, l.N, own.size(), columns);
+        gemm(l.M, l.N, l.dy, l.N, (const T*)columns, own.size(), l.dx + own.begin, l.K, false, false);
+      }
     }
     if (l.dW)
       gemm_transposed(l.M, l.dy, l.N, l.N * begin / threads, l.N * end / threads, l.x, l.K, l.K, l.dW, l.K, false,
