@@ -181,7 +181,7 @@ def test_state_is_carried_detached_and_reset(miniature):
 def test_a_reset_sequence_starts_from_zeros(miniature, preset):
     t = task(miniature, preset, reset_probability=0.5)
     t.loss(t.start_epoch(0)[0])
-    h, c = t._reset(t.state)
+    h, c = t._reset(t.state, t.inputs.size(1))
     for new, old in zip([*h, *c], [*t.state[0], *t.state[1]], strict=True):
         gone = (new == 0).all(-1)
         assert 0 < gone.sum() < gone.numel()
