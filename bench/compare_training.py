@@ -11,12 +11,14 @@ bench/baselines.py, not the oracle.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
 import time
 from pathlib import Path
 
+import fusedseq
 import torch
 from fusedseq.tasks.catalog import task_module
 from fusedseq.tasks.rows import ROWS
@@ -93,9 +95,10 @@ def speed(args, row, task):
 
 
 def warm_up(run, args):
-    """Takes every batch that is timed once, so that all shapes are known; returns the seconds, compilation included."""
+    """Takes every batch that is timed, so that all shapes are known and memory of these sizes is at hand, which takes a few
+    steps; returns the seconds, compilation included."""
     begun = time.perf_counter()
-    for _ in range(args.batches):
+    for _ in range(max(args.batches, 4)):
         run.step()
     return round(time.perf_counter() - begun, 1)
 
@@ -193,6 +196,8 @@ def main(argv=None):
             task, settings = chosen(row, [*SIZES.get(row.partition("/")[0], ()), *args.assignments])
             task = prototype(task, settings, args.data, args.seed, args.device)
             document["rows"][row] = function(args, row, task)
+            gc.collect()  # the models of this row, and then what they were made of
+            fusedseq.empty_cache()
             out.write_text(json.dumps(document, indent=1) + "\n")  # each time, as a run of all takes minutes
     except (ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
