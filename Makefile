@@ -12,8 +12,8 @@ bench: $(INSTALLED)
 	$(PYTHON) -m fusedseq bench $(if $(FULL),--full) $(ARGS)
 
 test: $(INSTALLED)
-	$(PYTHON) -m pytest $(or $(ARGS),-n auto --dist loadgroup)
-	$(if $(ARGS),,$(PYTHON) -m pytest -n auto --dist loadgroup --device triton)
+	$(PYTHON) -m pytest $(or $(ARGS),-n auto)
+	$(if $(ARGS),,$(PYTHON) -m pytest -n auto --device triton)
 
 lint: $(INSTALLED)-dev
 	$(PYTHON) -m ruff check .

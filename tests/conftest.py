@@ -30,16 +30,6 @@ NOT_FOR_TRITON = (
 )
 
 
-# Files whose tests share what takes long to make, a build or a table: one process of several makes it (--dist loadgroup).
-TOGETHER = ("test_simt", "test_triton_compile", "test_packaging", "test_gpu_rehearsal", "test_isa")
-
-
-def pytest_itemcollected(item):
-    for group in TOGETHER:
-        if item.path.stem.startswith(group):
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
 def pytest_addoption(parser):
     parser.addoption("--device", choices=list(DTYPES), default="cpu", help="where the operators run")
     parser.addoption("--dtype", choices=DTYPES["cuda"], help="only this dtype")
