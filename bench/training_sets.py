@@ -63,7 +63,7 @@ class Run:
         begun = time.perf_counter()
         self.optimization.zero_grad()
         result = self.gradient([batch])
-        self.optimization.step(result.lr_scale)
+        self.optimization.step(result.lr_scale, with_norm=False)  # unless it is needed to clip
         self._wait()
         seconds = time.perf_counter() - begun
         self._rng = self._get_rng()

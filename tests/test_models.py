@@ -252,15 +252,15 @@ def test_mask_needs_lengths():
         MODELS["reverse-mask"](fused)(ids())
 
 
-def test_reversal_scales_by_the_whole_embedding():
-    """1/sqrt(E), whatever the heads: as queries 1/sqrt(heads) as long would give at the usual scale."""
-    model = MODELS["reverse"](fused).to(exact()).eval()
+@pytest.mark.parametrize(("scale", "wanted_scale"), [("embedding", E**-0.5), ("head", (E // 2) ** -0.5)])
+def test_reversal_scales_by_the_whole_embedding_or_a_head(scale, wanted_scale):
+    model = Reversal(V, ReversalSettings(**REVERSE, scale=scale)).to(exact()).eval()
     attention = model.encoder.layers[0].self_attn
     x = torch.randn(2, L, E, dtype=exact())
     q, k, v = attention.in_proj_weight.chunk(3)
     N, D = 2, E // 2
     heads = [(x @ w.T).view(2, L, N, D).transpose(1, 2) for w in (q, k, v)]
-    p = (heads[0] @ heads[1].mT * E**-0.5).softmax(-1)
+    p = (heads[0] @ heads[1].mT * wanted_scale).softmax(-1)
     wanted = attention.out_proj((p @ heads[2]).transpose(1, 2).flatten(2))
     torch.testing.assert_close(attention(x, x, x)[0], wanted)
 
@@ -349,6 +349,8 @@ def test_bad_settings_are_named():
         WordPredictor(V, WordPredictorSettings(**WORDS, pooling="min"))
     with pytest.raises(ValueError, match=r"WordPredictor: masking must be in \[0, 1\), got 1"):
         WordPredictor(V, WordPredictorSettings(**WORDS, masking=1))
+    with pytest.raises(ValueError, match="Reversal: scale must be embedding or head, got 'none'"):
+        Reversal(V, ReversalSettings(scale="none"))
     with pytest.raises(ValueError, match="Encoder: num_layers must be at least 1, got 0"):
         Reversal(V, ReversalSettings(layers=0))
 

@@ -24,7 +24,7 @@ def trainer(out, task=None, **changes):
 
 def column(out, name, table="steps"):
     with (out / f"{table}.csv").open() as file:
-        return [float(row[name]) for row in csv.DictReader(file)]
+        return [float(row[name]) if row[name] else None for row in csv.DictReader(file)]
 
 
 def weights(run):
@@ -95,6 +95,16 @@ def test_every_schedule_resumes_bit_for_bit_at_any_step(tmp_path, kind):
         assert column(tmp_path / "parts", name, "epochs") == wanted[: len(column(tmp_path / "parts", name, "epochs"))]
     assert torch.equal(weights(part), weights(whole))
     assert part.task.seen == whole.task.seen
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_the_norm_is_taken_where_it_is_used(tmp_path, clip):
+    """To clip, or for the log."""
+    trainer(tmp_path / "some", log_steps=3, clip=clip, epochs=2).fit()
+    trainer(tmp_path / "all", clip=clip, epochs=2).fit()
+    some, every = (column(tmp_path / name, "grad_norm") for name in ("some", "all"))
+    assert some == [norm if clip or step % 3 == 0 else None for step, norm in enumerate(every, 1)]
+    assert column(tmp_path / "some", "loss") == column(tmp_path / "all", "loss")
 
 
 # Accumulation, bf16.

@@ -9,6 +9,7 @@ A launcher is called with tensors of the meta device under a driver that only sa
 compiled exactly as that call would on that GPU, by the `ptxas` inside Triton.
 """
 
+import fcntl
 import functools
 import importlib.metadata
 import json
@@ -221,9 +222,19 @@ def resources(cubin):
 
 
 def compile_all(prefix=""):
-    """{call: {GPU: {kernel: facts}}} of the calls whose names begin so, in as many processes as there are processors."""
+    """{call: {GPU: {kernel: facts}}} of the calls whose names begin so, in as many processes as there are processors.
+
+    One caller at a time: of several test processes the later ones then find what the first has put into Triton's cache.
+    """
     os.environ.pop("TRITON_INTERPRET", None)
-    os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[1] / ".cache/triton"))
+    cache = Path(os.environ.setdefault("TRITON_CACHE_DIR", str(Path(__file__).parents[1] / ".cache/triton")))
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "compile_all.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _compile_all(prefix)
+
+
+def _compile_all(prefix):
     calls = [call for call in CALLS if call.startswith(prefix)]
     jobs, found = [(call, gpu) for call in calls for gpu in CAPABILITIES], {call: {} for call in calls}
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:

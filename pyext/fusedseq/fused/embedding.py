@@ -23,7 +23,7 @@ def embedding(ids, W, p=0.0, seed=0, sparse=False):
     seed = check.seed("embedding", seed, W.device)
     if sparse:
         return SparseGradient.apply(ids, W, p, seed)
-    return torch.ops.fusedseq.embedding(ids, W, p, seed)
+    return autograd.call("embedding", ids, W, p, seed)
 
 
 def setup(ctx, inputs, output):
@@ -34,7 +34,7 @@ def setup(ctx, inputs, output):
 
 def backward(ctx, dy):
     ids, seed = ctx.saved_tensors
-    return None, torch.ops.fusedseq.embedding_backward(dy, ids, ctx.V, ctx.p, seed, None), None, None
+    return None, autograd.call("embedding_backward", dy, ids, ctx.V, ctx.p, seed, None), None, None
 
 
 def setup_backward(ctx, inputs, output):

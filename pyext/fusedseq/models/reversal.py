@@ -20,23 +20,26 @@ class ReversalSettings:
     dropout: float = 0.1  # of what attention and feed-forward add, and nowhere else
     mask: bool = False  # padded keys are not seen
     train_padding: bool = True  # padded positions have a target too, the padding
+    scale: str = "embedding"  # of attention's logits, 1/sqrt(E) as the document prints; or "head": 1/sqrt(E / heads)
 
 
 class Reversal(nn.Module):
     """Embedding + sinusoids -> post-norm encoder layers -> linear; logits of attention are scaled by 1/sqrt(E), whatever the
-    number of heads (as in the document).
+    number of heads, as in the document, or with `settings.scale` "head" as everywhere else.
 
     vocabulary: V, with the padding, 0    settings: a ReversalSettings    ops: an operator set
     """
 
     def __init__(self, vocabulary, settings, *, ops=fused):
         super().__init__()
+        if settings.scale not in ("embedding", "head"):
+            raise ValueError(f"Reversal: scale must be embedding or head, got {settings.scale!r}")
         s = self.settings = settings
         self.embedding = Embedding(vocabulary, s.embedding, ops=ops)
         self.positions = SinusoidalPositions(s.embedding, batch_first=True, ops=ops)
         self.encoder = Encoder(
             s.layers, s.embedding, s.heads, s.feedforward, s.dropout, attention_dropout=0.0, feed_forward_dropout=0.0,
-            scale=s.embedding**-0.5, ops=ops,
+            scale=s.embedding**-0.5 if s.scale == "embedding" else None, ops=ops,
         )  # fmt: skip
         self.output = nn.Linear(s.embedding, vocabulary)
         self._linear, self._linear_cross_entropy = ops.linear, ops.linear_cross_entropy

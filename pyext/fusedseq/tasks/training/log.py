@@ -40,14 +40,16 @@ class Log:
         self.since = time.perf_counter()
 
     def train(self, rows):
-        """rows: (step, epoch, loss, lr, grad_norm, items) of the steps since the last call; returns the seconds since it"""
+        """rows: (step, epoch, loss, lr, grad_norm or None, items) of the steps since the last call; returns the seconds
+        since it"""
         seconds = time.perf_counter() - self.since
         speed = sum(row[-1] for row in rows) / seconds
         for row in rows:
             self.steps.write((*row, round(speed, 1)))
             step, _, loss, lr, norm, _ = row
             for name, value in (("loss", loss), ("lr", lr), ("grad_norm", norm), (f"{self.unit}_per_s", speed)):
-                self.board.add_scalar(f"train/{name}", value, step)
+                if value is not None:
+                    self.board.add_scalar(f"train/{name}", value, step)
         figures = f"loss {rows[-1][2]:.3f}, lr {rows[-1][3]:.3g}, {speed:,.0f} {self.unit}/s"
         self.bar.advance(len(rows), figures)
         self.restart_clock()

@@ -41,7 +41,7 @@ class TrainingSettings:
     tail_from: int = 800  # or at this validation
     eval_steps: int | None = None  # validate every so many steps instead of after each epoch
     save_steps: int | None = 500  # checkpoint every so many steps, and after each epoch
-    log_steps: int = 1  # losses are fetched from the device every so many steps
+    log_steps: int = 1  # losses are fetched from the device every so many steps; unclipped, the norm is taken only then
 
     def __post_init__(self):
         for name, known in (("optimizer", ("sgd", "adam")), ("averaging", ("none", "nt-asgd", "tail")),
@@ -97,8 +97,9 @@ class Optimization:
     def averaging(self):
         return self.tail is not None or (isinstance(self.optimizer, NTASGD) and self.optimizer.averaging)
 
-    def step(self, lr_scale):
-        """One step with lr * lr_scale, gradients clipped; returns their norm before it, a scalar tensor.
+    def step(self, lr_scale, with_norm=True):
+        """One step with lr * lr_scale, gradients clipped; returns their norm before it, a scalar tensor, or None where
+        nothing needs it, neither the clipping nor the caller.
 
         Where NT-ASGD averages it reads the learning rate after its step, for the next one: there the scale lags by a
         step, as in the AWD-LSTM code.
@@ -108,7 +109,9 @@ class Optimization:
         if isinstance(self.optimizer, NTASGD):  # which clips on the way
             self.optimizer.step()
             return self.optimizer.grad_norm
-        norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        norm = None
+        if with_norm or self.settings.clip:
+            norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if self.settings.clip:
             clip_grads_with_norm_(self.parameters, self.settings.clip, norm)
         self.optimizer.step()

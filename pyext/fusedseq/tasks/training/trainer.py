@@ -184,7 +184,7 @@ class Trainer:
         self.optimization.zero_grad()
         result = self.gradient(batches)
         scale = result.lr_scale * lr_factor(self.settings, self.step)
-        norm = self.optimization.step(scale)
+        norm = self.optimization.step(scale, with_norm=(self.step + 1) % self.settings.log_steps == 0)
         self.index += len(batches)
         self.step += 1
         row = (self.step, self.epoch, result.loss, self.optimization.lr * scale, norm, result.items)
@@ -196,12 +196,13 @@ class Trainer:
         """Fetches the pending losses, checks them, logs them."""
         if not self.pending:
             return
-        figures = torch.stack([torch.stack((loss, norm)).double() for _, _, loss, _, norm, _ in self.pending]).tolist()
-        rows = [(step, epoch, loss, lr, norm, items) for (step, epoch, _, lr, _, items), (loss, norm)
-                in zip(self.pending, figures, strict=True)]  # fmt: skip
+        taken = [figure for row in self.pending for figure in (row[2], row[4]) if figure is not None]
+        figures = iter(torch.stack([figure.double() for figure in taken]).tolist())
+        rows = [(step, epoch, next(figures), lr, None if norm is None else next(figures), items)
+                for step, epoch, _, lr, norm, items in self.pending]  # fmt: skip
         self.pending = []
         for step, epoch, loss, lr, norm, items in rows:
-            if not (math.isfinite(loss) and math.isfinite(norm)):
+            if not math.isfinite(loss) or (norm is not None and not math.isfinite(norm)):
                 what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
                 raise TrainingError(f"{what} at step {step} (epoch {epoch + 1}, lr {lr:g}): training stopped, "
                                     f"the last good checkpoint is {self.out / LAST}; try a lower lr or clip")  # fmt: skip
