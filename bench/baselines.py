@@ -265,6 +265,11 @@ def mogrifier_lstm(
     )  # fmt: skip
 
 
+def mogrifier_lstm_pair(x, first, second):
+    y, state = mogrifier_lstm(x, **first)
+    return (y, state), mogrifier_lstm(y, **second)
+
+
 def run_mogrifier_loop(
     step, x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias, rounds, lengths, cap_input_gate,
     input_dropout, locked_input, state_dropout, zoneout_h, zoneout_c, weight_drop, variational, training,

@@ -125,6 +125,12 @@ def mogrifier(T, B, H, *bars, rank=None, backward=True, lengths_of_T=None, suffi
     )  # fmt: skip
 
 
+def mogrifier_pair(T, B, H, **row):
+    of_one, make = mogrifier(T, B, H), testing.mogrifier_lstm_pair_case(T, B, H, H, H, 5, 5).make
+    return Row("mogrifier_lstm_pair", f"T{T}-B{B}-{H}-r5", make, flops=2 * of_one.flops, traffic=2 * of_one.traffic,
+               copied=of_one.copied, **row)  # fmt: skip
+
+
 def lstm(T, B, X, H, *bars, dropped=0.0, **row):
     options, suffix = ({"weight_drop": dropped, "seed": 5}, f"-weight_drop{dropped:g}") if dropped else ({}, "")
     return Row("lstm", f"T{T}-B{B}-{X}-{H}{suffix}", testing.lstm_case(T, B, X, H, **options).make,
@@ -278,6 +284,7 @@ ROWS = [
     mogrifier(70, 20, 650, suffix="-zoneout.1-state_dropout.3", full=True, zoneout_h=0.1, zoneout_c=0.1,
               state_dropout=0.3, seed=5),
     mogrifier(75, 20, 650, suffix="-varied", full=True, lengths_of_T=(70, 35, 68, 73, 64, 75)),
+    mogrifier_pair(35, 20, 650, full=True),
     embedding(100_000, sparse=True, full=True),
     mogrifier(70, 70, 650, dtype=torch.bfloat16, full=True),
     lstm(70, 20, 650, 650, dtype=torch.bfloat16, full=True),

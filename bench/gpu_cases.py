@@ -77,7 +77,7 @@ def mogrifier_layers(T, B, H, layers, *bars):
     row = cases.mogrifier(T, B, H, dtype=BF16)
     row = replace(row, id=f"{row.id}-{layers}layers", make=make, call=call, parts=lambda args, kwargs: [],
                   flops=layers * row.flops, traffic=layers * row.traffic, others={"in sequence": in_sequence})  # fmt: skip
-    return recurrence(row, *bars, exchanges=6 * layers, steps=T)
+    return recurrence(row, *bars, exchanges=6 * ((layers + 1) // 2), steps=T)
 
 
 def of_layer(name, l):

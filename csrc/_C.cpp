@@ -48,6 +48,22 @@ py::dict recurrence_plan(int64_t steps, int64_t B, int64_t X, int64_t H, int64_t
   return d;
 }
 
+using Size = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // X, H, rounds, on_x, on_h
+
+py::dict wavefront_plan(int64_t steps, int64_t B, const Size& first, const Size& second, bool half, int sms, int64_t shared,
+                        bool cooperative, int64_t shortest) {
+  const auto size = [&](const Size& s) {
+    const auto [X, H, rounds, on_x, on_h] = s;
+    return fusedseq::cuda::RecurrenceSize{steps, B, X, H, rounds, on_x, on_h, half};
+  };
+  const auto w = fusedseq::cuda::wavefront_plan(size(first), size(second), {sms, shared, cooperative}, shortest);
+  py::dict d;
+  d["persistent"] = w.persistent, d["why"] = w.why;
+  d["forward"] = py::make_tuple(layout(w.forward[0]), layout(w.forward[1]));
+  d["backward"] = py::make_tuple(layout(w.backward[0]), layout(w.backward[1]));
+  return d;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -59,5 +75,9 @@ PYBIND11_MODULE(_C, m) {
         py::arg("shortest") = fusedseq::cuda::SHORTEST,
         "Which engine runs a recurrence on a GPU with this many SMs and bytes of shared memory for a block, why, and the layout of the\n"
         "persistent one: csrc/recurrence_plan.h. on_x, on_h: different weights of the rounds on x, on h.");
+  m.def("wavefront_plan", &wavefront_plan, py::arg("steps"), py::arg("B"), py::arg("first"), py::arg("second"), py::arg("half"),
+        py::arg("sms"), py::arg("shared"), py::arg("cooperative"), py::arg("shortest") = fusedseq::cuda::SHORTEST,
+        "Whether two layers run at once, each on half of the SMs, why, and the layouts of the first and the second, as of\n"
+        "recurrence_plan. first, second: (X, H, rounds, on_x, on_h).");
   m.attr("compiler") = __VERSION__;
 }

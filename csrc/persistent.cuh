@@ -36,6 +36,18 @@ struct Exchange {
   int64_t group_elements;
 };
 
+// What a layer of a wavefront has to do with the other one, in the same launch: wavefront.cu. A tensor is handed over: forward the
+// first layer's y, backward the gradient of it. It is kept for all steps, so that nobody waits before writing it. A step of it is
+// stored behind the step's last vector, so that the next epoch releases it, of which the giver publishes one more at its end.
+struct Link {
+  const uint32_t* flags;  // of the giver's blocks; null in the giver
+  int columns, epochs;    // that each of these owns; of a step
+  void* handed;           // (T, B, H of the first layer)  S  under the mask; null where the giver's own output does
+  Mask mask;
+  bool locked;            // the mask is (B, H), else (T, B, H)
+  const int64_t* seed;
+};
+
 template <class S> __device__ __forceinline__ uint16_t bits_of(float v) {
   const S rounded = S(v);
   uint16_t bits;
@@ -66,6 +78,21 @@ __device__ __forceinline__ int place(int row, int col, int steps) {
 // A part of the mask, for one element.
 __device__ __forceinline__ bool kept(const int64_t* seed, const Mask& m, int64_t row, int64_t j, int64_t width) {
   return philox_word(uint64_t(*seed) + m.stream, uint64_t(row * ((width + 3) / 4) + j / 4), int(j % 4)) >= m.threshold;
+}
+
+// Stored for another layer, and read there.
+template <class S> __device__ __forceinline__ void hand_over(S* to, S v) {
+  uint16_t bits;
+  memcpy(&bits, &v, 2);
+  ptx::store_relaxed(reinterpret_cast<uint16_t*>(to), bits);
+}
+template <class S> __device__ __forceinline__ float handed(const S* from) {
+  return low<S>(ptx::load_relaxed(reinterpret_cast<const uint16_t*>(from)));
+}
+// As the dropout between the layers leaves it.
+template <class S> __device__ __forceinline__ S masked(const Link& k, S v, int64_t t, int64_t B, int b, int j, int64_t width) {
+  if (!k.mask.threshold) return v;
+  return kept(k.seed, k.mask, k.locked ? b : t * B + b, j, width) ? S(float(v) * float(k.mask.scale)) : S(0.f);
 }
 
 // What a unit of row (t, b) takes of its new value.
@@ -175,10 +202,10 @@ template <class S, class V> struct Group {
   S* vectors;
   float* partial;                         // (SPLIT, 16 PASS, stride)
 
-  __device__ __forceinline__ Group(const Layout& l, const Exchange& e, int64_t B)
-      : block(int(blockIdx.x) % l.blocks), number(int(threadIdx.x) / V::THREADS), warp(int(threadIdx.x) % V::THREADS / 32),
+  __device__ __forceinline__ Group(const Layout& l, const Exchange& e, int64_t B, int of_layer)
+      : block(of_layer % l.blocks), number(int(threadIdx.x) / V::THREADS), warp(int(threadIdx.x) % V::THREADS / 32),
         thread(int(threadIdx.x) % V::THREADS), lane(int(threadIdx.x) % 32) {
-    const int replica = int(blockIdx.x) / l.blocks, index = replica * V::GROUPS + number;
+    const int replica = of_layer / l.blocks, index = replica * V::GROUPS + number;
     const int of_replica = int((replica + 1) * l.rows < B ? (replica + 1) * l.rows : B);
     const int most = int((l.rows + 16 * V::GROUPS - 1) / (16 * V::GROUPS)) * 16;
     first_row = replica * int(l.rows) + number * most;
@@ -198,10 +225,18 @@ template <class S, class V> struct Group {
   // Until all columns of the slice have been published.
   __device__ __forceinline__ void wait(const Kind& kind, Slice s, uint32_t epoch) const {
     const int end = s.end * 16 < kind.K ? s.end * 16 : kind.K;
-    if (end > s.begin * 16)
-      for (int p = s.begin * 16 / kind.columns + lane; p <= (end - 1) / kind.columns; p += 32)
+    wait(flags, s.begin * 16, end, kind.columns, epoch);
+  }
+  // Until the blocks with these flags, of so many columns each, have published those from `begin` to before `end`.
+  __device__ __forceinline__ void wait(const uint32_t* flags, int begin, int end, int columns, uint32_t epoch) const {
+    if (end > begin)
+      for (int p = begin / columns + lane; p <= (end - 1) / columns; p += 32)
         while (int32_t(ptx::load_acquire(flags + p) - epoch) < 0) ptx::pause();
     __syncwarp();
+  }
+  // Until the other layer has handed over its `steps` first steps of the block's columns; `before`: epochs before these.
+  __device__ __forceinline__ void wait(const Link& k, const Columns& own, int64_t steps, int before) const {
+    wait(k.flags, own.first, own.first + own.count, k.columns, uint32_t(steps) * k.epochs + before + 1);
   }
 
   // The A operands of COUNT k-steps from `step` on; zero past the slice's end and the group's rows.

@@ -42,11 +42,12 @@ template <int KEPT, class F> const char* with_variant(const Layout& l, F f) {
 }
 
 // Every block waits for the others: all of them run at once, or the launch is refused.
-template <class P> const char* launch_persistent(void (*kernel)(const P), const Layout& l, const P& p, cudaStream_t stream) {
-  if (const char* error = message(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(l.shared)))) return error;
+template <class P>
+const char* launch_persistent(void (*kernel)(const P), int blocks, int64_t shared, const P& p, cudaStream_t stream) {
+  if (const char* error = message(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)))) return error;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(l.replicas * l.blocks)), config.blockDim = dim3(32 * WARPS);
-  config.dynamicSmemBytes = size_t(l.shared), config.stream = stream;
+  config.gridDim = dim3(unsigned(blocks)), config.blockDim = dim3(32 * WARPS);
+  config.dynamicSmemBytes = size_t(shared), config.stream = stream;
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative, cooperative.val.cooperative = 1;
   config.attrs = &cooperative, config.numAttrs = 1;

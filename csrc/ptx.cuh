@@ -24,6 +24,11 @@ __device__ __forceinline__ void store_release(uint32_t* p, uint32_t v) {
 }
 
 // At the L2 cache, where all blocks see them: never from a stale line of L1, in no order of their own.
+__device__ __forceinline__ uint16_t load_relaxed(const uint16_t* p) {
+  uint16_t v;
+  asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+  return v;
+}
 __device__ __forceinline__ uint32_t load_relaxed(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");

@@ -3,6 +3,7 @@
 
 #ifdef FUSEDSEQ_CUDA
 #include "cuda_stream.h"
+#include "dropout_cuda.h"
 #include "persistent.h"
 #include "recurrence_cuda.h"
 #include "recurrence_gradients.h"
@@ -115,10 +116,11 @@ void multiply_out(Call& call, cuda::Recurrence& r) {
 }
 
 // The choice of the engine. FUSEDSEQ_RECURRENCE=loop leaves all to the loop, to compare the two.
-cuda::Plan engine(const cuda::Recurrence& r) {
+bool forced_loop() {
   const char* wanted = std::getenv("FUSEDSEQ_RECURRENCE");
-  return wanted && std::strcmp(wanted, "loop") == 0 ? cuda::Plan{} : cuda::persistent_plan(r);
+  return wanted && std::strcmp(wanted, "loop") == 0;
 }
+cuda::Plan engine(const cuda::Recurrence& r) { return forced_loop() ? cuda::Plan{} : cuda::persistent_plan(r); }
 void run_forward(Call& call, const cuda::Recurrence& r) {
   const cuda::Plan plan = engine(r);
   call.require_done(plan.persistent ? cuda::persistent_forward(r, plan.forward, call.product,
@@ -166,39 +168,112 @@ void gradients(Call& call, const cuda::RecurrenceBackward& g, const Gradients& d
   call.require_done(cuda::gradients(w, call.product, call.workspace(cuda::gradients_bytes(w)), call.stream), g.forward);
 }
 
+// The outputs, to which r points from here on.
+Outputs outputs(const RecurrenceInputs& i, cuda::Recurrence& r) {
+  const ScalarType computing = computing_type(i);
+  Tensor y = new_empty(i.x, {r.steps, r.B, r.H}), h = new_empty(i.x, {r.B, r.H}), c = new_empty(i.x, {r.B, r.H});
+  Saved s{new_empty(i.x, {r.steps, r.B, 4, r.Hp}), new_empty(i.x, {r.steps, r.B, r.Hp}, computing),
+          new_empty(i.x, {r.steps, r.B, r.round_width}), new_empty(i.x, {0, r.steps, r.B, 0}, computing)};
+  r.y = out(y), r.h = out(h), r.c = out(c);
+  r.gates = out(s.gates), r.cells = out(s.cells), r.round_gates = out(s.round_gates);
+  return {y, h, c, s};
+}
+
+// The argument of an engine's backward, with memory for what the weights' gradients are made of.
+cuda::RecurrenceBackward backward_arguments(Call& call, const LayerBackward& l, const Gradients& d) {
+  const RecurrenceInputs& i = call.i;
+  cuda::Recurrence r = arguments(call);
+  require_upstream(i, l.dy ? *l.dy : l.y, l.dh, l.dc, l.y, l.saved);
+  r.y = const_cast<void*>(call.in(l.y)), r.gates = const_cast<void*>(call.in(l.saved.gates));
+  r.cells = const_cast<void*>(call.in(l.saved.cells, computing_type(i))), r.round_gates = const_cast<void*>(call.in(l.saved.round_gates));
+  if (r.B) multiply_out(call, r);
+  const Tensor dz = new_empty(i.x, {r.steps, r.B, 4 * r.H}), dround = new_empty(i.x, {r.steps, r.B, r.round_width});
+  call.owned.push_back(dz), call.owned.push_back(dround);
+  return {r, call.in(l.dy), call.in(l.dh), call.in(l.dc), out(dz), out(dround), r.rounds ? out(d.dx) : nullptr, out(d.dh0), out(d.dc0)};
+}
+
+// ---- two layers
+
+cuda::Wavefront wavefront(const cuda::Recurrence& first, const cuda::Recurrence& second) {
+  return forced_loop() ? cuda::Wavefront{} : cuda::wavefront_plan(first, second);
+}
+
+// to: (T, B, H of the first)
+cuda::Between between(Call& second, double p, bool locked, void* to) {
+  return {mask_of(second.i, p, INPUT), locked, second.whole_numbers(second.i.seed), to};
+}
+
+// Forward of y, backward of the gradient in place.
+void drop(const Call& call, const cuda::Between& d, const cuda::Recurrence& second, const void* from) {
+  const int64_t T = d.locked ? second.steps : 1, B = second.steps * second.B / T;
+  call.require_done(cuda::dropout({second.type, T, B, second.X, from, d.handed, d.seed, d.mask.threshold, d.mask.scale, false}, call.stream), second);
+}
+
 }  // namespace
 
 Outputs forward_cuda(const RecurrenceInputs& i) {
   Call call(i);
   cuda::Recurrence r = arguments(call);
-  const ScalarType computing = computing_type(i);
-  Tensor y = new_empty(i.x, {r.steps, r.B, r.H}), h = new_empty(i.x, {r.B, r.H}), c = new_empty(i.x, {r.B, r.H});
-  Saved s{new_empty(i.x, {r.steps, r.B, 4, r.Hp}), new_empty(i.x, {r.steps, r.B, r.Hp}, computing),
-          new_empty(i.x, {r.steps, r.B, r.round_width}), new_empty(i.x, {0, r.steps, r.B, 0}, computing)};
-  if (r.B == 0) return {y, h, c, s};
-  r.y = out(y), r.h = out(h), r.c = out(c);
-  r.gates = out(s.gates), r.cells = out(s.cells), r.round_gates = out(s.round_gates);
+  const Outputs found = outputs(i, r);
+  if (r.B == 0) return found;
   multiply_out(call, r);
   run_forward(call, r);
-  return {y, h, c, s};
+  return found;
 }
 
 Gradients backward_cuda(const RecurrenceInputs& i, const Tensor& dy, const Tensor& dh, const Tensor& dc, const Tensor& y,
                         const Saved& s, int64_t needs) {
   Call call(i);
-  cuda::Recurrence r = arguments(call);
-  require_upstream(i, dy, dh, dc, y, s);
-  Gradients d = empty_gradients(i, needs);
-  if (r.B == 0) return d;
-  r.y = const_cast<void*>(call.in(y)), r.gates = const_cast<void*>(call.in(s.gates));
-  r.cells = const_cast<void*>(call.in(s.cells, computing_type(i))), r.round_gates = const_cast<void*>(call.in(s.round_gates));
-  multiply_out(call, r);
-  const Tensor dz = new_empty(i.x, {r.steps, r.B, 4 * r.H}), dround = new_empty(i.x, {r.steps, r.B, r.round_width});
-  const cuda::RecurrenceBackward g{r, call.in(dy), call.in(dh), call.in(dc), out(dz), out(dround), r.rounds ? out(d.dx) : nullptr,
-                                   out(d.dh0), out(d.dc0)};
+  const Gradients d = empty_gradients(i, needs);
+  const cuda::RecurrenceBackward g = backward_arguments(call, {i, dy, dh, dc, y, s, needs}, d);
+  if (g.forward.B == 0) return d;
   run_backward(call, g);
   gradients(call, g, d);
   return d;
+}
+
+PairOutputs forward_pair_cuda(const RecurrenceInputs& first, RecurrenceInputs second, double p, bool locked) {
+  Call call(first);
+  cuda::Recurrence r = arguments(call);
+  PairOutputs found{outputs(first, r), {}, new_empty(first.x, {p > 0 ? r.steps : 0, r.B, r.H})};
+  second.x = p > 0 ? found.x : std::get<0>(found.first);
+  Call above(second);
+  cuda::Recurrence of_above = arguments(above);
+  found.second = outputs(second, of_above);
+  if (r.B == 0) return found;
+  multiply_out(call, r), multiply_out(above, of_above);
+  const cuda::Between d = between(above, p, locked, out(found.x));
+  if (const cuda::Wavefront w = wavefront(r, of_above); w.persistent) {
+    void* workspace = call.workspace(cuda::wavefront_bytes(r, of_above, w));
+    call.require_done(cuda::wavefront_forward(r, of_above, d, w, workspace, call.stream), r);
+  } else {
+    run_forward(call, r);
+    if (p > 0) drop(above, d, of_above, r.y);
+    run_forward(above, of_above);
+  }
+  return found;
+}
+
+std::pair<Gradients, Gradients> backward_pair_cuda(const LayerBackward& first, const LayerBackward& second, double p, bool locked) {
+  Call call(first.i), above(second.i);
+  const Gradients of_first = empty_gradients(first.i, first.needs), of_second = empty_gradients(second.i, second.needs | X);
+  cuda::RecurrenceBackward b = backward_arguments(call, first, of_first), of_above = backward_arguments(above, second, of_second);
+  const cuda::Recurrence &r = b.forward, &s = of_above.forward;
+  if (r.B == 0) return {of_first, of_second};
+  const cuda::Between d = between(above, p, locked, out(of_second.dx));
+  if (const cuda::Wavefront w = wavefront(r, s); w.persistent) {
+    void* workspace = call.workspace(cuda::wavefront_backward_bytes(r, s, w));
+    call.require_done(cuda::wavefront_backward(b, of_above, d, w, workspace, call.stream), r);
+    gradients(above, of_above, of_second);
+  } else {
+    run_backward(above, of_above);
+    gradients(above, of_above, of_second);
+    if (p > 0) drop(above, d, s, d.handed);
+    b.dy = call.in(first.dy ? torch::stable::subtract(of_second.dx, *first.dy, -1.) : of_second.dx);
+    run_backward(call, b);
+  }
+  gradients(call, b, of_first);
+  return {of_first, of_second};
 }
 
 }  // namespace fusedseq

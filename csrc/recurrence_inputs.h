@@ -23,7 +23,7 @@ struct RecurrenceInputs {
 };
 
 // The keys of the masks: pyext/fusedseq/reference/mogrifier_lstm.py.
-enum Key : uint64_t { STATE = 1, ZONEOUT_H, ZONEOUT_C, WEIGHT };
+enum Key : uint64_t { INPUT, STATE, ZONEOUT_H, ZONEOUT_C, WEIGHT };
 
 // The weights of the rounds on one operand.
 struct RoundsOn {
@@ -93,5 +93,13 @@ using Backward = Gradients (*)(const RecurrenceInputs&, const Tensor& dy, const 
 Outputs forward_cuda(const RecurrenceInputs& i);
 Gradients backward_cuda(const RecurrenceInputs& i, const Tensor& dy, const Tensor& dh, const Tensor& dc, const Tensor& y, const Saved& s,
                         int64_t needs);
+
+// Two layers: mogrifier_lstm_pair. p, locked: of the dropout between them, of which x, the second's, comes, empty where p is 0.
+struct PairOutputs { Outputs first, second; Tensor x; };
+PairOutputs forward_pair_cuda(const RecurrenceInputs& first, RecurrenceInputs second, double p, bool locked);
+
+// A layer's part of a pair's backward; the first's dy may be missing.
+struct LayerBackward { const RecurrenceInputs& i; std::optional<Tensor> dy; Tensor dh, dc, y; Saved saved; int64_t needs; };
+std::pair<Gradients, Gradients> backward_pair_cuda(const LayerBackward& first, const LayerBackward& second, double p, bool locked);
 
 }  // namespace fusedseq

@@ -74,8 +74,8 @@ constexpr int64_t weights(const RecurrenceSize& s, bool backward, const Layout& 
   return 32 * (s.on_x * h * l.columns_x + s.on_h * x * l.columns_h + 4 * l.columns_h * (h + (s.rounds ? x - kept : 0)));
 }
 
-// The layout of `replicas` copies of the weights; one of 0 blocks where it does not fit.
-constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, int replicas, bool keep) {
+// The layout of `replicas` copies of the weights; one of 0 blocks where it does not fit. wide: also where it need not be
+constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, int replicas, bool keep, bool wide = false) {
   Layout l{};
   l.replicas = replicas, l.rows = divide_up(s.B, replicas);
   l.groups = l.rows > 32 ? 2 : 1;
@@ -83,7 +83,7 @@ constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, 
   if (sms == 0) return l;
   const int64_t h = divide_up(s.H, sms) < 2 ? 2 : divide_up(s.H, sms), blocks = divide_up(s.H, h);
   const int64_t x = s.rounds ? divide_up(s.X, blocks) : 0;
-  l.wide = h > 6 || x > 8, l.tiles = l.groups == 1 || (l.wide && l.rows <= 64) ? 2 : 3;
+  l.wide = wide || h > 6 || x > 8, l.tiles = l.groups == 1 || (l.wide && l.rows <= 64) ? 2 : 3;
   if (h > 10 || x > 16 || l.rows > 16 * l.tiles * l.groups || (l.wide && l.tiles > 2 && s.rounds)) return l;  // the registers hold no more
   l.columns_h = int(h), l.columns_x = int(x);
   if (keep) {
@@ -121,6 +121,34 @@ constexpr Plan recurrence_plan(const RecurrenceSize& s, const Gpu& gpu, int64_t 
   p.why = p.persistent ? "the weights stay in shared memory for all steps"
                        : "the weights, or the rows of the batch, are more than the GPU's shared memory and registers hold";
   return p;
+}
+
+// Two layers of a model in one launch, each on half of the SMs, the second a step behind the first (backward the first behind
+// the second), so that both take the time of one. They have one kernel, for the wide layout of one group.
+using WavefrontVariant = Variant<1, 2, true>;
+struct Wavefront {
+  bool persistent;
+  const char* why;
+  Layout forward[2], backward[2];  // of the first layer, of the second
+};
+
+constexpr Wavefront wavefront_plan(const RecurrenceSize& first, const RecurrenceSize& second, const Gpu& gpu, int64_t shortest = SHORTEST) {
+  Wavefront w{};
+  if (!first.half) return w.why = "the persistent kernels are for bfloat16 and float16", w;
+  if (first.steps < shortest) return w.why = "for fewer than 4 steps the weights are not worth loading", w;
+  if (!first.rounds || !second.rounds) return w.why = "the product of the input of a layer without rounds is taken for all steps at once", w;
+  if (first.B > 16 * WavefrontVariant::TILES) return w.why = "more than 32 rows are faster with one layer on all of the GPU", w;
+  if (!gpu.cooperative) return w.why = "the GPU has no cooperative launch", w;
+  const Gpu half{gpu.sms / 2, gpu.shared, true};
+  w.persistent = true;
+  for (int l = 0; l < 2; ++l) {
+    const RecurrenceSize& s = l ? second : first;
+    w.forward[l] = plan::layout(s, false, half, 1, false, true), w.backward[l] = plan::layout(s, true, half, 1, false, true);
+    w.persistent = w.persistent && w.forward[l].blocks && w.backward[l].blocks;
+  }
+  w.why = w.persistent ? "each layer's weights stay in the shared memory of half of the GPU for all steps"
+                       : "each layer's weights are more than the shared memory of half of the GPU holds";
+  return w;
 }
 
 }  // namespace fusedseq::cuda

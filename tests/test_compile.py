@@ -11,6 +11,7 @@ COMPILED = [case for case in CASES if str(case) in (
     "mogrifier_lstm-T4-B3-X7-H5-r5-lengths-state_dropout0.3-zoneout_h0.2-zoneout_c0.1",
     "mogrifier_lstm-T3-B2-X5-H4-r5-input_dropout0.5-locked_input1",
     "mogrifier_lstm-T3-B2-X5-H4-r5-weight_drop0.5-variational0",
+    "mogrifier_lstm_pair-T3-B2-X5-H4-r3-then-T3-B2-X4-H7-r2-input_dropout0.5",
     "dropout-7x17-p0.3-tensor-seed-9", "dropout-2x3x5-p0.5", "locked_dropout-3x5x7-p0.4-tensor-seed1099511627776",
     "weight_drop-5x3-p0.5", "weight_drop-12x3-p0.5-variational-tensor-seed-5", "embedding-4x3-V7-E5-p0.5",
     "activation_regularization-T5-B3-H17-alpha2-beta1", "dropout_mask-7-p0.5-seed-9223372036854775808",
@@ -30,7 +31,7 @@ def _fresh():
 
 def test_every_operator_is_compiled():
     assert {case.op for case in COMPILED} == {case.op for case in CASES}
-    assert len(COMPILED) == 25
+    assert len(COMPILED) == 26
 
 
 @pytest.mark.parametrize("case", COMPILED, ids=str)
@@ -83,6 +84,7 @@ MODULES = {
     "mogrifier": lambda: nn.MogrifierLSTM(
         6, 5, 2, rounds=3, input_dropout=0.2, dropout=0.3, state_dropout=0.2, zoneout_h=0.1, weight_dropout=0.4
     ),
+    "mogrifier of three layers": lambda: nn.MogrifierLSTM(6, 5, 3, rounds=2, dropout=0.3, locked=False),
     "dropout": lambda: nn.Dropout(0.5),
     "locked_dropout": lambda: nn.LockedDropout(0.5),
     "residual_layer_norm": lambda: nn.ResidualLayerNorm(6, 0.3),

@@ -1,6 +1,7 @@
 """Bad input: an exception that names the operator, the argument, what was wanted and what came."""
 
 import inspect
+from importlib import import_module
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fusedseq.testing import (
     linear_cross_entropy_case,
     lstm_case,
     mogrifier_lstm_case,
+    mogrifier_lstm_pair_case,
     residual_layer_norm_case,
     split_cross_entropy_case,
 )
@@ -27,6 +29,7 @@ GOOD = {
     "lstm": lstm_case(T, B, X, H, weight_drop=0.5),
     "mogrifier_lstm": mogrifier_lstm_case(T, B, X, H, 3),
     "mogrifier_lstm of low rank": mogrifier_lstm_case(T, B, X, H, 3, rank=2),
+    "mogrifier_lstm_pair": mogrifier_lstm_pair_case(T, B, X, H, 6),
     "dropout": dropout_case("dropout", (3, 5), 0.5),
     "locked_dropout": dropout_case("locked_dropout", (3, 2, 5), 0.5),
     "weight_drop": dropout_case("weight_drop", (6, 5), 0.5),
@@ -368,6 +371,30 @@ def test_wrong_lengths(good):
         call(good, lengths=torch.tensor([1, 2], dtype=torch.int32))
     with pytest.raises(TypeError, match=rf"^{good}: lengths must be a tensor, got list"):
         call(good, lengths=[1, 2])
+
+
+@pytest.mark.parametrize("layer", ["first", "second"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_layer_of_two(monkeypatch, layer, device):
+    """What is wrong with it is said as of one layer; on CUDA it is said at the door of the pair."""
+    monkeypatch.setattr(
+        import_module("fusedseq.fused.mogrifier_lstm_pair"), "OF_A_PAIR", {"cpu"} if device == "cuda" else set()
+    )
+    for name, value, wanted in (
+        ("W_hh", torch.zeros(3, 3), r"W_hh must be \(4H, H\)"),
+        ("W_ih", torch.zeros(16, 9), r"W_ih must be \(4H, X\)"),
+        ("input_dropout", 1.5, r"input_dropout must be in \[0, 1\], got 1.5"),
+        ("lengths", torch.tensor([1, 9]), r"lengths must be in \[0, T\]"),
+        ("rounds", -1, "rounds must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=f"^mogrifier_lstm: {wanted}"):
+            call("mogrifier_lstm_pair", **{layer: lambda given, name=name, value=value: given | {name: value}})
+    with pytest.raises(TypeError, match=rf"^mogrifier_lstm_pair: {layer} must be a dict of .*, got tuple"):
+        call("mogrifier_lstm_pair", **{layer: ()})
+    with pytest.raises(TypeError, match="no_option"):
+        call("mogrifier_lstm_pair", **{layer: lambda given: given | {"no_option": 1}})
+    with pytest.raises(TypeError, match=r"^mogrifier_lstm_pair: x must be a tensor, got int"):
+        call("mogrifier_lstm_pair", x=3)
 
 
 @pytest.mark.parametrize("activation", ["swish", "", None, 3])

@@ -22,6 +22,7 @@ RECURRENT = {
     "mogrifier": lambda **k: nn.MogrifierLSTM(6, 5, 2, **MOGRIFIER, **k),
     "mogrifier-rank": lambda **k: nn.MogrifierLSTM(6, 5, 2, rank=2, **CAPPED, **MOGRIFIER, **k),
     "mogrifier-shared-sum": lambda **k: nn.MogrifierLSTM(6, 6, 3, share_rounds=True, **SUM, **MOGRIFIER, **k),
+    "mogrifier-three-sum": lambda **k: nn.MogrifierLSTM(6, 6, 3, output="sum", **MOGRIFIER, **k),
     "mogrifier-sizes": lambda **k: nn.MogrifierLSTM(6, [7, 3], 2, mogrifier_bias=False, **MOGRIFIER, **k),
 }  # fmt: skip
 T, B, X = 5, 4, 6

@@ -120,6 +120,13 @@ def test_gradient_of_some_results(case, outputs, device):
     check(case.op, args, kwargs, outputs=outputs)
 
 
+@cases(lambda case: case.op == "mogrifier_lstm_pair" and elements(case) < 1000)
+@pytest.mark.parametrize("outputs", [[0], [2], [3], [1, 5]], ids=["y", "c", "y of the second", "h, c of the second"])
+def test_gradient_of_some_results_of_two_layers(case, outputs, device):
+    args, kwargs = case.inputs(device)
+    check(case.op, args, kwargs, outputs=outputs)
+
+
 @DIFFERENTIABLE
 def test_gradient_of_a_sum(case, device, dtype):
     """sum() hands the operator a gradient of stride 0."""
@@ -257,6 +264,7 @@ def test_autocast(case, device):
         "linear_cross_entropy",
         "lstm",
         "mogrifier_lstm",
+        "mogrifier_lstm_pair",
         "split_cross_entropy",
     )
     cast = convert((args, kwargs), dtype=low) if products else (args, kwargs)

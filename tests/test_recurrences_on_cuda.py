@@ -2,12 +2,13 @@
 test_simt_recurrence.py."""
 
 import re
+from importlib import import_module
 
 import pytest
 import torch
 from fusedseq import _load, fused
 from fusedseq.fused import lstm_cudnn, recurrence_plan
-from fusedseq.testing import lstm_case, mogrifier_lstm_case
+from fusedseq.testing import convert, differentiable, lstm_case, mogrifier_lstm_case, mogrifier_lstm_pair_case, run
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
@@ -121,6 +122,51 @@ def test_explain_says_how_a_mogrifier_is_laid_out(monkeypatch):
     )
     monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")
     assert "FUSEDSEQ_RECURRENCE is loop" in explained(monkeypatch, "mogrifier_lstm", *size, rounds=5)
+
+
+def on_two_layers(monkeypatch, function, dtype, H=650, gpu=(132, 232448, True), **options):
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
+    with FakeTensorMode():
+        args, kwargs = on_cuda(mogrifier_lstm_pair_case(70, 20, 30, H, H, 5, 5, **options), dtype)
+        return function(args, kwargs)
+
+
+@needs_cuda_code
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        (
+            {"dtype": torch.bfloat16},
+            r"csrc/wavefront.cu, .*; first forward 65 blocks of 10 units and 1 inputs.*second backward",
+        ),
+        ({"dtype": torch.bfloat16, "H": 1150}, "one layer after the other: .*half of the GPU"),
+        ({"dtype": torch.float32}, "one layer after the other: .*bfloat16"),
+        ({"dtype": HALF, "gpu": (132, 232448, False)}, "one layer after the other: .*cooperative"),
+    ],
+    ids=str,
+)
+def test_explain_says_whether_two_layers_run_at_once(monkeypatch, call, wanted):
+    def explain(args, kwargs):
+        return fused.explain("mogrifier_lstm_pair", *args, **kwargs)
+
+    assert re.search(rf"on cuda, \w+: {wanted}", on_two_layers(monkeypatch, explain, **call))
+    monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")
+    assert "FUSEDSEQ_RECURRENCE is loop" in on_two_layers(monkeypatch, explain, **call)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_layers_are_one_operator(monkeypatch, p, compiled):
+    """The shapes of its results and of their gradients, as on CUDA, but for the device."""
+    monkeypatch.setattr(import_module("fusedseq.fused.mogrifier_lstm_pair"), "OF_A_PAIR", {"meta"})
+    case = mogrifier_lstm_pair_case(4, 3, 5, 6, 7, 5, 5, input_dropout=p, seed=3)
+    args, kwargs = convert(case.inputs(), "meta", HALF)
+    function = fused.mogrifier_lstm_pair
+    function = torch.compile(function, fullgraph=True, backend="aot_eager") if compiled else function
+    results, gradients = run(function, args, kwargs)
+    assert [tuple(t.shape) for t in results] == [(4, 3, 6), (3, 6), (3, 6), (4, 3, 7), (3, 7), (3, 7)]
+    assert [t.shape for t in gradients] == [t.shape for t in differentiable(args, kwargs)]
+    assert {t.dtype for t in (*results, *gradients)} == {HALF}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 import torch
 from fusedseq import testing
-from fusedseq.fused import autograd
+from fusedseq.fused import autograd, recurrence_plan
 from fusedseq.optim import NTASGD
 from simt import build
 from simt.memory import Simulated
@@ -23,6 +23,7 @@ pytestmark = [
 OPERATORS = (
     "lstm",
     "mogrifier_lstm",
+    "mogrifier_lstm_pair",
     "dropout",
     "locked_dropout",
     "weight_drop",
@@ -79,6 +80,7 @@ def simulated(library, monkeypatch):
     monkeypatch.setattr(torch.ops, "fusedseq", Namespace())
     for name in OPERATORS:
         monkeypatch.setitem(autograd._overloads, name, getattr(library, name).default)
+    monkeypatch.setattr(import_module("fusedseq.fused.mogrifier_lstm_pair"), "OF_A_PAIR", {"cpu"})
     return calls
 
 
@@ -103,6 +105,25 @@ def test_both_engines(simulated, monkeypatch, engine):
     case = testing.mogrifier_lstm_case(4, 3, 17, 24, 5, weight_drop=0.5, seed=3, lengths=[4, 0, 2])
     args, kwargs = testing.convert(case.inputs(), dtype=torch.bfloat16)
     testing.check(case.op, args, kwargs)
+
+
+@pytest.mark.parametrize("engine", ["loop", ""])
+@pytest.mark.parametrize("outputs", [None, (3,), (0, 5)], ids=str)
+@pytest.mark.parametrize("locked", [False, True])
+def test_two_layers(simulated, simulation, monkeypatch, engine, outputs, locked):
+    """In a wavefront, or in the loop, one after the other."""
+    monkeypatch.setenv("FUSEDSEQ_RECURRENCE", engine)
+    gpu = {"sms": 8, "shared": 232448, "cooperative": True}
+    simulation.device(**gpu)
+    lengths = {"lengths": [5, 0, 2]}
+    case = testing.mogrifier_lstm_pair_case(
+        5, 3, 17, 24, 20, 5, 2, first={"input_dropout": 0.3, "seed": 4, **lengths}, input_dropout=0.4, locked_input=locked, seed=3, **lengths
+    )  # fmt: skip
+    args, kwargs = testing.convert(case.inputs(), dtype=torch.bfloat16)
+    assert recurrence_plan.wavefront((*gpu.values(),), *args)["persistent"]
+    testing.check(case.op, args, kwargs, outputs=outputs)
+    assert "mogrifier_lstm_pair_backward" in simulated
+    simulation.device()
 
 
 def test_nt_asgd(simulated, monkeypatch):

@@ -75,6 +75,8 @@ def roundings(op, args, leaves):
     """How many roundings may add up in one number of the operator's results or gradients: see `budget`."""
     if op in ("lstm", "mogrifier_lstm"):
         return longest_sum(leaves) * len(args[0])  # each of T steps adds those of its products
+    if op == "mogrifier_lstm_pair":
+        return 2 * longest_sum(leaves) * len(args[0])
     if op == "linear":
         return longest_sum(leaves)
     if op == "attention":
@@ -259,6 +261,27 @@ def mogrifier_lstm_case(
     return Case("mogrifier_lstm", "-".join(w for w in words if w), make, smooth=scale != 0)
 
 
+def mogrifier_lstm_pair_case(T, B, X, H, H_2, rounds=3, rounds_2=2, *, first=None, **second):
+    """first, second: options of `mogrifier_lstm_case`"""
+    cases = (
+        mogrifier_lstm_case(T, B, X, H, rounds, **(first or {})),
+        mogrifier_lstm_case(T, B, H, H_2, rounds_2, **second),
+    )
+
+    def make(randn):
+        inputs, layers = [], []
+        for case in cases:
+            args, kwargs = case.make(randn)
+            inputs.append(args[0])
+            layers.append(dict(zip(PAIR_NAMES, args[1:], strict=False)) | kwargs)
+        return (inputs[0], *layers), {}
+
+    return Case("mogrifier_lstm_pair", "-then-".join(case.id for case in cases), make)
+
+
+PAIR_NAMES = ("W_ih", "W_hh", "b", "h0", "c0", "Q", "R", "Q_bias", "R_bias")
+
+
 def dropout_case(op, shape, p, seed=5, **options):
     """A case of dropout, locked_dropout or weight_drop."""
     words = ["x".join(map(str, shape)) or "scalar", f"p{p:g}", *(k for k, v in options.items() if v)]
@@ -439,6 +462,18 @@ CASES = [
     mogrifier_lstm_case(11, 33, 20, 24, 4, input_dropout=0.5, state_dropout=0.5, zoneout_c=0.3, seed=11),
     # wide enough for several threads to share a row of a mask
     mogrifier_lstm_case(2, 17, 9, 100, 2, state_dropout=0.5, zoneout_h=0.5, zoneout_c=0.3, seed=11),
+    mogrifier_lstm_pair_case(1, 1, 1, 1, 1),
+    mogrifier_lstm_pair_case(2, 0, 3, 4, 5),
+    mogrifier_lstm_pair_case(3, 2, 5, 4, 7, input_dropout=0.5, seed=3),
+    mogrifier_lstm_pair_case(4, 3, 7, 5, 3, 5, 4, first={"rank": 2, "shared": True}, input_dropout=0.4, locked_input=True, seed=-9),
+    mogrifier_lstm_pair_case(3, 2, 5, 4, 3, 0, 1, first={"input_dropout": 0.3, "bias": False}, mogrifier_bias=False),
+    mogrifier_lstm_pair_case(3, 2, 5, 4, 3, first={"training": False, "zoneout_h": 0.3}, input_dropout=0.5, training=False),
+    mogrifier_lstm_pair_case(
+        5, 3, 17, 9, 6, 5, 2,
+        first={"lengths": [5, 0, 2], "state_dropout": 0.2, "zoneout_h": 0.1, "input_dropout": 0.2, "seed": 4},
+        lengths=[5, 0, 2], cap_input_gate=True, zoneout_c=0.4, weight_drop=0.3, input_dropout=0.3, seed=2**40 + 7,
+    ),
+    mogrifier_lstm_pair_case(11, 33, 20, 24, 20, 4, 3, input_dropout=0.5, seed=11),
     *(dropout_case("dropout", shape, p)
       for shape in ((), (1,), (3,), (2, 3, 5), (0, 5), (4, 0)) for p in (0.0, 0.5, 1.0)),
     dropout_case("dropout", (7, 17), 0.3, torch.tensor(-9)),

@@ -105,3 +105,24 @@ EXPORT const char* persistent_backward(const cuda::RecurrenceBackward* g, void* 
   const cuda::Plan plan = cuda::persistent_plan(g->forward, 1);
   return plan.persistent ? cuda::persistent_backward(*g, plan.backward, workspace, nullptr) : plan.why;
 }
+
+// Two layers of a wavefront: tests/simt/memory.py has the same.
+template <class R> struct Layers {
+  const R *first, *second;
+  cuda::Between between;
+};
+EXPORT int64_t wavefront_bytes(const Layers<cuda::Recurrence>* p) {
+  return cuda::wavefront_bytes(*p->first, *p->second, cuda::wavefront_plan(*p->first, *p->second, 1));
+}
+EXPORT int64_t wavefront_backward_bytes(const Layers<cuda::RecurrenceBackward>* p) {
+  const cuda::Recurrence &first = p->first->forward, &second = p->second->forward;
+  return cuda::wavefront_backward_bytes(first, second, cuda::wavefront_plan(first, second, 1));
+}
+EXPORT const char* wavefront_forward(const Layers<cuda::Recurrence>* p, void* workspace) {
+  const cuda::Wavefront w = cuda::wavefront_plan(*p->first, *p->second, 1);
+  return w.persistent ? cuda::wavefront_forward(*p->first, *p->second, p->between, w, workspace, nullptr) : w.why;
+}
+EXPORT const char* wavefront_backward(const Layers<cuda::RecurrenceBackward>* p, void* workspace) {
+  const cuda::Wavefront w = cuda::wavefront_plan(p->first->forward, p->second->forward, 1);
+  return w.persistent ? cuda::wavefront_backward(*p->first, *p->second, p->between, w, workspace, nullptr) : w.why;
+}

@@ -35,6 +35,18 @@ class RecurrenceBackward(Structure):
     _fields_ = [("forward", Recurrence), *fields("dy dh dc dz dround dx dh0 dc0", c_void_p)]
 
 
+class Between(Structure):  # csrc/persistent.h
+    _fields_ = [("mask", Mask), ("locked", c_bool), ("seed", c_void_p), ("handed", c_void_p)]
+
+
+class Layers(Structure):  # entries.cpp
+    _fields_ = [("first", POINTER(Recurrence)), ("second", POINTER(Recurrence)), ("between", Between)]
+
+
+class LayersBackward(Structure):
+    _fields_ = [("first", POINTER(RecurrenceBackward)), ("second", POINTER(RecurrenceBackward)), ("between", Between)]
+
+
 class RecurrenceGradients(Structure):
     _fields_ = [
         ("backward", RecurrenceBackward), *fields("dx dW_ih dW_hh db", c_void_p), *fields("dQ dF dbias", ROUNDS)
@@ -48,6 +60,8 @@ RECURRENCES = {
     "loop_backward": ("loop_backward_bytes", POINTER(RecurrenceBackward)),
     "persistent_forward": ("persistent_bytes", POINTER(Recurrence)),
     "persistent_backward": ("persistent_backward_bytes", POINTER(RecurrenceBackward)),
+    "wavefront_forward": ("wavefront_bytes", POINTER(Layers)),
+    "wavefront_backward": ("wavefront_backward_bytes", POINTER(LayersBackward)),
     "gradients": ("gradients_bytes", POINTER(RecurrenceGradients)),
 }
 

@@ -1,9 +1,11 @@
 """lstm and mogrifier_lstm by the CUDA kernels of a simulated library: differentiable functions with the arguments of the
 operators, so that testing.check takes them for fused.lstm and fused.mogrifier_lstm."""
 
+import ctypes
+
 import torch
-from fusedseq.reference.mogrifier_lstm import STATE, WEIGHT, ZONEOUT_C, ZONEOUT_H
-from simt.memory import Mask, Recurrence, RecurrenceBackward, RecurrenceGradients
+from fusedseq.reference.mogrifier_lstm import INPUT, STATE, WEIGHT, ZONEOUT_C, ZONEOUT_H
+from simt.memory import Between, Layers, LayersBackward, Mask, Recurrence, RecurrenceBackward, RecurrenceGradients
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]  # in the order of csrc/cuda_type.h
 ROUND_WEIGHTS = ["Q", "Q_factor", "Q_bias", "R", "R_factor", "R_bias"]
@@ -26,10 +28,12 @@ def each_round(rounds, q, r):
     return found + [0] * (64 - rounds)
 
 
-class Simulation(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, kernels, engine, seed, lengths, rounds, options, names, *tensors):
-        s = dict.fromkeys(["b", *ROUND_WEIGHTS]) | dict(zip(names, map(kernels.copy, tensors), strict=True))
+class Layer:
+    """A layer's tensors in guarded memory, and what csrc/recurrence_cuda.h has for them."""
+
+    def __init__(self, kernels, order, lengths, rounds, options, given):
+        self.kernels, self.order, self.names = kernels, order, list(given)
+        s = dict.fromkeys(["b", *ROUND_WEIGHTS]) | {name: kernels.copy(t) for name, t in given.items()}
         x, h0 = s["x"], s["h0"]
         (T, B, X), H, own = x.shape, h0.size(1), x.dtype
         computing = own if own == torch.float64 else torch.float32
@@ -45,7 +49,7 @@ class Simulation(torch.autograd.Function):
             kernels.empty((T, B, width), own),
         ]
         dense, factors = (None, None) if factored else (s["Q"], s["R"]), (s["Q"], s["R"]) if factored else (None, None)
-        r = Recurrence(
+        self.r = r = Recurrence(
             type=TYPES.index(own), steps=T, B=B, X=X, H=H, rounds=rounds, Xp=Xp, Hp=Hp, round_width=width,
             cap_input_gate=options["cap_input_gate"], training=options["training"], seed=key.data_ptr(),
             state=mask(options["state_dropout"] if options["training"] else 0.0, STATE),
@@ -62,33 +66,90 @@ class Simulation(torch.autograd.Function):
         r.A[:] = each_round(rounds, *factors)
         r.F[:] = each_round(rounds, s["Q_factor"], s["R_factor"])
         r.bias[:] = each_round(rounds, s["Q_bias"], s["R_bias"])
-        ctx.keep = [kernels.recur("multiply_out", r, seed)] if factored else []
-        kernels.recur(f"{engine}_forward", r, seed)
-        ctx.keep += [s, lengths, key, y, saved]
-        ctx.kernels, ctx.engine, ctx.seed, ctx.r, ctx.names = kernels, engine, seed, r, names
-        return y.clone(), h.clone(), c.clone()
+        self.multiplied_out = kernels.recur("multiply_out", r, order) if factored else None
+        self.inputs, self.results, self.saved, self.lengths, self.key = s, (y, h, c), saved, lengths, key
 
-    @staticmethod
-    def backward(ctx, dy, dh, dc):
-        kernels, r, inputs = ctx.kernels, ctx.r, next(entry for entry in ctx.keep if isinstance(entry, dict))
-        own = dy.dtype
-        upstream = [kernels.copy(t.contiguous()) for t in (dy, dh, dc)]
-        d = {name: None if t is None else kernels.empty(t.shape, own) for name, t in inputs.items()}
-        dz = kernels.empty((r.steps, r.B, 4 * r.H), own)
-        dround = kernels.empty((r.steps, r.B, r.round_width), own)
-        dx = d["x"].data_ptr()
-        g = RecurrenceBackward(
-            r, *(t.data_ptr() for t in upstream), dz.data_ptr(), dround.data_ptr(), dx if r.rounds else None,
-            d["h0"].data_ptr(), d["c0"].data_ptr()
+    def outputs(self):
+        return tuple(t.clone() for t in self.results)
+
+    def backward(self, dy, dh, dc):
+        """The argument of an engine's backward, with memory for what it makes; dy may be None."""
+        kernels, r = self.kernels, self.r
+        own, (_, h, c) = self.inputs["x"].dtype, self.results
+        dh, dc = (torch.zeros_like(t) if d is None else d for d, t in ((dh, h), (dc, c)))
+        self.upstream = [None if t is None else kernels.copy(t.contiguous()) for t in (dy, dh, dc)]
+        self.d = {name: None if t is None else kernels.empty(t.shape, own) for name, t in self.inputs.items()}
+        self.dz = kernels.empty((r.steps, r.B, 4 * r.H), own)
+        self.dround = kernels.empty((r.steps, r.B, r.round_width), own)
+        self.g = RecurrenceBackward(
+            r, *(None if t is None else t.data_ptr() for t in self.upstream), self.dz.data_ptr(), self.dround.data_ptr(),
+            self.d["x"].data_ptr() if r.rounds else None, self.d["h0"].data_ptr(), self.d["c0"].data_ptr(),
         )  # fmt: skip
-        kernels.recur(f"{ctx.engine}_backward", g, ctx.seed)
+        return self.g
+
+    def gradients(self):
+        """Those of the tensors given, after the engine's backward."""
+        r, d = self.r, self.d
         db = None if d["b"] is None else d["b"].data_ptr()
-        w = RecurrenceGradients(g, None if r.rounds else dx, d["W_ih"].data_ptr(), d["W_hh"].data_ptr(), db)
+        dx = None if r.rounds else d["x"].data_ptr()
+        w = RecurrenceGradients(self.g, dx, d["W_ih"].data_ptr(), d["W_hh"].data_ptr(), db)
         w.dQ[:] = each_round(r.rounds, d["Q"], d["R"])
         w.dF[:] = each_round(r.rounds, d["Q_factor"], d["R_factor"])
         w.dbias[:] = each_round(r.rounds, d["Q_bias"], d["R_bias"])
-        kernels.recur("gradients", w, ctx.seed)
-        return (None,) * 7 + tuple(d[name].clone() for name in ctx.names)
+        self.kernels.recur("gradients", w, self.order)
+        return [d[name].clone() for name in self.names]
+
+
+class Simulation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, kernels, engine, order, lengths, rounds, options, names, *tensors):
+        ctx.engine, ctx.layer = (
+            engine,
+            Layer(kernels, order, lengths, rounds, options, dict(zip(names, tensors, strict=True))),
+        )
+        kernels.recur(f"{engine}_forward", ctx.layer.r, order)
+        return ctx.layer.outputs()
+
+    @staticmethod
+    def backward(ctx, dy, dh, dc):
+        layer = ctx.layer
+        layer.kernels.recur(f"{ctx.engine}_backward", layer.backward(dy, dh, dc), layer.order)
+        return (None,) * 7 + tuple(layer.gradients())
+
+
+class Wavefront(torch.autograd.Function):
+    """Two layers at once; settings: of each (lengths, rounds, options, names of its tensors)."""
+
+    @staticmethod
+    def forward(ctx, kernels, order, p, locked, settings, *tensors):
+        ctx.set_materialize_grads(False)
+        x, *tensors = tensors
+        layers = []
+        for lengths, rounds, options, names in settings:
+            given = dict(zip(names, tensors, strict=False))
+            layers.append(Layer(kernels, order, lengths, rounds, options, {"x": x, **given}))
+            tensors = tensors[len(names) :]
+            x = layers[0].results[0]
+        first, second = layers
+        second.inputs["x"] = kernels.empty(x.shape, x.dtype) if p else x
+        second.r.x = second.inputs["x"].data_ptr()
+        between = Between(mask(p, INPUT), locked, second.key.data_ptr(), second.r.x if p else None)
+        kernels.recur("wavefront_forward", Layers(ctypes.pointer(first.r), ctypes.pointer(second.r), between), order)
+        ctx.kernels, ctx.order, ctx.layers, ctx.between = kernels, order, layers, between
+        return *first.outputs(), *second.outputs()
+
+    @staticmethod
+    def backward(ctx, *upstream):
+        first, second = ctx.layers
+        dy, dh, dc = upstream[3:]
+        b = (
+            first.backward(*upstream[:3]),
+            second.backward(torch.zeros_like(second.results[0]) if dy is None else dy, dh, dc),
+        )
+        ctx.between.handed = second.d["x"].data_ptr()
+        both = LayersBackward(ctypes.pointer(b[0]), ctypes.pointer(b[1]), ctx.between)
+        ctx.kernels.recur("wavefront_backward", both, ctx.order)
+        return (None,) * 5 + (*first.gradients(), *second.gradients()[1:])
 
 
 NO_OPTIONS = {
@@ -111,10 +172,44 @@ def operators(kernels, order, engine="loop"):
         return call({"x": x, "W_ih": W_ih, "W_hh": W_hh, "b": b, "h0": h0, "c0": c0}, lengths, 0, options)
 
     def mogrifier_lstm(x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias=None, R_bias=None, *, rounds, lengths=None, **options):
-        Q, Q_factor = Q if isinstance(Q, tuple) else (Q, None)
-        R, R_factor = R if isinstance(R, tuple) else (R, None)
-        tensors = {"x": x, "W_ih": W_ih, "W_hh": W_hh, "b": b, "h0": h0, "c0": c0, "Q": Q, "Q_factor": Q_factor, "R": R, "R_factor": R_factor,
-                       "Q_bias": Q_bias, "R_bias": R_bias}  # fmt: skip
-        return call(tensors, lengths, rounds, options)
+        return call({"x": x, **named(W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias)}, lengths, rounds, options)
 
-    return {"lstm": lstm, "mogrifier_lstm": mogrifier_lstm}
+    def mogrifier_lstm_pair(x, first, second):
+        (a, *of_first), (b, *of_second) = settings(**first), settings(**second)
+        p = b[2].get("input_dropout", 0.0) if b[2].get("training", True) else 0.0
+        y, h, c, *others = Wavefront.apply(
+            kernels, order, p, b[2].get("locked_input", False),
+            [(lengths, rounds, NO_OPTIONS | options, names) for lengths, rounds, options, names in (a, b)],
+            x, *of_first, *of_second,
+        )  # fmt: skip
+        return (y, (h, c)), (others[0], tuple(others[1:]))
+
+    return {"lstm": lstm, "mogrifier_lstm": mogrifier_lstm, "mogrifier_lstm_pair": mogrifier_lstm_pair}
+
+
+def named(W_ih, W_hh, b, h0, c0, Q, R, Q_bias=None, R_bias=None):
+    """A layer's tensors but x, those that there are."""
+    Q, Q_factor = Q if isinstance(Q, tuple) else (Q, None)
+    R, R_factor = R if isinstance(R, tuple) else (R, None)
+    found = {"W_ih": W_ih, "W_hh": W_hh, "b": b, "h0": h0, "c0": c0, "Q": Q, "Q_factor": Q_factor, "R": R, "R_factor": R_factor,
+             "Q_bias": Q_bias, "R_bias": R_bias}  # fmt: skip
+    return {name: t for name, t in found.items() if t is not None}
+
+
+def settings(
+    rounds,
+    lengths=None,
+    W_ih=None,
+    W_hh=None,
+    b=None,
+    h0=None,
+    c0=None,
+    Q=None,
+    R=None,
+    Q_bias=None,
+    R_bias=None,
+    **options,
+):
+    """What `Wavefront` takes of a layer: the settings, then the tensors."""
+    tensors = named(W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias)
+    return (lengths, rounds, options, list(tensors)), *tensors.values()

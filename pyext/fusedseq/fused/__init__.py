@@ -17,6 +17,7 @@ from fusedseq.fused.linear_cross_entropy import linear_cross_entropy  # noqa: E4
 from fusedseq.fused.locked_dropout import locked_dropout  # noqa: E402
 from fusedseq.fused.lstm import lstm  # noqa: E402
 from fusedseq.fused.mogrifier_lstm import mogrifier_lstm  # noqa: E402
+from fusedseq.fused.mogrifier_lstm_pair import mogrifier_lstm_pair  # noqa: E402
 from fusedseq.fused.residual_layer_norm import residual_layer_norm  # noqa: E402
 from fusedseq.fused.split_cross_entropy import split_cross_entropy  # noqa: E402
 from fusedseq.fused.weight_drop import weight_drop  # noqa: E402
@@ -34,6 +35,7 @@ __all__ = [
     "locked_dropout",
     "lstm",
     "mogrifier_lstm",
+    "mogrifier_lstm_pair",
     "residual_layer_norm",
     "split_cross_entropy",
     "weight_drop",

@@ -19,6 +19,7 @@ CPU_KERNELS = {
     "locked_dropout": ("csrc/cpu/pointwise.h", "one mask for all steps"),
     "lstm": ("csrc/cpu/recurrence.h", "the input's product hoisted out of the time loop"),
     "mogrifier_lstm": ("csrc/cpu/recurrence.h", "the input's product inside the time loop, which gates it"),
+    "mogrifier_lstm_pair": ("csrc/cpu/recurrence.h", "two calls of mogrifier_lstm"),
     "residual_layer_norm": ("csrc/cpu/residual_layer_norm.h", "one pass, a row at a time in the cache"),
     "split_cross_entropy": ("csrc/cpu/linear_cross_entropy.h", "the head, and each tail for its own rows"),
     "weight_drop": ("csrc/cpu/pointwise.h", "the mask made on the way"),
@@ -36,7 +37,8 @@ ATTENTION_KERNELS = [
     ),
 ]
 
-MADE_OF = {"split_cross_entropy": "linear_cross_entropy"}  # operators that call another one
+# Operators that call another one.
+MADE_OF = {"mogrifier_lstm_pair": "mogrifier_lstm", "split_cross_entropy": "linear_cross_entropy"}
 
 
 def explain(op, *args, **kwargs):
@@ -62,6 +64,8 @@ def explain(op, *args, **kwargs):
             kernel = kernels.explain(called, *args, **kwargs)
         elif name == "lstm" and cudnn_takes(*args, **kwargs):
             kernel = "cuDNN's persistent kernel, by torch, for its sizes and float16"
+        elif name == "mogrifier_lstm_pair":
+            kernel = recurrence_plan.explain_pair(recurrence_plan.this_gpu(tensors[0].device), *args, **kwargs)
         elif name in recurrence_plan.LOOP:
             kernel = recurrence_plan.explain(name, recurrence_plan.this_gpu(tensors[0].device), *args, **kwargs)
         return f"{name} on {device}, {dtype}: {kernel}"

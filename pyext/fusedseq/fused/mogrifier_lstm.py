@@ -21,6 +21,19 @@ def mogrifier_lstm(
     Errors: ValueError or TypeError naming the argument, for shapes, devices, dtypes other than fp32, fp64, bf16 and on
     CUDA fp16, lengths outside [0, T], probabilities outside [0, 1], rounds below 0, or rounds without weights.
     """
+    inputs = arguments(
+        x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias, rounds, lengths, cap_input_gate, input_dropout, locked_input,
+        state_dropout, zoneout_h, zoneout_c, weight_drop, variational, training, seed,
+    )  # fmt: skip
+    y, h, c, *_ = autograd.call("mogrifier_lstm", *inputs)
+    return y, (h, c)
+
+
+def arguments(
+    x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias, rounds, lengths, cap_input_gate, input_dropout, locked_input,
+    state_dropout, zoneout_h, zoneout_c, weight_drop, variational, training, seed,
+):  # fmt: skip
+    """The registered operator's arguments, checked; x after its dropout."""
     op = "mogrifier_lstm"
     check_gates(op, x, W_ih, W_hh, b, h0, c0, lengths)
     if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds < 64:
@@ -41,11 +54,9 @@ def mogrifier_lstm(
     tensors = autograd.autocast(
         x.device.type, x, W_ih, W_hh, b, h0, c0, lengths, Q, Q_factor, R, R_factor, Q_bias, R_bias
     )
-    y, h, c, *_ = autograd.call(
-        "mogrifier_lstm", *tensors, seed, rounds, cap_input_gate, training, state_dropout, zoneout_h, zoneout_c,
-        weight_drop, variational,
+    return (
+        *tensors, seed, rounds, cap_input_gate, training, state_dropout, zoneout_h, zoneout_c, weight_drop, variational,
     )  # fmt: skip
-    return y, (h, c)
 
 
 def check_rounds(op, name, x, weight, bias, uses, out, in_):
@@ -110,6 +121,7 @@ def fake_backward(dy, dh, dc, x, W_ih, W_hh, b, h0, c0, lengths, Q, Q_factor, R,
 
 
 TENSORS = 14  # the operator's tensor arguments, lengths and seed among them
+SEED = TENSORS - 1
 
 
 def setup(ctx, inputs, output):
@@ -140,13 +152,17 @@ def backward(ctx, dy, dh, dc, *_):
     if torch.is_grad_enabled():
         return tuple(autograd.through_oracle(oracle, [*inputs, *ctx.settings], needs, (dy, dh, dc)))
     dy, dh, dc = upstream(dy, dh, dc, y, inputs[4])
-    x, W_ih, W_hh, b, h0, c0, _, *rounds_need = needs[: TENSORS - 1]
-    q, q_factor, r, r_factor, q_bias, r_bias = rounds_need
-    groups = (x, W_ih, W_hh, b, q or q_factor or q_bias, r or r_factor or r_bias)
-    bits = sum(1 << i for i, need in enumerate(groups) if need)
+    bits = needed(needs[:SEED])
     found = torch.ops.fusedseq.mogrifier_lstm_backward(dy, dh, dc, *inputs, *ctx.settings, y, *saved, bits)
-    grads = [*found[:6], None, *found[6:], *[None] * (len(needs) - TENSORS + 1)]
+    grads = [*found[:6], None, *found[6:], *[None] * (len(needs) - SEED)]
     return tuple(g if need else None for g, need in zip(grads, needs, strict=True))
+
+
+def needed(needs):
+    """The bits of csrc/recurrence_inputs.h, of the tensors up to the seed."""
+    x, W_ih, W_hh, b, _, _, _, q, q_factor, r, r_factor, q_bias, r_bias = needs
+    groups = (x, W_ih, W_hh, b, q or q_factor or q_bias, r or r_factor or r_bias)
+    return sum(1 << i for i, need in enumerate(groups) if need)
 
 
 autograd.register("mogrifier_lstm", fake, backward, setup, fakes=[("mogrifier_lstm_backward", fake_backward)])

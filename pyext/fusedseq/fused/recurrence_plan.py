@@ -21,13 +21,26 @@ def plan(op, gpu, *args, **kwargs):
     from fusedseq import _C  # here: it is for one version of Python, and no operator needs it
 
     bound = inspect.signature(getattr(reference, op)).bind(*args, **kwargs)
-    bound.apply_defaults()
-    given = bound.arguments
-    (T, B, X), H, rounds = given["x"].shape, given["h0"].size(1), given.get("rounds", 0)
-    on_x, on_h = (weights(given[name], uses) if uses else 0
-                  for name, uses in (("Q", (rounds + 1) // 2), ("R", rounds // 2))) if rounds else (0, 0)  # fmt: skip
-    half = given["x"].dtype in (torch.bfloat16, torch.float16)
-    return _C.recurrence_plan(T, B, X, H, rounds, on_x, on_h, half, *gpu)
+    T, B, X = bound.arguments["x"].shape
+    return _C.recurrence_plan(T, B, X, *size(**bound.arguments), is_half(bound.arguments["x"]), *gpu)
+
+
+def wavefront(gpu, x, first, second):
+    """As `plan`, of a call of mogrifier_lstm_pair: a dict of `_C.wavefront_plan`."""
+    from fusedseq import _C
+
+    (T, B, X), of_first, of_second = x.shape, size(**first), size(**second)
+    return _C.wavefront_plan(T, B, (X, *of_first), (of_first[0], *of_second), is_half(x), *gpu)
+
+
+def is_half(x):
+    return x.dtype in (torch.bfloat16, torch.float16)
+
+
+def size(h0, rounds=0, Q=None, R=None, **_):
+    """H, rounds, and how many different weights these have on x and on h."""
+    uses = ((Q, (rounds + 1) // 2), (R, rounds // 2))
+    return h0.size(1), rounds, *(weights(weight, count) if count else 0 for weight, count in uses)
 
 
 def weights(weight, uses):
@@ -48,6 +61,23 @@ def layout(direction, found):
     return (
         f"{direction} {copies}{found['blocks']} blocks of {found['columns_h']} units{inputs}, {found['groups']} group"
         f"{'s' * (found['groups'] > 1)} of rows, {found['shared'] / 1024:.0f} KiB of shared memory{kept}"
+    )
+
+
+def explain_pair(gpu, *args, **kwargs):
+    """Whether both layers run at once, how they are laid out, and why."""
+    try:
+        found = wavefront(gpu, *args, **kwargs)
+    except ImportError:
+        return "csrc/wavefront.cu or one layer after the other: fusedseq._C, which knows, is for another Python"
+    if os.environ.get("FUSEDSEQ_RECURRENCE") == "loop":
+        return "one layer after the other; FUSEDSEQ_RECURRENCE is loop"
+    if not found["persistent"]:
+        return f"one layer after the other: {found['why']}"
+    return f"csrc/wavefront.cu, both layers at once: {found['why']}; " + "; ".join(
+        layout(f"{number} {direction}", found[direction][l])
+        for direction in ("forward", "backward")
+        for l, number in enumerate(("first", "second"))
     )
 
 

@@ -11,7 +11,8 @@ from fusedseq.nn.dropout import Dropout, LockedDropout, check_probability, draw_
 
 
 class _Recurrent(nn.Module):
-    """Layers, states and lengths; a subclass runs one layer in `_layer(l, x, h, c, lengths)`."""
+    """Layers, states and lengths; a subclass has `_layers(l, x, h, c, lengths)`, which runs the l-th layer, or more from there on,
+    and returns y, (h, c) of each; h and c of all layers."""
 
     def __init__(
         self, input_size, hidden_size, num_layers, bias, weight_dropout, variational, residual, output, batch_first,
@@ -103,13 +104,13 @@ class _Recurrent(nn.Module):
             raise ValueError(f"{type(self).__name__}: state must be (h, c) with an entry for each of "
                              f"{self.num_layers} layers, got {[len(s) for s in state]}")  # fmt: skip
         inputs, total, h, c = [x], None, [], []
-        for l in range(self.num_layers):
-            y = inputs[-1] + inputs[-2] if self.residual and l > 0 else inputs[-1]
-            y, (h_l, c_l) = self._layer(l, y, state[0][l], state[1][l], lengths)
-            total = y if total is None or self.output == "last" else total + y
-            inputs.append(y)
-            h.append(h_l)
-            c.append(c_l)
+        while (l := len(inputs) - 1) < self.num_layers:
+            below = inputs[-1] + inputs[-2] if self.residual and l > 0 else inputs[-1]
+            for y, (h_l, c_l) in self._layers(l, below, *state, lengths):
+                total = y if total is None or self.output == "last" else total + y
+                inputs.append(y)
+                h.append(h_l)
+                c.append(c_l)
         if len({H for _, H in self.sizes}) == 1:
             h, c = torch.stack(h), torch.stack(c)
         if packed:
@@ -145,10 +146,10 @@ class LSTM(_Recurrent):
         self._lstm = ops.lstm
         self.reset_parameters(forget_bias)
 
-    def _layer(self, l, x, h, c, lengths):
+    def _layers(self, l, x, h, c, lengths):
         if l > 0:
             x = self.layer_dropout(x)
-        return self._lstm(x, *self._gates(l), h, c, lengths, **self._random(x.device))
+        return [self._lstm(x, *self._gates(l), h[l], c[l], lengths, **self._random(x.device))]
 
 
 class MogrifierLSTM(_Recurrent):
@@ -184,7 +185,7 @@ class MogrifierLSTM(_Recurrent):
         self.state_dropout = check_probability(state_dropout, "MogrifierLSTM", "state_dropout")
         self.zoneout_h = check_probability(zoneout_h, "MogrifierLSTM", "zoneout_h")
         self.zoneout_c = check_probability(zoneout_c, "MogrifierLSTM", "zoneout_c")
-        self._mogrifier_lstm = ops.mogrifier_lstm
+        self._mogrifier_lstm, self._mogrifier_lstm_pair = ops.mogrifier_lstm, ops.mogrifier_lstm_pair
         for l, (X, H) in enumerate(self.sizes):
             for name, n, rows, columns in (("Q", (rounds + 1) // 2, X, H), ("R", rounds // 2, H, X)):
                 n = min(n, 1) if share_rounds else n
@@ -223,17 +224,26 @@ class MogrifierLSTM(_Recurrent):
         A = self._get(f"{name}_A", l)
         return None if A is None else (A, self._get(f"{name}_B", l))
 
-    def _layer(self, l, x, h, c, lengths):
+    def _arguments(self, l, device, h, c, lengths):
+        """A layer's, but for x."""
         random = self._random(
-            x.device, self.input_dropout, self.dropout, self.state_dropout, self.zoneout_h, self.zoneout_c
+            device, self.input_dropout, self.dropout, self.state_dropout, self.zoneout_h, self.zoneout_c
         )
-        return self._mogrifier_lstm(
-            x, *self._gates(l), h, c, self._round_weight("Q", l), self._round_weight("R", l),
-            self._get("Q_bias", l), self._get("R_bias", l), rounds=self.rounds, lengths=lengths,
-            cap_input_gate=self.cap_input_gate, input_dropout=self.dropout if l else self.input_dropout,
-            locked_input=self.locked, state_dropout=self.state_dropout, zoneout_h=self.zoneout_h,
-            zoneout_c=self.zoneout_c, **random,
-        )  # fmt: skip
+        W_ih, W_hh, b = self._gates(l)
+        return {
+            "W_ih": W_ih, "W_hh": W_hh, "b": b, "h0": h[l], "c0": c[l], "Q": self._round_weight("Q", l),
+            "R": self._round_weight("R", l), "Q_bias": self._get("Q_bias", l), "R_bias": self._get("R_bias", l),
+            "rounds": self.rounds, "lengths": lengths, "cap_input_gate": self.cap_input_gate,
+            "input_dropout": self.dropout if l else self.input_dropout, "locked_input": self.locked,
+            "state_dropout": self.state_dropout, "zoneout_h": self.zoneout_h, "zoneout_c": self.zoneout_c, **random,
+        }  # fmt: skip
+
+    def _layers(self, l, x, h, c, lengths):
+        """Two at a time, which on CUDA may run at once; a residual layer reads more than the one below it."""
+        first = self._arguments(l, x.device, h, c, lengths)
+        if l + 1 == self.num_layers or self.residual:
+            return [self._mogrifier_lstm(x, **first)]
+        return self._mogrifier_lstm_pair(x, first, self._arguments(l + 1, x.device, h, c, lengths))
 
     def extra_repr(self):
         return f"{super().extra_repr()}, rounds={self.rounds}, rank={self.rank}"

@@ -15,6 +15,7 @@ from fusedseq.reference.linear_cross_entropy import linear_cross_entropy
 from fusedseq.reference.locked_dropout import locked_dropout
 from fusedseq.reference.lstm import lstm
 from fusedseq.reference.mogrifier_lstm import mogrifier_lstm
+from fusedseq.reference.mogrifier_lstm_pair import mogrifier_lstm_pair
 from fusedseq.reference.residual_layer_norm import residual_layer_norm
 from fusedseq.reference.split_cross_entropy import split_cross_entropy
 from fusedseq.reference.weight_drop import weight_drop
@@ -31,6 +32,7 @@ __all__ = [
     "locked_dropout",
     "lstm",
     "mogrifier_lstm",
+    "mogrifier_lstm_pair",
     "residual_layer_norm",
     "split_cross_entropy",
     "weight_drop",

@@ -22,7 +22,7 @@ SIMT_CALL uint32_t load_acquire(const uint32_t* p, SIMT_LINE) {
 SIMT_CALL void store_release(uint32_t* p, uint32_t v) { simt::store(p, &v, sizeof v, true, __builtin_return_address(0)); }
 
 template <class T> SIMT_CALL T load_relaxed(const T* p, SIMT_LINE) {
-  static_assert(std::is_same_v<T, uint32_t> || std::is_same_v<T, uint4>);
+  static_assert(std::is_same_v<T, uint16_t> || std::is_same_v<T, uint32_t> || std::is_same_v<T, uint4>);
   T v;
   simt::load(p, &v, sizeof v, false, line, __builtin_return_address(0));
   return v;
