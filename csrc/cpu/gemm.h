@@ -80,11 +80,17 @@ void pack(const T* B, int64_t sk, int64_t sn, int64_t K, int64_t columns, T* dst
   }
 }
 
+// What a tile fetches into the second cache while it multiplies: a line for each k, `step` elements apart.
+template <class T> struct Ahead {
+  const T* first = nullptr;
+  int64_t step = 0;
+};
+
 // C (M, nv vectors) (+)= A (M, K) times a panel of nv vectors; A's element (m, k) at A[m * sm + k * sk]. A packed panel's
 // rows follow each other; others are ldb apart.
-template <int M, int nv, class T>
-void tile(int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, int64_t ldc, bool accumulate,
-          int64_t ldb = nv * LANES<T>) {
+template <int M, int nv, bool AHEAD, class T>
+void tile(int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, int64_t ldc, bool accumulate, int64_t ldb,
+          Ahead<T> ahead) {
   // Few rows would wait on the latency of one chain of additions: then even and odd k have their own.
   constexpr int CHAINS = M * nv < 8 ? 2 : 1;
   Vec<T> c[CHAINS][M][nv];
@@ -101,6 +107,7 @@ void tile(int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, i
   for (; k + CHAINS <= K; k += CHAINS) {
 #pragma GCC unroll 2
     for (int u = 0; u < CHAINS; ++u) {
+      if constexpr (AHEAD) __builtin_prefetch(ahead.first + (k + u) * ahead.step, 0, 2);
       Vec<T> b[nv];
 #pragma GCC unroll 4
       for (int n = 0; n < nv; ++n) b[n] = Vec<T>::load(panel + (k + u) * ldb + n * LANES<T>);
@@ -128,23 +135,23 @@ void tile(int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, i
     }
 }
 
-template <int nv, class T>
+template <int nv, bool AHEAD = false, class T>
 void tile_rows(int M, int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, int64_t ldc, bool acc,
-               int64_t ldb = nv * LANES<T>) {
+               int64_t ldb = nv * LANES<T>, Ahead<T> ahead = {}) {
   switch (M) {
-    case 1: return tile<1, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
-    case 2: return tile<2, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
-    case 3: return tile<3, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
-    case 4: return tile<4, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
-    case 5: return tile<5, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
-    default: return tile<6, nv>(K, A, sm, sk, panel, C, ldc, acc, ldb);
+    case 1: return tile<1, nv, AHEAD>(K, A, sm, sk, panel, C, ldc, acc, ldb, ahead);
+    case 2: return tile<2, nv, AHEAD>(K, A, sm, sk, panel, C, ldc, acc, ldb, ahead);
+    case 3: return tile<3, nv, AHEAD>(K, A, sm, sk, panel, C, ldc, acc, ldb, ahead);
+    case 4: return tile<4, nv, AHEAD>(K, A, sm, sk, panel, C, ldc, acc, ldb, ahead);
+    case 5: return tile<5, nv, AHEAD>(K, A, sm, sk, panel, C, ldc, acc, ldb, ahead);
+    default: return tile<6, nv, AHEAD>(K, A, sm, sk, panel, C, ldc, acc, ldb, ahead);
   }
 }
 
 // One tile of any size; where C has not whole vectors, by way of a buffer.
 template <class T>
 void any_tile(int M, int64_t width, int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, int64_t ldc,
-              bool whole_vectors, bool accumulate) {
+              bool whole_vectors, bool accumulate, Ahead<T> ahead = {}) {
   T buffer[MR * PANEL<T>];
   const int64_t padded = round_up<T>(width);
   const bool direct = whole_vectors || padded == width;
@@ -155,7 +162,9 @@ void any_tile(int M, int64_t width, int64_t K, const T* A, int64_t sm, int64_t s
     case 1: tile_rows<1>(M, K, A, sm, sk, panel, out, ldo, acc); break;
     case 2: tile_rows<2>(M, K, A, sm, sk, panel, out, ldo, acc); break;
     case 3: tile_rows<NV < 3 ? NV : 3>(M, K, A, sm, sk, panel, out, ldo, acc); break;
-    default: tile_rows<NV>(M, K, A, sm, sk, panel, out, ldo, acc);
+    default:
+      if (ahead.step) tile_rows<NV, true>(M, K, A, sm, sk, panel, out, ldo, acc, NV * LANES<T>, ahead);
+      else tile_rows<NV>(M, K, A, sm, sk, panel, out, ldo, acc);
   }
   if (direct) return;
   for (int m = 0; m < M; ++m)
@@ -168,7 +177,7 @@ void any_tile(int M, int64_t width, int64_t K, const T* A, int64_t sm, int64_t s
 template <class T>
 void product(int64_t M, int64_t K, const T* A, int64_t sm, int64_t sk, const T* B, int64_t ldb, int64_t N, T* C,
              int64_t ldc, bool accumulate) {
-  constexpr int64_t DEPTH = 256;  // of B, whose panel stays in the first cache while the rows pass
+  constexpr int64_t DEPTH = 128;  // of B, whose panel stays in the first cache while the rows pass
   const int64_t blocks = (M + MR - 1) / MR;
   for (int64_t m = 0; K == 0 && !accumulate && m < M; ++m) memset(C + m * ldc, 0, N * sizeof(T));
   for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
@@ -185,7 +194,9 @@ void product(int64_t M, int64_t K, const T* A, int64_t sm, int64_t sk, const T* 
           case 1: tile_rows<1>(rows, depth, a, sm, sk, b, c, ldc, acc, ldb); break;
           case 2: tile_rows<2>(rows, depth, a, sm, sk, b, c, ldc, acc, ldb); break;
           case 3: tile_rows<NV < 3 ? NV : 3>(rows, depth, a, sm, sk, b, c, ldc, acc, ldb); break;
-          default: tile_rows<NV>(rows, depth, a, sm, sk, b, c, ldc, acc, ldb);
+          default:  // of the panel to come, each block of rows fetches a vector's column
+            tile_rows<NV, true>(rows, depth, a, sm, sk, b, c, ldc, acc, ldb,
+                                {b + (n + PANEL<T> < N ? PANEL<T> : depth * ldb - n) + i % NV * LANES<T>, ldb});
         }
       }
     }
@@ -195,9 +206,10 @@ void product(int64_t M, int64_t K, const T* A, int64_t sm, int64_t sk, const T* 
 constexpr int64_t CHUNK = 24 * MR;  // rows of A that stay in the second cache while the panels of B pass
 
 // C (M, columns) (+)= A (M, K) times packed columns, + bias. `whole_vectors`: C's rows may be written up to a whole vector.
+// next: K x PANEL elements that are fetched meanwhile, where there are no more columns and rows than a panel and a chunk
 template <class T>
 void gemm(int64_t M, int64_t K, const T* A, int64_t lda, const T* packed, int64_t columns, T* C, int64_t ldc,
-          bool whole_vectors, bool accumulate, const T* bias = nullptr) {
+          bool whole_vectors, bool accumulate, const T* bias = nullptr, const T* next = nullptr) {
   constexpr int64_t DEPTH = 3072 / sizeof(T);  // of a panel, which stays there while the rows pass
   for (int64_t m0 = 0; m0 < M; m0 += CHUNK) {
     const int64_t rows = M - m0 < CHUNK ? M - m0 : CHUNK, blocks = (rows + MR - 1) / MR;
@@ -208,8 +220,9 @@ void gemm(int64_t M, int64_t K, const T* A, int64_t lda, const T* packed, int64_
         const int64_t depth = K - k0 < DEPTH ? K - k0 : DEPTH;
         for (int64_t i = 0; i < blocks; ++i) {
           const int64_t m = m0 + rows * i / blocks, n = m0 + rows * (i + 1) / blocks;
+          const Ahead<T> ahead{next + (k0 + depth * i / blocks) * PANEL<T>, next ? (PANEL<T> + blocks - 1) / blocks : 0};
           any_tile(int(n - m), width, depth, A + m * lda + k0, lda, 1, packed + K * n0 + k0 * padded, C + m * ldc + n0, ldc,
-                   whole_vectors, accumulate || bias || k0 > 0);
+                   whole_vectors, accumulate || bias || k0 > 0, ahead);
         }
       }
     }

@@ -5,13 +5,13 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// y's columns [begin, end), which W's rows of that number make, packed.
-template <class T> void linear_columns(const cpu::Linear<T>& l, int64_t begin, int64_t end, T* packed) {
+// y's columns [begin, end), which W's rows of that number make, packed.    next: gemm's
+template <class T> void linear_columns(const cpu::Linear<T>& l, int64_t begin, int64_t end, T* packed, const T* next = nullptr) {
   pack(l.W + begin * l.K, 1, l.K, l.K, end - begin, packed);
-  gemm(l.M, l.K, l.x, l.K, (const T*)packed, end - begin, l.y + begin, l.N, false, false, l.b ? l.b + begin : nullptr);
+  gemm(l.M, l.K, l.x, l.K, (const T*)packed, end - begin, l.y + begin, l.N, false, false, l.b ? l.b + begin : nullptr, next);
 }
 
-// With few rows a panel of W is multiplied as soon as it is packed, while it is in the second cache.
+// With few rows a panel of W is multiplied as soon as it is packed, while it is in the second cache, and the next one fetched.
 template <class T> void linear(const cpu::Linear<T>& l, cpu::Parallel run, int threads) {
   const bool few = l.M <= CHUNK;
   const int64_t panel = packed_size<T>(l.K, PANEL<T>);
@@ -20,7 +20,7 @@ template <class T> void linear(const cpu::Linear<T>& l, cpu::Parallel run, int t
     const Range own = own_columns<T>(l.N, begin, end, threads);
     if (!few) return linear_columns(l, own.begin, own.end, packed + l.K * own.begin);
     for (int64_t n = own.begin; n < own.end; n += PANEL<T>)
-      linear_columns(l, n, n + PANEL<T> < own.end ? n + PANEL<T> : own.end, packed + panel * begin);
+      linear_columns(l, n, n + PANEL<T> < own.end ? n + PANEL<T> : own.end, packed + panel * begin, l.W + (n + PANEL<T>) * l.K);
   });
 }
 
