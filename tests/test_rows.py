@@ -179,6 +179,20 @@ def test_bleu_is_shown_in_both_definitions():
     assert found == ["test bleu 0.2", "test sacrebleu 21.5"]
 
 
+@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
+def test_every_row_can_tell_a_whole_result(row):
+    """With everything that a run writes of itself."""
+    of_a_run = {"seconds": 60.0, "seconds per epoch": 30.0, "parameters": 10, "validations": []}
+    splits = {name.partition(" ")[0]: {} for name in row.figures if name not in figures.ABOUT_A_RUN}
+    for name in row.figures:
+        if name not in figures.ABOUT_A_RUN:
+            split, _, figure = name.partition(" ")
+            splits[split][figure] = 0.5
+    said = figures.of_result(row, {**of_a_run, "test": {"loss": 0.5}, **splits})
+    expected = [name for name in row.figures if not name.startswith("train ")]
+    assert len(said) >= len(expected)
+
+
 @pytest.mark.parametrize(("text", "left"), [
     ("/home/a/data/ptb", "ptb"), ("~/x.bin and ../y/z", "x.bin and z"), ("--data /data", "--data data"),
     ("en-es/base at 3 tokens/s, 1/4", "en-es/base at 3 tokens/s, 1/4"),

@@ -26,7 +26,7 @@ def of_row(row):
 def of_result(row, result):
     """Lines: the figures of a result that the row has, or those of its test sets where the row has none."""
     names = [name for name in row.figures if value(result, name) is not None]
-    for split, _, figure in [name.partition(" ") for name in row.figures]:
+    for split, _, figure in [name.partition(" ") for name in row.figures if name not in ABOUT_A_RUN]:
         beside = f"{split} {BESIDE.get(figure)}"
         names += [beside] if value(result, beside) is not None else []
     if not any(name not in ABOUT_A_RUN for name in names):
