@@ -137,7 +137,7 @@ constexpr Wavefront wavefront_plan(const RecurrenceSize& first, const Recurrence
   if (!first.half) return w.why = "the persistent kernels are for bfloat16 and float16", w;
   if (first.steps < shortest) return w.why = "for fewer than 4 steps the weights are not worth loading", w;
   if (!first.rounds || !second.rounds) return w.why = "the product of the input of a layer without rounds is taken for all steps at once", w;
-  if (first.B > 16 * WavefrontVariant::TILES) return w.why = "more than 32 rows are faster with one layer on all of the GPU", w;
+  if (first.B > 16 * WavefrontVariant::TILES) return w.why = "more than 32 rows are left to one layer at a time on all of the GPU", w;
   if (!gpu.cooperative) return w.why = "the GPU has no cooperative launch", w;
   const Gpu half{gpu.sms / 2, gpu.shared, true};
   w.persistent = true;

@@ -220,7 +220,7 @@ void gemm(int64_t M, int64_t K, const T* A, int64_t lda, const T* packed, int64_
         const int64_t depth = K - k0 < DEPTH ? K - k0 : DEPTH;
         for (int64_t i = 0; i < blocks; ++i) {
           const int64_t m = m0 + rows * i / blocks, n = m0 + rows * (i + 1) / blocks;
-          const Ahead<T> ahead{next + (k0 + depth * i / blocks) * PANEL<T>, next ? (PANEL<T> + blocks - 1) / blocks : 0};
+          const Ahead<T> ahead = next ? Ahead<T>{next + (k0 + depth * i / blocks) * PANEL<T>, (PANEL<T> + blocks - 1) / blocks} : Ahead<T>{};
           any_tile(int(n - m), width, depth, A + m * lda + k0, lda, 1, packed + K * n0 + k0 * padded, C + m * ldc + n0, ldc,
                    whole_vectors, accumulate || bias || k0 > 0, ahead);
         }
