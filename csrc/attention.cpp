@@ -105,6 +105,27 @@ Tensor heads_last(const Tensor& like, int64_t B, int64_t N, int64_t L, int64_t D
   return output(like, {B, N, L, D}, {L * N * D, D, N * D, 1}, stored(like));
 }
 
+// A part of `whole`, which it keeps alive.
+Tensor part_of(const Tensor& whole, const Sizes& shape, const Sizes& strides, int64_t offset) {
+  AtenTensorHandle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(whole.get(), int64_t(shape.size()), shape.data(), strides.data(), offset, &made));
+  return Tensor(made);
+}
+
+// Gradients of views (B, N, L, D) of one projection (B, L, n, N, D) or (L, B, n, N, D), so laid out that together they are
+// the projection's: `like` is the first of the n.
+std::vector<Tensor> parts_of_projection(const Tensor& like, int64_t n) {
+  const Sizes shape(like.sizes().begin(), like.sizes().end()), strides(like.strides().begin(), like.strides().end());
+  const int64_t width = shape[1] * shape[3], row = n * width;
+  const Sizes batch_first{shape[2] * row, shape[3], row, 1}, batch_second{row, shape[3], shape[0] * row, 1};
+  require(strides == batch_first || strides == batch_second, OP,
+          "arguments whose gradients are to be together must be parts of one projection");
+  const Tensor whole = output(like, {shape[0] * shape[2] * row});
+  std::vector<Tensor> parts;
+  for (int64_t i = 0; i < n; ++i) parts.push_back(part_of(whole, shape, strides, i * width));
+  return parts;
+}
+
 std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, Optional bias, Optional mask, Optional key_lengths, Optional alibi,
                                      Optional relative_keys, Optional rope, Optional key_rows, Optional seed, double scale, bool causal,
                                      int64_t offset, double dropout) {
@@ -118,6 +139,8 @@ std::tuple<Tensor, Tensor> attention(Tensor q, Tensor k, Tensor v, Optional bias
   return {as_type(out, q.scalar_type()), lse};
 }
 
+// needs: 1 dq, 2 dk, 4 dv, 8 dbias, 16 drelative_keys; 32 beside 7: dq, dk and dv together as the gradient of
+// the projection that they are parts of, or 64 beside 6: dk and dv
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
     Tensor dout, Tensor out, Tensor lse, Tensor q, Tensor k, Tensor v, Optional bias, Optional mask, Optional key_lengths,
     Optional alibi, Optional relative_keys, Optional rope, Optional seed, double scale, bool causal, int64_t offset, double dropout,
@@ -131,9 +154,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_backward(
   strides_of(dout_, a.dout_strides, 3, false);
   a.dout = dout_.const_data_ptr(), a.lse = const_cast<void*>(lse_.const_data_ptr());
   // What is not needed is empty; no two results may be the same tensor.
-  Tensor dq = needs & 1 ? heads_last(q, a.B, a.N, a.L, a.D) : output(q, {0});
-  Tensor dk = needs & 2 ? heads_last(q, a.B, a.N_kv, a.S, a.D) : output(q, {0});
-  Tensor dv = needs & 4 ? heads_last(q, a.B, a.N_kv, a.S, a.D) : output(q, {0});
+  const bool as_stored = stored(q) == q.scalar_type(), q_too = as_stored && needs & 32, together = as_stored && needs & 96;
+  const std::vector<Tensor> parts = together ? parts_of_projection(q_too ? q : k, q_too ? 3 : 2) : std::vector<Tensor>{};
+  Tensor dq = q_too ? parts[0] : needs & 1 ? heads_last(q, a.B, a.N, a.L, a.D) : output(q, {0});
+  Tensor dk = together ? parts[q_too] : needs & 2 ? heads_last(q, a.B, a.N_kv, a.S, a.D) : output(q, {0});
+  Tensor dv = together ? parts[q_too + 1] : needs & 4 ? heads_last(q, a.B, a.N_kv, a.S, a.D) : output(q, {0});
+  for (int d = 0; d < 2; ++d) {
+    a.dq_strides[d] = needs & 1 ? dq.stride(2 * d) : 0;
+    a.dk_strides[d] = needs & 2 ? dk.stride(2 * d) : needs & 4 ? dv.stride(2 * d) : 0;
+  }
   Tensor dbias = output(q, {0}), drelative_keys = output(q, {0});
   const auto at = [](Tensor& t) { return t.numel() ? t.mutable_data_ptr() : nullptr; };
   a.dq = at(dq), a.dk = at(dk), a.dv = at(dv);

@@ -12,12 +12,20 @@ namespace fusedseq::cpu {
 namespace {
 
 constexpr size_t HUGE_PAGE = size_t(1) << 21;
+constexpr size_t MAPPED = size_t(1) << 20;  // bytes of a block from where it has pages of its own; below it comes from malloc
 
-// Sizes are rounded up to an eighth of their power of two, so that a sequence a little shorter finds the same block.
+// Sizes are rounded up to an eighth of their power of two, so that a sequence a little shorter finds the same block; from
+// MAPPED on to whole huge pages.
 size_t rounded(size_t bytes) {
-  size_t step = HUGE_PAGE;
+  size_t step = bytes < MAPPED ? LARGE / 8 : HUGE_PAGE;
   while (step * 16 < bytes) step *= 2;
   return (bytes + step - 1) / step * step;
+}
+
+void* from_malloc(size_t bytes) {
+  void* p = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (!p) throw std::bad_alloc();
+  return p;
 }
 
 void* map(size_t size) {
@@ -31,6 +39,8 @@ void* map(size_t size) {
 #endif
   return p + before;
 }
+
+void give_back(void* p, size_t size) { size < MAPPED ? std::free(p) : void(munmap(p, size)); }
 
 struct Cache {
   std::mutex mutex;
@@ -48,11 +58,7 @@ Cache& cache() {
 }  // namespace
 
 void* allocate(size_t bytes) {
-  if (bytes < LARGE) {
-    void* p = std::aligned_alloc(64, (bytes + 64) / 64 * 64);
-    if (!p) throw std::bad_alloc();
-    return p;
-  }
+  if (bytes < LARGE) return from_malloc(bytes);
   const size_t size = rounded(bytes);
   Cache& c = cache();
   {
@@ -65,7 +71,7 @@ void* allocate(size_t bytes) {
       return p;
     }
   }
-  return map(size);
+  return size < MAPPED ? from_malloc(size) : map(size);
 }
 
 void release(void* p, size_t bytes) {
@@ -81,13 +87,13 @@ void release(void* p, size_t bytes) {
       return;
     }
   }
-  munmap(p, size);
+  give_back(p, size);
 }
 
 size_t empty_cache() {
   Cache& c = cache();
   const std::lock_guard<std::mutex> lock(c.mutex);
-  for (const auto& [size, p] : c.blocks) munmap(p, size);
+  for (const auto& [size, p] : c.blocks) give_back(p, size);
   c.blocks.clear();
   const size_t bytes = c.bytes;
   c.bytes = 0;

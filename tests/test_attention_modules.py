@@ -3,10 +3,12 @@ In fp64 (on a GPU fp32), where a rounding is no question; that of each dtype is 
 
 import copy
 import math
+import sys
 
 import pytest
 import torch
 from fusedseq import fused, nn
+from fusedseq.nn.heads import heads
 from placement import exact
 from torch import nn as torch_nn
 
@@ -170,6 +172,45 @@ def test_heads_are_views_of_few_products(kind, batch_first, monkeypatch):
     assert len(products) == {"self": 1, "cross": 2, "three": 3}[kind] + 1
     assert {*seen[:3]} == {t.untyped_storage().data_ptr() for t in products[:-1]}
     assert seen[3].transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("L", [1, 5, 40])  # one query, packed, in blocks
+@pytest.mark.parametrize("batch_first", [False, True], ids=["LBE", "BLE"])
+def test_gradients_lie_as_the_projections(parts, rows, L, batch_first, monkeypatch):
+    """attention's gradients of the parts of a projection are its gradient where they lie, and the numbers that copies give."""
+    shape = (rows, L, parts * E) if batch_first else (L, rows, parts * E)
+    y = torch.randn(shape, requires_grad=True)
+    q = torch.randn(rows, N, 3, E // N, requires_grad=True)
+
+    def gradients():
+        *other, k, v = found = heads(y, parts, N, batch_first)
+        for t in found:
+            t.register_hook(lambda g: made.append(g.untyped_storage().data_ptr()))
+        out = fused.attention(*other or [q], k, v)
+        return torch.autograd.grad(out.square().sum(), y)[0]
+
+    made: list = []
+    dy = gradients()
+    assert dy.is_contiguous()
+    assert {*made} == {dy.untyped_storage().data_ptr()}
+    monkeypatch.setattr(sys.modules[fused.attention.__module__], "together", lambda *_: 0)
+    made = []
+    copied = gradients()
+    assert len({*made}) == parts
+    assert torch.equal(dy, copied)
+
+
+@pytest.mark.cpu
+def test_gradients_of_heads():
+    """Of all parts, of some, and once more."""
+    y = torch.randn(2, 3, 3 * E, dtype=torch.float64, requires_grad=True)
+    for used in ((0, 1, 2), (1,)):
+        assert torch.autograd.gradgradcheck(lambda y, used=used: [heads(y, 3, N, True)[i].square() for i in used], (y,))
+    assert torch.autograd.gradcheck(lambda y: fused.attention(*heads(y, 3, N, True)), (y,))
+    assert torch.autograd.gradgradcheck(lambda y: fused.attention(*heads(y, 3, N, True)), (y,))
 
 
 # ------------------------------------------------------------------------------------------------ positions

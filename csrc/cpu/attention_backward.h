@@ -118,7 +118,7 @@ template <class E> class AttentionBackward {
         if (p.relative) product(rows, p.R, (const T*)w.g, p.Rp, 1, (const T*)w.rs, p.Dp, p.Dp, (T*)w.dq, p.Dp, true);
         for (int64_t i = 0; i < rows; ++i) {
           if (p.rope) rotate(w.dq + i * p.Dp, p.rope + (i0 + i + a.offset) * a.D, a.D, T(-1));
-          p.store_row(w.dq + i * p.Dp, static_cast<E*>(a.dq) + ((b * a.L + i0 + i) * a.N + h) * a.D, a.D, T(1));
+          p.store_row(w.dq + i * p.Dp, static_cast<E*>(a.dq) + b * a.dq_strides[0] + (i0 + i) * a.dq_strides[1] + h * a.D, a.D, T(1));
         }
       }
     for (T* rest : {dk, dv}) memset(rest + written * p.Dp, 0, (a.S - written) * p.Dp * sizeof(T));
@@ -127,7 +127,7 @@ template <class E> class AttentionBackward {
     const int64_t b = unit / a.N_kv, g = unit % a.N_kv;
     for (int64_t j = 0; to && j < a.S; ++j) {
       if (turned && p.rope) rotate(x + j * p.Dp, p.rope + j * a.D, a.D, T(-1));
-      p.store_row(x + j * p.Dp, static_cast<E*>(to) + ((b * a.S + j) * a.N_kv + g) * a.D, a.D, T(1));
+      p.store_row(x + j * p.Dp, static_cast<E*>(to) + b * a.dk_strides[0] + j * a.dk_strides[1] + g * a.D, a.D, T(1));
     }
   }
 

@@ -181,7 +181,7 @@ template <class E, int Q> class AttentionPacked {
     if (a.dv) product(a.S, a.L, P, 1, Q, dout.p, dout.stride, p.Dp, dv, ldk, add);
     if (a.dk) product(a.S, a.L, dS, 1, Q, q.p, q.stride, p.Dp, dk, ldk, add);
     if (a.dq)
-      store(w, static_cast<E*>(a.dq) + (b * a.L * a.N + h) * a.D, a.L, a.N * a.D, true, [&](T* to, int64_t ld) {
+      store(w, static_cast<E*>(a.dq) + b * a.dq_strides[0] + h * a.D, a.L, a.dq_strides[1], true, [&](T* to, int64_t ld) {
         weighted(dS, k, keys, to, ld);
       }, a.offset);
   }
@@ -218,7 +218,7 @@ template <class E, int Q> class AttentionPacked {
         }
         const Rows k = keys_of(a.k, a.k_strides, b, g, true, w.k), v = keys_of(a.v, a.v_strides, b, g, false, w.v);
         const bool whole_keys = direct && !past_caches && !p.rope;
-        const int64_t ldk = whole_keys ? a.N_kv * a.D : p.Dp, at = (b * a.S * a.N_kv + g) * a.D;
+        const int64_t ldk = whole_keys ? a.dk_strides[1] : p.Dp, at = b * a.dk_strides[0] + g * a.D;
         T *dk = w.dk, *dv = w.dv;
         if constexpr (std::is_same<E, T>::value)
           if (whole_keys) dk = static_cast<T*>(a.dk) + at, dv = static_cast<T*>(a.dv) + at;
@@ -233,8 +233,8 @@ template <class E, int Q> class AttentionPacked {
           else backward(w, bias, b, h, k, v, keys, keep, dk, dv, ldk, h > g * p.group);
         }
         if (forward_pass || whole_keys) continue;
-        if (a.dk) finish(dk, static_cast<E*>(a.dk) + at, a.S, a.N_kv * a.D, true, 0);
-        if (a.dv) finish(dv, static_cast<E*>(a.dv) + at, a.S, a.N_kv * a.D, false, 0);
+        if (a.dk) finish(dk, static_cast<E*>(a.dk) + at, a.S, a.dk_strides[1], true, 0);
+        if (a.dv) finish(dv, static_cast<E*>(a.dv) + at, a.S, a.dk_strides[1], false, 0);
       }
     });
     if (own_bias) add_parts((const T*)biases, share.parts, a.dbias_size, static_cast<T*>(a.dbias));

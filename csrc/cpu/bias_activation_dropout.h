@@ -34,7 +34,7 @@ void bias_activation_dropout_backward_row(const cpu::BiasActivationDropout& f, i
 }
 
 template <class S, class A> void bias_activation_dropout_rows(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
-  const RowBlocks blocks(f.M);
+  const RowBlocks blocks(f.M, f.D);
   parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
     Buffer<typename Compute<S>::type> row(round_up<typename Compute<S>::type>(f.D));
     Buffer<uint32_t> keep(f.D);
@@ -44,7 +44,7 @@ template <class S, class A> void bias_activation_dropout_rows(const cpu::BiasAct
 
 template <class S, class A> void bias_activation_dropout_backward_rows(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
   using C = typename Compute<S>::type;
-  const RowBlocks blocks(f.M);
+  const RowBlocks blocks(f.M, f.D);
   const BlockSums<C> db(blocks, f.D, f.db);
   parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
     Buffer<C> row(round_up<C>(f.D));

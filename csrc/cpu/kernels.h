@@ -115,7 +115,8 @@ struct Attention {
   void* lse;                              // (B, N, L)  +inf where a query sees no key
   const void* dout;                       // (B, N, L, D), backward only, as what follows; null where not needed
   int64_t dout_strides[3];
-  void *dq, *dk, *dv;                     // (B, L, N, D), (B, S, N_kv, D) twice
+  void *dq, *dk, *dv;                     // (B, L, N, D), (B, S, N_kv, D) twice, heads D apart
+  int64_t dq_strides[2], dk_strides[2];   // of the first two dimensions, dk's for dv too
   void* dbias;                            // in the shape of bias, of which dbias_strides are the strides
   int64_t dbias_strides[4], dbias_size;
   void* drelative_keys;                   // (2K + 1, D)

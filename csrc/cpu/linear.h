@@ -1,5 +1,6 @@
 // The linear map on the product of gemm.h, whose rate on some processors is twice that of torch's library.
 #pragma once
+#include "dots.h"
 #include "pointwise.h"
 
 namespace fusedseq {
@@ -11,13 +12,16 @@ template <class T> void linear_columns(const cpu::Linear<T>& l, int64_t begin, i
   gemm(l.M, l.K, l.x, l.K, (const T*)packed, end - begin, l.y + begin, l.N, false, false, l.b ? l.b + begin : nullptr, next);
 }
 
-// With few rows a panel of W is multiplied as soon as it is packed, while it is in the second cache, and the next one fetched.
+// Very few rows are multiplied with W as it stands, if its rows are whole vectors; few with a panel of W as soon as it is
+// packed, while it is in the second cache, and the next one is fetched.
 template <class T> void linear(const cpu::Linear<T>& l, cpu::Parallel run, int threads) {
-  const bool few = l.M <= CHUNK;
+  const bool few = l.M <= CHUNK, dots = l.M <= MOST_DOT_ROWS && l.K % LANES<T> == 0;
   const int64_t panel = packed_size<T>(l.K, PANEL<T>);
-  Buffer<T> packed(few ? panel * threads : packed_size<T>(l.K, l.N));
+  Buffer<T> packed(dots ? 0 : few ? panel * threads : packed_size<T>(l.K, l.N));
   parallel(run, threads, [&](int64_t begin, int64_t end) {
     const Range own = own_columns<T>(l.N, begin, end, threads);
+    if (dots)
+      return product_of_rows(l.M, l.K, l.x, l.K, l.W + own.begin * l.K, l.K, own.size(), l.b ? l.b + own.begin : nullptr, l.y + own.begin, l.N);
     if (!few) return linear_columns(l, own.begin, own.end, packed + l.K * own.begin);
     for (int64_t n = own.begin; n < own.end; n += PANEL<T>)
       linear_columns(l, n, n + PANEL<T> < own.end ? n + PANEL<T> : own.end, packed + panel * begin, l.W + (n + PANEL<T>) * l.K);

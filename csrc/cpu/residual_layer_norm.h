@@ -58,7 +58,7 @@ template <class S> void residual_layer_norm_rows(const cpu::ResidualLayerNorm& l
 inline void residual_layer_norm(const cpu::ResidualLayerNorm& l, cpu::Parallel run) {
   by_type(l.type, [&](auto s) {
     using S = decltype(s);
-    const RowBlocks blocks(l.M);
+    const RowBlocks blocks(l.M, l.D);
     parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
       residual_layer_norm_rows<S>(l, blocks.begin(begin), blocks.end(end - 1));
     });
@@ -112,7 +112,7 @@ inline void residual_layer_norm_backward(const cpu::ResidualLayerNormBackward& b
   by_type(b.forward.type, [&](auto s) {
     using S = decltype(s);
     using C = typename Compute<S>::type;
-    const RowBlocks blocks(b.forward.M);
+    const RowBlocks blocks(b.forward.M, b.forward.D);
     const BlockSums<C> dweight(blocks, b.forward.D, b.dweight), dbias(blocks, b.forward.D, b.dbias);
     parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)

@@ -13,11 +13,17 @@ template <class F> void by_type(cpu::Type type, F f) {
   }
 }
 
-// Rows in blocks that depend on their number alone: a sum over the rows is the sum of the blocks' sums in order, and
-// does not depend on the number of threads. At most 256, so that their sums are little memory.
+// Rows of D in blocks that depend on these numbers alone: a sum over the rows is the sum of the blocks' sums in order, and
+// does not depend on the number of threads. At most 256, so that their sums are little memory; of 16 rows, or fewer where
+// there are few, so that threads have as much to do as each other, but not of less than a thread's start is worth.
 struct RowBlocks {
   int64_t M, size, count;
-  explicit RowBlocks(int64_t M) : M(M), size(M > 16 * 256 ? (M + 255) / 256 : 16), count((M + size - 1) / size) {}
+  RowBlocks(int64_t M, int64_t D) : M(M), size(rows(M, D)), count((M + size - 1) / size) {}
+  HD static int64_t rows(int64_t M, int64_t D) {
+    if (M > 16 * 256) return (M + 255) / 256;
+    const int64_t even = (M + 7) / 8, worth = 4096 / (D + 1) + 1, most = even > worth ? even : worth;
+    return most < 16 ? most : 16;
+  }
   HD int64_t begin(int64_t block) const { return block * size; }
   HD int64_t end(int64_t block) const { return block * size + size < M ? block * size + size : M; }
 };

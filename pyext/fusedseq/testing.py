@@ -529,7 +529,7 @@ CASES = [
     attention_case(2, 2, 2, 37, 70, "mask"),
     attention_case(3, 4, 1, 40, 20, "lengths", "rope", "relative3", "alibi", "biasNLS", N_kv=2, dropout=0.2, seed=6),
     attention_case(2, 5, 90, 90, 20, "lengths", projected=True, dropout=0.3, seed=5),
-    *(linear_case(*size) for size in ((1, 1, 1), (3, 17, 1), (0, 3, 5), (7, 5, 33), (150, 33, 100), (20, 800, 70), (200, 64, 90))),
+    *(linear_case(*size) for size in ((1, 1, 1), (3, 17, 1), (0, 3, 5), (7, 5, 33), (150, 33, 100), (20, 800, 70), (200, 64, 90), (1, 64, 5), (7, 1040, 37))),
     linear_case(5, 7, 9, bias=False),
     Case("linear", "T2-B3-K5-N4", lambda randn: ((randn(2, 3, 5), randn(4, 5), randn(4)), {})),
     *(linear_cross_entropy_case(*size) for size in (

@@ -25,9 +25,11 @@ def attention(
     k; RuntimeError for gradients with key_rows, which is for inference.
     """
     op = "attention"
-    plain = scale is key_lengths is mask is bias is alibi is relative_keys is rope is offset is key_rows is None
-    if plain and causal is False and dropout == 0 and type(seed) is int and is_self_attention(q, k, v):
-        return autograd.call(op, q, k, v, *[None] * (TENSORS - 3), q.size(3) ** -0.5, False, 0, 0.0)[0]
+    plain = key_lengths is mask is bias is alibi is relative_keys is rope is offset is key_rows is None
+    plain = plain and causal is False and dropout == 0 and type(seed) is int and (scale is None or type(scale) is float)
+    if plain and is_self_attention(q, k, v):
+        scale = q.size(3) ** -0.5 if scale is None else scale
+        return autograd.call(op, q, k, v, *[None] * (TENSORS - 3), scale, False, 0, 0.0)[0]
     check.tensor(op, "q", q)
     q, k, v, bias, relative_keys = autograd.autocast(q.device.type, q, k, v, bias, relative_keys)
     check.like(op, q, "q", ("bias", "relative_keys"), dtypes=DTYPES, k=k, v=v, bias=bias, relative_keys=relative_keys)
@@ -217,6 +219,27 @@ def oracle(
     )  # fmt: skip
 
 
+TOGETHER = {3: 32, 2: 64}  # the bits of `needs`, by the parts
+
+
+def together(q, k, v, needs):
+    """A bit of `needs` where q, k, v, or k and v, are parts (B, N, L, D) of one projection, the whole of which is made of
+    them: their gradients may be laid out as its gradient then, so that nothing needs to be copied together."""
+    if not (needs[1] and needs[2]) or not type(q) is type(k) is type(v) is torch.Tensor:
+        return 0
+    parts = (q, k, v) if needs[0] and q.shape == k.shape and adjacent(q, k) else (k, v)
+    B, N, S, D = k.shape
+    row = len(parts) * N * D
+    whole = k.stride() in ((S * row, D, row, 1), (row, D, B * row, 1))
+    return TOGETHER[len(parts)] if whole and adjacent(k, v) else 0
+
+
+def adjacent(a, b):
+    """Whether b's rows follow those of a in memory."""
+    behind = a.size(1) * a.size(3) * a.element_size()
+    return a.stride() == b.stride() and b.data_ptr() == a.data_ptr() + behind
+
+
 def backward(ctx, dout, _):
     needs = ctx.needs_input_grad
     if dout is None:
@@ -225,7 +248,7 @@ def backward(ctx, dout, _):
     if torch.is_grad_enabled():
         return tuple(autograd.through_oracle(oracle, [*inputs, *ctx.settings], needs, [dout]))
     q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, _, seed = inputs
-    bits = needs[0] | needs[1] << 1 | needs[2] << 2 | needs[3] << 3 | needs[7] << 4
+    bits = needs[0] | needs[1] << 1 | needs[2] << 2 | needs[3] << 3 | needs[7] << 4 | together(q, k, v, needs)
     dq, dk, dv, dbias, drelative_keys = autograd.below(
         "attention_backward",
         dout, out, lse, q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, seed, *ctx.settings, bits,

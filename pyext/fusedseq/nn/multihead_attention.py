@@ -3,6 +3,7 @@ from torch import nn
 
 from fusedseq import fused, reference
 from fusedseq.nn.dropout import check_probability, draw_seed
+from fusedseq.nn.heads import heads
 from fusedseq.nn.key_value_cache import KeyValueCache
 
 
@@ -136,8 +137,7 @@ class MultiheadAttention(nn.Module):
         else:
             weight = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)[first]
         y = self._linear(x, weight, part(self.in_proj_bias, rows))
-        B, L = (0, 1) if self.batch_first else (1, 0)
-        return y.view(*y.shape[:2], last - first, self.num_heads, self.head_dim).permute(2, B, 3, L, 4).unbind(0)
+        return heads(y, last - first, self.num_heads, self.batch_first)
 
     def _terms(self, q, S, attn_mask, key_padding_mask):
         """The operator's mask and bias, and the argument that the positions are for."""
