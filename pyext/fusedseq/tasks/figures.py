@@ -75,11 +75,16 @@ def duration(seconds):
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def counted(n, plural):
+    """1 epoch, 2,000 steps."""
+    return f"{n:,} {plural if n != 1 else plural.removesuffix('s')}"
+
+
 def budget(result):
     """How long a run was, and in what it differs from its preset."""
     training = result["settings"]["training"]
-    limits = [f"of {training[key]} {key}" for key in ("epochs", "steps") if training[key] is not None]
-    done = f"{result['epochs']} epochs, {result['steps']:,} steps"
+    limits = [f"of {counted(training[key], key)}" for key in ("epochs", "steps") if training[key] is not None]
+    done = ", ".join(counted(result[key], key) for key in ("epochs", "steps"))
     parts = [done if not limits else f"{done} ({', '.join(limits)}; ended: {result['ended']})"]
     parts += [f"{key} {value}" for key, value in result["changes"].items()]
     parts += [result["note"]] if result.get("note") else []
@@ -88,5 +93,5 @@ def budget(result):
 
 def hardware(result):
     machine = result["machine"]
-    where = machine["gpu"] or f"{machine['threads']} threads on {machine['cores']} cores of {machine['cpu']}"
+    where = machine["gpu"] or f"{counted(machine['threads'], 'threads')} on {counted(machine['cores'], 'cores')} of {machine['cpu']}"
     return f"{where}, {duration(result['seconds'])} of training"
