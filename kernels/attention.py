@@ -9,7 +9,8 @@ from fusedseq.kernels import attention_packed, attention_row, attention_split, a
 from fusedseq.kernels.attention_plan import DROPOUT, PLAIN, PROGRAMS, RICH, Plan, cdiv, parts_of_keys, plan
 from fusedseq.kernels.attention_tile import Terms
 
-DQ, DK, DV, DBIAS, DRELATIVE = (1 << n for n in range(5))  # the bits of `needs`
+# The bits of `needs`; the last two: dq, dk and dv, or dk and dv, may be laid out as the gradient of one projection
+DQ, DK, DV, DBIAS, DRELATIVE, QKV, KV = (1 << n for n in range(7))
 
 
 class Call(NamedTuple):
@@ -124,10 +125,11 @@ def attention_backward(
         q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, None, seed, scale, causal, offset, dropout
     )
     dout, relative = with_unit_stride(dout), relative_keys is not None and needs & (DQ | DRELATIVE)
-    dq = heads_last(q, *q.shape) if needs & DQ else None
+    grads = new_gradients(call, needs)
+    dq = grads.q
     drelative = torch.zeros_like(call.terms.relative, dtype=torch.float32) if relative else None
     backward = {"packed": packed_backward, "row": row_backward, "tiled": tiled_backward}[call.plan.family]
-    dk, dv, dbias = backward(call, dout, out, lse, dq, drelative, bias, needs)
+    dk, dv, dbias = backward(call, dout, out, lse, grads, drelative, bias, needs)
     if relative:
         drelative = drelative.to(q.dtype)  # (B, N, L, 2K + 1)
         if needs & DQ:
@@ -136,21 +138,45 @@ def attention_backward(
     if call.turned is not None:
         dq = dq if dq is None else heads_last(dq, *dq.shape).copy_(rotated(dq, call.turned, offset, -1))
         dk = dk if dk is None else heads_last(dk, *dk.shape).copy_(rotated(dk, call.turned, 0, -1))
-    grads = dq, dk, dv, dbias, drelative
-    return tuple(g if needs & 1 << bit else q.new_empty(0) for bit, g in enumerate(grads))
+    results = dq, dk, dv, dbias, drelative
+    return tuple(g if needs & 1 << bit else q.new_empty(0) for bit, g in enumerate(results))
 
 
-def packed_backward(call, dout, out, lse, dq, drelative, bias, needs):
+class Gradients(NamedTuple):
+    """New ones of q, k and v, None where not needed; and how many heads of D there are in a row of q's, and of the others'."""
+
+    q: torch.Tensor | None
+    k: torch.Tensor | None
+    v: torch.Tensor | None
+    q_heads: int
+    k_heads: int
+
+
+def new_gradients(call, needs):
+    """They lie as (B, L or S, N, D), or, where `needs` says that the arguments are parts of one projection, as its gradient."""
+    q, k, N, N_kv = call.q, call.k, call.N, call.N // call.group
+    of_query_heads = call.group > 1 and call.plan.family == "packed"  # dk and dv, which are summed afterwards
+    parts = 3 if needs & QKV else 2 if needs & KV else 0
+    first, row = q if parts == 3 else k, parts * N_kv * call.D
+    if parts and not of_query_heads and first.stride() == (first.size(2) * row, call.D, row, 1):  # else (L, B, ...)
+        *dq, dk, dv = first.new_empty(call.B, first.size(2), parts, N_kv, call.D).permute(2, 0, 3, 1, 4).unbind(0)
+        if parts == 3:
+            return Gradients(dq[0], dk, dv, 3 * N, 3 * N)
+        return Gradients(heads_last(q, *q.shape) if needs & DQ else None, dk, dv, N, 2 * N_kv)
+    dq, dk, dv = (heads_last(t, *t.shape) if needs & bit else None for t, bit in ((q, DQ), (k, DK), (k, DV)))
+    return Gradients(dq, None, None, N, N) if of_query_heads else Gradients(dq, dk, dv, N, N_kv)
+
+
+def packed_backward(call, dout, out, lse, grads, drelative, bias, needs):
     tiles, heads = call.plan.backward, call.B * call.N
-    # Of each query head: a program has a few of them, not all of a group.
-    dtype = call.q.dtype if call.group == 1 else torch.float32
-    dk, dv = (
-        heads_last(call.q, call.B, call.N, call.S, call.D, dtype=dtype) if needs & bit else None for bit in (DK, DV)
-    )
+    dk, dv = grads.k, grads.v
+    if call.group > 1:  # of each query head: a program has a few of them, not all of a group
+        shape = call.B, call.N, call.S, call.D
+        dk, dv = (heads_last(call.q, *shape, dtype=torch.float32) if needs & bit else None for bit in (DK, DV))
     dlogits = call.q.new_empty(call.B, call.N, call.L, call.S, dtype=torch.float32) if needs & DBIAS else None
     launch.run(
-        attention_packed.packed_backward, cdiv(heads, tiles["G"]), dout, call.q, call.k, call.v, dq, dk, dv, dlogits,
-        drelative, *map(strides, (dout, call.q, call.k, call.v)), call.terms, heads, *call.sizes,
+        attention_packed.packed_backward, cdiv(heads, tiles["G"]), dout, call.q, call.k, call.v, grads.q, dk, dv, dlogits,
+        drelative, *map(strides, (dout, call.q, call.k, call.v)), call.terms, heads, grads.q_heads, grads.k_heads, *call.sizes,
         **call.constants(tiles, call.q, dout),
     )  # fmt: skip
     return of_the_group(call, dk), of_the_group(call, dv), as_bias(dlogits, bias)
@@ -169,18 +195,17 @@ def as_bias(dlogits, bias):
     return None if dlogits is None else dlogits.sum_to_size(bias.shape).to(bias.dtype)
 
 
-def row_backward(call, dout, out, lse, dq, drelative, bias, needs):
-    dk, dv = (heads_last(call.q, *call.v.shape) if needs & bit else None for bit in (DK, DV))
+def row_backward(call, dout, out, lse, grads, drelative, bias, needs):
     dlogits = call.q.new_empty(call.B, call.N, call.L, call.S, dtype=torch.float32) if needs & DBIAS else None
     launch.run(
-        attention_row.row_backward, call.B * call.N // call.group, dout, call.q, call.k, call.v, dq, dk, dv, dlogits,
-        drelative, *map(strides, (dout, call.q, call.k, call.v)), call.terms, *call.sizes,
+        attention_row.row_backward, call.B * call.N // call.group, dout, call.q, call.k, call.v, *grads[:3],
+        dlogits, drelative, *map(strides, (dout, call.q, call.k, call.v)), call.terms, *grads[3:], *call.sizes,
         **call.constants(call.plan.backward, call.q, dout),
     )  # fmt: skip
-    return dk, dv, as_bias(dlogits, bias)
+    return grads.k, grads.v, as_bias(dlogits, bias)
 
 
-def tiled_backward(call, dout, out, lse, dq, drelative, bias, needs):
+def tiled_backward(call, dout, out, lse, grads, drelative, bias, needs):
     heads, kernel_strides = call.B * call.N, tuple(map(strides, (dout, call.q, call.k, call.v)))
     operands, constants = (dout, call.q, call.k, call.v, lse), lambda tiles: call.constants(tiles, call.q, dout)
     delta, tiles = torch.empty_like(lse), call.plan.delta
@@ -189,23 +214,22 @@ def tiled_backward(call, dout, out, lse, dq, drelative, bias, needs):
         attention_tiled.tiled_delta, heads * steps, dout, out, delta, strides(dout), strides(out), steps, *call.sizes[:2],
         D=call.D, BYTES=common_alignment(dout, out), **tiles,
     )  # fmt: skip
-    dk, dv = (heads_last(call.q, *call.v.shape) if needs & bit else None for bit in (DK, DV))
     if needs & (DK | DV):
         tiles = call.plan.backward
         steps, chunks = cdiv(call.S, tiles["BN"]), cdiv(call.D, tiles["BD"])
         launch.run(
-            attention_tiled.tiled_backward_keys, heads // call.group * steps * chunks, *operands, delta, dk, dv,
-            *kernel_strides, call.terms, steps, *call.sizes, **constants(tiles),
+            attention_tiled.tiled_backward_keys, heads // call.group * steps * chunks, *operands, delta, grads.k,
+            grads.v, *kernel_strides, call.terms, steps, grads.k_heads, *call.sizes, **constants(tiles),
         )  # fmt: skip
-    if dq is not None or drelative is not None:
+    if grads.q is not None or drelative is not None:
         tiles = call.plan.queries
         steps, chunks = cdiv(call.L, tiles["BM"]), cdiv(call.D, tiles["BD"])
         launch.run(
-            attention_tiled.tiled_backward_queries, heads * steps * chunks, *operands, delta, dq, drelative,
-            *kernel_strides, call.terms, steps, *call.sizes, **constants(tiles),
+            attention_tiled.tiled_backward_queries, heads * steps * chunks, *operands, delta, grads.q,
+            drelative, *kernel_strides, call.terms, steps, grads.q_heads, *call.sizes, **constants(tiles),
         )  # fmt: skip
     if not needs & DBIAS:
-        return dk, dv, None
+        return grads.k, grads.v, None
     tiles, whole = call.plan.bias, (call.B, call.N, call.L, call.S)
     summed = [size == 1 and full > 1 for size, full in zip(bias.shape, whole, strict=True)]
     counts = call.B, call.N, cdiv(call.L, tiles["BM"]), cdiv(call.S, tiles["BN"])
@@ -216,7 +240,7 @@ def tiled_backward(call, dout, out, lse, dq, drelative, bias, needs):
         attention_tiled.tiled_backward_bias, places * parts, *operands, delta, dbias, *kernel_strides, call.terms, call.B,
         parts, *call.sizes, **constants(tiles), **dict(zip(("SUM_B", "SUM_N", "SUM_L", "SUM_S"), summed, strict=True)),
     )  # fmt: skip
-    return dk, dv, dbias.sum(0).to(bias.dtype)
+    return grads.k, grads.v, dbias.sum(0).to(bias.dtype)
 
 
 def heads_last(like, B, N, L, D, dtype=None):

@@ -62,13 +62,14 @@ def packed_forward(
         t.store(out, o, b, n, i, rows, N, L, first, None, i, D, BD)
 
 
-@triton.jit(do_not_specialize=[*t.SIZES, "count"])
+@triton.jit(do_not_specialize=[*t.SIZES, *t.HEADS, "count"])
 def packed_backward(
-    dout, q, k, v, dq, dk, dv, dlogits, drelative, dout_at, q_at, k_at, v_at, terms, count, N, L, S, offset, threshold,
-    scale, keep_scale, group,
+    dout, q, k, v, dq, dk, dv, dlogits, drelative, dout_at, q_at, k_at, v_at, terms, count, dq_heads, dk_heads, N, L, S, offset,
+    threshold, scale, keep_scale, group,
     D: tl.constexpr, BD: tl.constexpr, G: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """dq: (B, N, L, D), dk, dv: (B, N, S, D), of each query head, in memory (B, L or S, N, D); None where not needed
+    """dq: (B, N, L, D), dk, dv: (B, N, S, D), of each query head, in memory (B, L or S, dq_heads or dk_heads, D) with at least N
+    heads in a row; None where not needed
 
     dlogits: (B, N, L, S) fp32 or None    drelative: as terms.relative, fp32, zeros before, or None
     """
@@ -99,10 +100,10 @@ def packed_backward(
         y = t.tile(k, k_at, b, n // group, j, columns, first, terms.rope, j, D, BD, BYTES)
         if dv is not None:
             g = tl.dot(t.transposed(p), do, input_precision=PRECISION)
-            t.store(dv, g, b, n, j, there & (j < S), N, S, first, None, j, D, BD)
+            t.store(dv, g, b, n, j, there & (j < S), dk_heads, S, first, None, j, D, BD)
         if dk is not None:
             g = tl.dot(t.transposed(ds), x, input_precision=PRECISION)
-            t.store(dk, g, b, n, j, there & (j < S), N, S, first, terms.rope, j, D, BD)
+            t.store(dk, g, b, n, j, there & (j < S), dk_heads, S, first, terms.rope, j, D, BD)
         if dq is not None:
             g = tl.dot(ds, y, input_precision=PRECISION)
-            t.store(dq, g, b, n, i, there & rows, N, L, first, terms.rope, i + offset, D, BD)
+            t.store(dq, g, b, n, i, there & rows, dq_heads, L, first, terms.rope, i + offset, D, BD)

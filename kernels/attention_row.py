@@ -35,15 +35,15 @@ def row_forward(
     t.store(out, o, b, n, i, i < L, N, L, 0, None, i, D, BD)
 
 
-@triton.jit(do_not_specialize=t.SIZES)
+@triton.jit(do_not_specialize=[*t.SIZES, *t.HEADS])
 def row_backward(
-    dout, q, k, v, dq, dk, dv, dlogits, drelative, dout_at, q_at, k_at, v_at, terms, N, L, S, offset, threshold, scale,
-    keep_scale, group,
+    dout, q, k, v, dq, dk, dv, dlogits, drelative, dout_at, q_at, k_at, v_at, terms, dq_heads, dk_heads, N, L, S, offset,
+    threshold, scale, keep_scale, group,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     BYTES: tl.constexpr,
 ):  # fmt: skip
     """A program takes a head of keys, and the queries of its group in steps of BM. Shapes as in packed_backward, but for dk,
-    dv: (B, N_kv, S, D), in memory (B, S, N_kv, D)."""
+    dv: (B, N_kv, S, D), in memory (B, S, dk_heads, D)."""
     heads = N // group
     b, n_kv = tl.program_id(0) // heads, tl.program_id(0) % heads
     j = tl.arange(0, BS)
@@ -78,8 +78,8 @@ def row_backward(
             dkeys = tl.dot(tl.trans(ds), x, dkeys, input_precision=PRECISION)
         if dq is not None:
             g = tl.dot(ds, keys, input_precision=PRECISION)
-            t.store(dq, g, b, n, i, i < L, N, L, 0, terms.rope, i + offset, D, BD)
+            t.store(dq, g, b, n, i, i < L, dq_heads, L, 0, terms.rope, i + offset, D, BD)
     if dv is not None:
-        t.store(dv, dvalues, b, n_kv, j, j < S, heads, S, 0, None, j, D, BD)
+        t.store(dv, dvalues, b, n_kv, j, j < S, dk_heads, S, 0, None, j, D, BD)
     if dk is not None:
-        t.store(dk, dkeys, b, n_kv, j, j < S, heads, S, 0, terms.rope, j, D, BD)
+        t.store(dk, dkeys, b, n_kv, j, j < S, dk_heads, S, 0, terms.rope, j, D, BD)

@@ -14,6 +14,7 @@ from fusedseq.kernels import philox
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 SIZES = ["N", "L", "S", "offset", "threshold"]  # no kernel is compiled anew for another value of these
+HEADS = ["dq_heads", "dk_heads"]  # likewise
 
 
 class Terms(NamedTuple):
@@ -118,7 +119,8 @@ def key_batch(terms, b, j, inside, S):
 
 @triton.jit
 def store(x, value, b, n, i, inside, N, L, first, rope, position, D: tl.constexpr, BD: tl.constexpr):
-    """Columns first : first + BD of rows i of x, which lies in memory as (B, L, N, D); rotated back if there is a rope."""
+    """Columns first : first + BD of rows i of x, which lies in memory as (B, L, N, D), or with more heads in a row where N says
+    so; rotated back if there is a rope."""
     if rope is not None:
         value = rotated(value, angles(rope, position, inside, first, D, BD), -1)
     d = first + tl.arange(0, BD)

@@ -183,10 +183,10 @@ def _collect_keys(
     return dkeys, dvalues
 
 
-@triton.jit(do_not_specialize=[*t.SIZES, "tiles"])
+@triton.jit(do_not_specialize=[*t.SIZES, "tiles", "dk_heads"])
 def tiled_backward_keys(
-    dout, q, k, v, lse, delta, dk, dv, dout_at, q_at, k_at, v_at, terms, tiles, N, L, S, offset, threshold, scale,
-    keep_scale, group,
+    dout, q, k, v, lse, delta, dk, dv, dout_at, q_at, k_at, v_at, terms, tiles, dk_heads, N, L, S, offset, threshold,
+    scale, keep_scale, group,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     BYTES: tl.constexpr,
 ):  # fmt: skip
@@ -222,9 +222,9 @@ def tiled_backward_keys(
             D, BD, BM, BN, CAUSAL, PRECISION, BYTES, False,
         )  # fmt: skip
     if dv is not None:
-        t.store(dv, dvalues, b, n_kv, j, j < S, heads, S, first, None, j, D, BD)
+        t.store(dv, dvalues, b, n_kv, j, j < S, dk_heads, S, first, None, j, D, BD)
     if dk is not None:
-        t.store(dk, dkeys, b, n_kv, j, j < S, heads, S, first, terms.rope, j, D, BD)
+        t.store(dk, dkeys, b, n_kv, j, j < S, dk_heads, S, first, terms.rope, j, D, BD)
 
 
 @triton.jit
@@ -252,10 +252,10 @@ def _collect_queries(
     return dqueries, low, high
 
 
-@triton.jit(do_not_specialize=[*t.SIZES, "tiles"])
+@triton.jit(do_not_specialize=[*t.SIZES, "tiles", "dq_heads"])
 def tiled_backward_queries(
-    dout, q, k, v, lse, delta, dq, drelative, dout_at, q_at, k_at, v_at, terms, tiles, N, L, S, offset, threshold, scale,
-    keep_scale, group,
+    dout, q, k, v, lse, delta, dq, drelative, dout_at, q_at, k_at, v_at, terms, tiles, dq_heads, N, L, S, offset, threshold,
+    scale, keep_scale, group,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     BYTES: tl.constexpr,
 ):  # fmt: skip
@@ -284,7 +284,7 @@ def tiled_backward_queries(
     if drelative is not None:  # each chunk's program writes the same
         t.store_relative_ends(drelative, low, high, t.query_row(b, n, i, N, L), i < L, terms)
     if dq is not None:
-        t.store(dq, dqueries, b, n, i, i < L, N, L, first, terms.rope, i + offset, D, BD)
+        t.store(dq, dqueries, b, n, i, i < L, dq_heads, L, first, terms.rope, i + offset, D, BD)
 
 
 @triton.jit(do_not_specialize=[*t.SIZES, "B", "parts"])

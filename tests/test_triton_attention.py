@@ -194,3 +194,25 @@ def test_tf32_is_asked_for_where_torch_allows_it(device):
             assert call.constants({})["PRECISION"] == wanted
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("options", [(), ("relative", "dropout"), ("relative", "rope")], ids="-".join)
+@pytest.mark.parametrize(("L", "D", "type"), [(5, 10, BF16), (20, 20, BF16), (131, 10, BF16), (33, 10, FP32)])
+def test_gradients_lie_as_the_projections(L, D, type, options, parts, device):
+    """The gradients of the parts of a projection are its gradient where they lie, and the numbers that they are apart."""
+    (q, *_), kwargs = inputs(L, L, D, type, device, *options)
+    y = torch.randn(B, L, parts, N, D).to(device, type)
+
+    def gradients(*views):
+        views = [t.detach().requires_grad_() for t in views]
+        out = fused.attention(*[q] * (3 - parts), *views, **kwargs)
+        return torch.autograd.grad(out.float().square().sum(), views)
+
+    views = y.permute(2, 0, 3, 1, 4).unbind(0)
+    found, wanted = gradients(*views), gradients(*(t.clone() for t in views))
+    for got, apart in zip(found, wanted, strict=True):
+        assert torch.equal(got, apart)
+    if options != ("relative", "rope"):  # which are rotated back, into memory of their own
+        together = found[0].as_strided(y.shape, y.stride()).permute(2, 0, 3, 1, 4)
+        assert all(torch.equal(got, whole) for got, whole in zip(found, together.unbind(0), strict=True))

@@ -7,7 +7,7 @@ def heads(y, parts, num_heads, batch_first):
     """(B, L, parts N D), or (L, B, parts N D) without `batch_first` -> `parts` views (B, N, L, D) of it.
 
     `unbind` with another gradient: autograd's stacks the parts and copies them once more into the order of y. This one copies
-    them once, or not at all where the operator has laid them out as y (`fused.attention` on a CPU).
+    them once, or not at all where the operator has laid them out as y, as `fused.attention` does.
     """
     if (
         torch.compiler.is_compiling()

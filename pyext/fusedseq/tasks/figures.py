@@ -93,5 +93,8 @@ def budget(result):
 
 def hardware(result):
     machine = result["machine"]
-    where = machine["gpu"] or f"{counted(machine['threads'], 'threads')} on {counted(machine['cores'], 'cores')} of {machine['cpu']}"
+    where = (
+        machine["gpu"]
+        or f"{counted(machine['threads'], 'threads')} on {counted(machine['cores'], 'cores')} of {machine['cpu']}"
+    )
     return f"{where}, {duration(result['seconds'])} of training"
