@@ -1,4 +1,4 @@
-"""Packaging. csrc/build.py and csrc/rules.ninja say how fusedseq/_ops.so and fusedseq/_C are compiled."""
+"""Packaging. csrc/build.py and csrc/rules.ninja say how fusedseq/_ops.so, fusedseq/_C and fusedseq/_autograd are compiled."""
 
 import importlib.metadata
 import importlib.util
@@ -49,8 +49,10 @@ class Build(build_ext):
         temp = Path("build", f"{self.plat_name}-{sys.implementation.cache_tag}")
         facts = build(temp, self.plat_name.rpartition("-")[2], TORCH, PYBIND11)
         (temp / "build_info.json").write_text(json.dumps(facts, indent=1))
-        operators, module = (Path(self.get_ext_fullpath(extension.name)) for extension in self.extensions)
-        targets = {"_ops.so": operators, "_C.so": module, "build_info.json": operators.with_name("build_info.json")}
+        paths = {f"{extension.name.rpartition('.')[2]}.so": Path(self.get_ext_fullpath(extension.name))
+                 for extension in self.extensions}  # fmt: skip
+        operators = paths["_ops.so"]
+        targets = {**paths, "build_info.json": operators.with_name("build_info.json")}
         operators.parent.mkdir(parents=True, exist_ok=True)
         for name, target in targets.items():  # renamed, for a process that runs the old one keeps it
             shutil.copy2(temp / name, f"{target}.new")
@@ -62,11 +64,11 @@ class Wheel(bdist_wheel):
         shutil.rmtree(self.get_finalized_command("build").build_lib, ignore_errors=True)
         super().run()
 
-    def get_tag(self):  # any Python: only _C is for one, and nothing but its own facts needs it
+    def get_tag(self):  # any Python: _C and _autograd are for one, and without them nothing but speed and facts is lost
         return "py3", "none", super().get_tag()[2]
 
 
 setup(
-    ext_modules=[Extension("fusedseq._ops", []), Extension("fusedseq._C", [])],
+    ext_modules=[Extension(f"fusedseq.{name}", []) for name in ("_ops", "_C", "_autograd")],
     cmdclass={"build_ext": Build, "bdist_wheel": Wheel},
 )

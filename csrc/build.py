@@ -1,4 +1,4 @@
-"""Compiles csrc/ to _ops.so and _C.so: which sources become which objects. rules.ninja says how each kind is compiled.
+"""Compiles csrc/ to _ops.so, _C.so and _autograd.so: which sources become which objects. rules.ninja says how each kind is compiled.
 
 Environment: CXX, CXXFLAGS, LDFLAGS, MAX_JOBS, TORCH_CUDA_ARCH_LIST; FUSEDSEQ_CUDA = 0, 1 (an error without nvcc) or auto.
 """
@@ -51,7 +51,7 @@ def gencodes(arches):
 
 
 def build(out, machine, torch, pybind11):
-    """Builds out/_ops.so and out/_C.so for `machine` (x86_64, aarch64, ...); returns the facts for build_info.json.
+    """Builds out/_ops.so, out/_C.so and out/_autograd.so for `machine` (x86_64, aarch64, ...); returns the facts for build_info.json.
 
     torch, pybind11: the directories of these packages
     """
@@ -84,12 +84,13 @@ def build(out, machine, torch, pybind11):
         for isa in isas:
             flags = f"-DFUSEDSEQ_ISA={isa}" + f" $X86_{isa}" * x86
             objects.append(edge("kernel", f"{source.stem}.{isa}.o", [source], flags))
-    for source in sorted(set(CSRC.glob("*.cpp")) - {CSRC / "_C.cpp"}):
+    for source in sorted(set(CSRC.glob("*.cpp")) - {CSRC / "_C.cpp", CSRC / "_autograd.cpp"}):
         objects.append(edge("operator", f"{source.stem}.o", [source], "$WITH_CUDA" if cuda else ""))
     if cuda:
         objects += [edge("cuda", f"{source.name}.o", [source]) for source in cu]
     edge("link", "_ops.so", objects, "$TORCH" + " $CUDART" * bool(cuda))
     edge("link", "_C.so", [edge("module", "_C.o", [CSRC / "_C.cpp"])])
+    edge("link", "_autograd.so", [edge("torch_module", "_autograd.o", [CSRC / "_autograd.cpp"])], "$TORCH_PYTHON")
 
     out.mkdir(parents=True, exist_ok=True)
     (out / "build.ninja").write_text("\n".join(lines) + "\n")

@@ -16,8 +16,15 @@ void run_backward(const cpu::Linear<float>& l) { cpu::kernels().linear_backward_
 void run_backward(const cpu::Linear<double>& l) { cpu::kernels().linear_backward_f64(l, parallel, linear_threads(l.M, l.K, l.N)); }
 
 void require_shapes(const Tensor& x, const Tensor& W, const std::optional<Tensor>& b) {
-  require(x.dim() == 2 && W.dim() == 2 && x.size(1) == W.size(1) && x.size(1) > 0, "linear", "x must be (M, K) and W (N, K)");
+  require(x.dim() >= 1 && W.dim() == 2 && x.size(x.dim() - 1) == W.size(1) && W.size(1) > 0, "linear", "x must be (..., K) and W (N, K)");
   if (b) require_shape("linear", "b", *b, {W.size(0)});
+}
+
+// (..., N)
+Sizes result_shape(const Tensor& x, const Tensor& W) {
+  Sizes shape(x.sizes().begin(), x.sizes().end());
+  shape.back() = W.size(0);
+  return shape;
 }
 
 template <class T> constexpr ScalarType computing = sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float;
@@ -28,19 +35,19 @@ template <class T> Tensor forward(const Tensor& x_, const Tensor& W_, const std:
   require_shapes(x_, W_, b_);
   const Tensor x = dense(x_, computing<T>), W = dense(W_, computing<T>);
   const Tensor b = b_ ? dense(*b_, computing<T>) : x;
-  Tensor y = output(x, {x.size(0), W.size(0)});
+  Tensor y = output(x, result_shape(x, W));
   if (y.numel())
-    run(cpu::Linear<T>{x.size(0), x.size(1), W.size(0), in<T>(x), in<T>(W), b_ ? in<T>(b) : nullptr, out<T>(y), nullptr,
+    run(cpu::Linear<T>{x.numel() / W.size(1), W.size(1), W.size(0), in<T>(x), in<T>(W), b_ ? in<T>(b) : nullptr, out<T>(y), nullptr,
                        nullptr, nullptr, nullptr});
   return as_type(y, x_.scalar_type());
 }
 
 template <class T> std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dy_, const Tensor& x_, const Tensor& W_, int64_t needs) {
   require_shapes(x_, W_, {});
-  require_shape("linear", "dy", dy_, {x_.size(0), W_.size(0)});
+  require_shape("linear", "dy", dy_, result_shape(x_, W_));
   const Tensor dy = dense(dy_, computing<T>), x = dense(x_, computing<T>), W = dense(W_, computing<T>);
-  const int64_t M = x.size(0), K = x.size(1), N = W.size(0);
-  Tensor dx = output(x, needs & 1 ? Sizes{M, K} : Sizes{0}), dW = output(x, needs & 2 ? Sizes{N, K} : Sizes{0}),
+  const int64_t K = W.size(1), M = x.numel() / K, N = W.size(0);
+  Tensor dx = output(x, needs & 1 ? Sizes(x.sizes().begin(), x.sizes().end()) : Sizes{0}), dW = output(x, needs & 2 ? Sizes{N, K} : Sizes{0}),
          db = output(x, needs & 4 ? Sizes{N} : Sizes{0});
   run_backward(cpu::Linear<T>{M, K, N, in<T>(x), in<T>(W), nullptr, nullptr, in<T>(dy), out<T>(dx), out<T>(dW), out<T>(db)});
   const ScalarType type = x_.scalar_type();

@@ -188,10 +188,15 @@ template <class T> Tensor scaled(const Tensor& gradient, const Tensor& dloss) {
   return result;
 }
 
-// A gradient formed with the loss, once the gradient of the loss is known; the first stays as it is, for another backward.
-Tensor linear_cross_entropy_backward_scale(Tensor gradient, Tensor dloss) {
-  require(dloss.numel() == 1 && gradient.is_contiguous(), OP, "dloss must be a scalar and the gradient contiguous");
-  return gradient.scalar_type() == ScalarType::Double ? scaled<double>(gradient, dloss) : scaled<float>(gradient, dloss);
+// The gradients formed with the loss, once the gradient of the loss is known; the first stay as they are, for another backward.
+std::tuple<Tensor, Tensor, Tensor> linear_cross_entropy_scale(Tensor dx, Tensor dW, Tensor db, Tensor dloss, int64_t needs) {
+  require(dloss.numel() == 1, OP, "dloss must be a scalar");
+  const auto one = [&](const Tensor& gradient, int64_t bit) {
+    if (!(needs & bit)) return output(gradient, {0});
+    require(gradient.is_contiguous(), OP, "gradients must be contiguous");
+    return gradient.scalar_type() == ScalarType::Double ? scaled<double>(gradient, dloss) : scaled<float>(gradient, dloss);
+  };
+  return {one(dx, 1), one(dW, 2), one(db, 4)};
 }
 
 }  // namespace
@@ -203,12 +208,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   m.def("linear_cross_entropy_backward(Tensor? dloss, Tensor? dlog_prob, Tensor? dlse, Tensor lse, Tensor x, Tensor W, "
         "Tensor target, Tensor? b, Tensor? class_weights, int ignore_index, float label_smoothing, float z_loss, "
         "float temperature, int reduction, int needs) -> (Tensor, Tensor, Tensor)");
-  m.def("linear_cross_entropy_backward_scale(Tensor gradient, Tensor dloss) -> Tensor");
+  m.def("linear_cross_entropy_scale(Tensor dx, Tensor dW, Tensor db, Tensor dloss, int needs) -> (Tensor, Tensor, Tensor)");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("linear_cross_entropy", TORCH_BOX(&linear_cross_entropy));
   m.impl("linear_cross_entropy_backward", TORCH_BOX(&linear_cross_entropy_backward));
-  m.impl("linear_cross_entropy_backward_scale", TORCH_BOX(&linear_cross_entropy_backward_scale));
+  m.impl("linear_cross_entropy_scale", TORCH_BOX(&linear_cross_entropy_scale));
 }
 
 }  // namespace fusedseq

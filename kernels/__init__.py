@@ -20,7 +20,7 @@ MODULES = {
     "linear_backward": "linear",
     "linear_cross_entropy": "linear_cross_entropy",
     "linear_cross_entropy_backward": "linear_cross_entropy",
-    "linear_cross_entropy_backward_scale": "linear_cross_entropy",
+    "linear_cross_entropy_scale": "linear_cross_entropy",
     "residual_layer_norm": "residual_layer_norm",
     "residual_layer_norm_backward": "residual_layer_norm",
 }

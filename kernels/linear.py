@@ -9,13 +9,15 @@ def linear(x, W, b):
 
 
 def linear_backward(dy, x, W, needs):
+    rows, wide = dy.reshape(-1, len(W)), torch.promote_types(dy.dtype, torch.float32)
+
     def gradient(bit, make):
         return make() if needs & bit else x.new_empty(0)
 
     return (
         gradient(1, lambda: dy @ W),
-        gradient(2, lambda: dy.T @ x),
-        gradient(4, lambda: dy.sum(0, dtype=torch.promote_types(dy.dtype, torch.float32)).to(dy.dtype)),
+        gradient(2, lambda: rows.T @ x.reshape(-1, W.size(1))),
+        gradient(4, lambda: rows.sum(0, dtype=wide).to(dy.dtype)),
     )
 
 

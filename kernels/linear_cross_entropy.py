@@ -229,8 +229,8 @@ def finish(call, gradients, late):
             gradient.mul_(call.factor)
 
 
-def linear_cross_entropy_backward_scale(gradient, dloss):
-    return gradient * dloss
+def linear_cross_entropy_scale(dx, dW, db, dloss, needs):
+    return tuple(g * dloss if needs >> i & 1 else g.new_empty(0) for i, g in enumerate((dx, dW, db)))
 
 
 def explain(x, W, *args, **kwargs):

@@ -81,7 +81,8 @@ def test_wheel_is_for_any_python_and_holds_the_kernels(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     kernels = {f"fusedseq/kernels/{path.name}" for path in (ROOT / "kernels").glob("*.py")}
     assert kernels | {"fusedseq/_ops.so", "fusedseq/build_info.json", "fusedseq/fused/__init__.py"} <= names
-    assert any(name.startswith("fusedseq/_C.") for name in names)
+    for module in ("_C", "_autograd"):
+        assert any(name.startswith(f"fusedseq/{module}.") for name in names)
 
 
 def test_wheel_computes_here(wheel, tmp_path):
@@ -132,11 +133,16 @@ def test_instruction_sets_share_no_inline_function(tree):
 
 
 def test_libraries_need_only_what_is_everywhere(tree):
-    """No Python and no OpenMP in the operators, no torch in the module, no CUDA to load."""
+    """No Python and no OpenMP in the operators, no torch in the module _C, no CUDA to load."""
     package = tree / "pyext/fusedseq"
-    (module,) = package.glob("_C.*.so")
+    (module,), (recorder,) = package.glob("_C.*.so"), package.glob("_autograd.*.so")
     system = r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux.*"
-    for library, more in ((package / "_ops.so", r"|lib(torch_cpu|c10)\.so"), (module, "")):
+    libraries = (
+        (package / "_ops.so", r"|lib(torch_cpu|c10)\.so"),
+        (module, ""),
+        (recorder, r"|lib(torch_python|torch_cpu|c10)\.so"),
+    )
+    for library, more in libraries:
         needed = re.findall(r"\(NEEDED\).*\[(.*)\]", succeed("readelf", "-d", library))
         assert [name for name in needed if not re.fullmatch(system + more, name)] == []
 

@@ -77,7 +77,7 @@ def cross_entropy(label, dtype=torch.bfloat16, options=False):
         f"linear_cross_entropy_backward-{label}": lambda: module.linear_cross_entropy_backward(
             *upstream, lse, *inputs, *settings, 7
         ),
-        "linear_cross_entropy_backward_scale": lambda: module.linear_cross_entropy_backward_scale(W, upstream[0]),
+        "linear_cross_entropy_scale": lambda: module.linear_cross_entropy_scale(W, W, W, upstream[0], 7),
     }
 
 

@@ -149,7 +149,7 @@ void tile_rows(int M, int64_t K, const T* A, int64_t sm, int64_t sk, const T* pa
 }
 
 // One tile of any size; where C has not whole vectors, by way of a buffer.
-template <class T>
+template <class T, bool AHEAD = false>
 void any_tile(int M, int64_t width, int64_t K, const T* A, int64_t sm, int64_t sk, const T* panel, T* C, int64_t ldc,
               bool whole_vectors, bool accumulate, Ahead<T> ahead = {}) {
   T buffer[MR * PANEL<T>];
@@ -159,9 +159,9 @@ void any_tile(int M, int64_t width, int64_t K, const T* A, int64_t sm, int64_t s
   const int64_t ldo = direct ? ldc : padded;
   const bool acc = direct && accumulate;
   switch (padded / LANES<T>) {
-    case 1: tile_rows<1>(M, K, A, sm, sk, panel, out, ldo, acc); break;
-    case 2: tile_rows<2>(M, K, A, sm, sk, panel, out, ldo, acc); break;
-    case 3: tile_rows<NV < 3 ? NV : 3>(M, K, A, sm, sk, panel, out, ldo, acc); break;
+    case 1: tile_rows<1, AHEAD>(M, K, A, sm, sk, panel, out, ldo, acc, LANES<T>, ahead); break;
+    case 2: tile_rows<2, AHEAD>(M, K, A, sm, sk, panel, out, ldo, acc, 2 * LANES<T>, ahead); break;
+    case 3: tile_rows<NV < 3 ? NV : 3, AHEAD>(M, K, A, sm, sk, panel, out, ldo, acc, (NV < 3 ? NV : 3) * LANES<T>, ahead); break;
     default:
       if (ahead.step) tile_rows<NV, true>(M, K, A, sm, sk, panel, out, ldo, acc, NV * LANES<T>, ahead);
       else tile_rows<NV>(M, K, A, sm, sk, panel, out, ldo, acc);

@@ -2,9 +2,11 @@
 
 import ctypes
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -63,6 +65,22 @@ def operators() -> ctypes.CDLL:
             f"fusedseq: {LIBRARY}, built with torch {built}, does not load under torch {torch.__version__}: {reason}"
         ) from None
     return ctypes.CDLL(str(LIBRARY))
+
+
+@functools.cache
+def recorder():
+    """The module fusedseq._autograd, or None where the build was for another torch or Python, or FUSEDSEQ_AUTOGRAD is
+    python: then Python does the same, and a small call takes some 20 us longer."""
+    import torch
+
+    built = build_info().get("torch", "")
+    if os.getenv("FUSEDSEQ_AUTOGRAD") == "python" or built.partition("+")[0] != torch.__version__.partition("+")[0]:
+        return None
+    operators()
+    try:
+        return importlib.import_module("fusedseq._autograd")
+    except ModuleNotFoundError:
+        return None
 
 
 def isa(question: str) -> str:

@@ -62,7 +62,7 @@ def versions(report):
 
 
 def library(report):
-    """Reports on _ops.so and _C; returns whether the operators can run."""
+    """Reports on _ops.so, _C and _autograd; returns whether the operators can run."""
     built = _load.build_info()
     if built:
         report.fact(
@@ -93,6 +93,11 @@ def library(report):
             report.fact(
                 "fusedseq._C", f"not for this Python: the build was for {built.get('python')}; no operator needs it"
             )
+    if _load.recorder():
+        report.fact("autograd", "small operators are recorded in C++")
+    else:
+        report.fact("autograd", f"in Python, which costs a small call some 20 us: fusedseq._autograd is for torch {built.get('torch')} and "
+                    f"Python {built.get('python')}, or FUSEDSEQ_AUTOGRAD is python")  # fmt: skip
     for question in ("compiled", "found"):
         report.fact(f"CPU kernels {question}", _load.isa(question))
     used = _load.isa("used")

@@ -312,8 +312,10 @@ def activation_regularization_case(T, B, H, alpha=2.0, beta=1.0):
 
 
 def linear_case(M, K, N, bias=True):
-    return Case("linear", f"M{M}-K{K}-N{N}{'-nobias' * (not bias)}",
-                lambda randn: ((randn(M, K), K**-0.5 * randn(N, K), randn(N) if bias else None), {}))  # fmt: skip
+    """M: of x, (M, K), or the tuple of all its dimensions but K"""
+    rows = M if isinstance(M, tuple) else (M,)
+    return Case("linear", f"M{'x'.join(map(str, rows))}-K{K}-N{N}{'-nobias' * (not bias)}",
+                lambda randn: ((randn(*rows, K), K**-0.5 * randn(N, K), randn(N) if bias else None), {}))  # fmt: skip
 
 
 def attention_case(B, N, L, S, D, *options, N_kv=None, projected=False, **settings):
@@ -531,6 +533,10 @@ CASES = [
     attention_case(2, 5, 90, 90, 20, "lengths", projected=True, dropout=0.3, seed=5),
     *(linear_case(*size) for size in ((1, 1, 1), (3, 17, 1), (0, 3, 5), (7, 5, 33), (150, 33, 100), (20, 800, 70), (200, 64, 90), (1, 64, 5), (7, 1040, 37))),
     linear_case(5, 7, 9, bias=False),
+    # By the transposed product: whole vectors of rows, nearly whole ones, and some that are left.
+    *(linear_case(*size) for size in ((16, 33, 100), ((8, 5), 64, 131), (64, 48, 50), (29, 20, 49), (12, 7, 5), (33, 16, 3))),
+    linear_case((2, 3, 6), 32, 70, bias=False),
+    linear_case((), 9, 4),
     Case("linear", "T2-B3-K5-N4", lambda randn: ((randn(2, 3, 5), randn(4, 5), randn(4)), {})),
     *(linear_cross_entropy_case(*size) for size in (
         (1, 1, 1), (3, 17, 1), (0, 3, 5), (1, 5, 1000), (7, 5, 33), (300, 33, 100), (20, 80, 1700))),

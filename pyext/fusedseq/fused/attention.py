@@ -27,9 +27,12 @@ def attention(
     op = "attention"
     plain = key_lengths is mask is bias is alibi is relative_keys is rope is offset is key_rows is None
     plain = plain and causal is False and dropout == 0 and type(seed) is int and (scale is None or type(scale) is float)
-    if plain and is_self_attention(q, k, v):
-        scale = q.size(3) ** -0.5 if scale is None else scale
-        return autograd.call(op, q, k, v, *[None] * (TENSORS - 3), scale, False, 0, 0.0)[0]
+    if plain and not autograd.is_transformed():
+        found = (
+            autograd.recorder.self_attention(q, k, v, scale) if autograd.recorder else self_attention(q, k, v, scale)
+        )
+        if found is not NotImplemented:
+            return found
     check.tensor(op, "q", q)
     q, k, v, bias, relative_keys = autograd.autocast(q.device.type, q, k, v, bias, relative_keys)
     check.like(op, q, "q", ("bias", "relative_keys"), dtypes=DTYPES, k=k, v=v, bias=bias, relative_keys=relative_keys)
@@ -69,10 +72,17 @@ def attention(
     )[0]  # fmt: skip
 
 
+def self_attention(q, k, v, scale):
+    """The short way of small calls, of which the checks are a fifth of the time, as in csrc/_autograd.cpp; NotImplemented
+    unless they are tensors in which none of the checks finds a fault."""
+    if not is_self_attention(q, k, v):
+        return NotImplemented
+    scale = q.size(3) ** -0.5 if scale is None else scale
+    return autograd.call("attention", q, k, v, *[None] * (TENSORS - 3), scale, False, 0, 0.0)[0]
+
+
 def is_self_attention(q, k, v):
-    """Whether the three are tensors in which none of the checks finds a fault: the short way of small calls, of which the
-    checks are a fifth of the time."""
-    if torch.compiler.is_compiling() or not type(q) is type(k) is type(v) is torch.Tensor:
+    if not type(q) is type(k) is type(v) is torch.Tensor:
         return False
     shape, device, dtype = q.shape, q.device, q.dtype
     if not (shape == k.shape == v.shape and dtype is k.dtype is v.dtype and device == k.device == v.device):

@@ -5,6 +5,8 @@ import functools
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from fusedseq import _load
+
 
 def register(op, fake, backward=None, setup=None, fakes=()):
     """`fake` is the shape function; `setup(ctx, inputs, output)` and `backward(ctx, *grads)` as in
@@ -13,12 +15,14 @@ def register(op, fake, backward=None, setup=None, fakes=()):
         torch.library.register_fake(f"fusedseq::{name}", function)
     if backward:
         torch.library.register_autograd(f"fusedseq::{op}", backward, setup_context=setup)
+        _ways[op] = setup, backward
         _functions[op] = _function(op, backward, setup)
     for name in (op, *dict(fakes)):
         _overloads[name] = getattr(torch.ops.fusedseq, name).default
 
 
-_functions: dict[str, type[torch.autograd.Function]] = {}  # operator: its way through autograd
+_ways: dict[str, tuple] = {}  # operator: setup, backward
+_functions: dict[str, type[torch.autograd.Function]] = {}  # operator: its way through autograd in Python
 _overloads: dict[str, torch._ops.OpOverload] = {}  # operator: what is called
 
 
@@ -34,11 +38,24 @@ def _function(op, backward, setup):
     return Fused
 
 
+recorder = _load.recorder()  # csrc/_autograd.cpp, or None
+_recorded = recorder.operators() if recorder else {}  # operator: its way through autograd in C++
+
+
+def is_transformed():
+    """Whether a compiler or a transform of torch.func looks on."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def call(op, *inputs):
     """`torch.ops.fusedseq.<op>(*inputs)`, for an operator with a gradient, without the 45 us that torch.library's own way
     through autograd takes; a compiler or a transform of torch.func is given the registered operator."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if is_transformed():
         return getattr(torch.ops.fusedseq, op)(*inputs)
+    if op in _recorded:
+        found = _recorded[op](*inputs)
+        if found is not NotImplemented:
+            return found
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in inputs):
         return _functions[op].apply(*inputs)
     return below(op, *inputs)
@@ -48,6 +65,33 @@ def below(op, *inputs):
     """`torch.ops.fusedseq.<op>(*inputs)` where nothing is recorded, past the dispatcher's keys of autograd."""
     with torch._C._AutoDispatchBelowAutograd():
         return _overloads[op](*inputs)
+
+
+class _Context:
+    """What a `setup` writes and its `backward` reads, once the call itself was recorded in C++."""
+
+    def __init__(self, needs):
+        self.needs_input_grad = tuple(needs)
+
+    def save_for_backward(self, *tensors):
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors):
+        pass
+
+    def set_materialize_grads(self, value):
+        pass
+
+
+def _by_python(op, inputs, outputs, grads, needs):
+    """The gradients of a call recorded in C++ that C++ has no formula for. What backward does not need is None."""
+    (setup, backward), ctx = _ways[op], _Context(needs)
+    setup(ctx, inputs, outputs if len(outputs) > 1 else outputs[0])
+    return backward(ctx, *grads)
+
+
+if recorder:
+    recorder.by_python(_by_python)
 
 
 def through_oracle(oracle, inputs, needs, grads):

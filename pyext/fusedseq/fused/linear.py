@@ -21,8 +21,7 @@ def linear(x, W, b=None):
         raise ValueError(f"linear: x must be (..., K) with W's K = {W.size(1)}, at least 1, got {tuple(x.shape)}")
     if b is not None:
         check.shape("linear", "b", b, "(N,)", (W.size(0),))
-    y = autograd.call("linear", x.reshape(-1, x.size(-1)), W, b)
-    return y.reshape(*x.shape[:-1], W.size(0))
+    return autograd.call("linear", x, W, b)
 
 
 def setup(ctx, inputs, output):
@@ -48,7 +47,7 @@ def fake_backward(dy, x, W, needs):
 
 autograd.register(
     "linear",
-    lambda x, W, b: x.new_empty(x.size(0), W.size(0)),
+    lambda x, W, b: x.new_empty(*x.shape[:-1], W.size(0)),
     backward,
     setup,
     fakes=[("linear_backward", fake_backward)],

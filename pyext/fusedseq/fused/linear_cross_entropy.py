@@ -100,6 +100,10 @@ def fake_backward(dloss, dlog_prob, dlse, lse, x, W, *rest):
     return tuple(t.to(lse.dtype) for t in fake_gradients(x, W, rest[-1]))
 
 
+def fake_scale(dx, dW, db, dloss, needs):
+    return tuple(g.new_empty(g.shape if needs >> i & 1 else (0,)) for i, g in enumerate((dx, dW, db)))
+
+
 def setup(ctx, inputs, output):
     tensors, ctx.options, ctx.formed = inputs[:5], inputs[5:-1], inputs[-1]
     _, _, lse, argmax, *gradients = output
@@ -128,8 +132,7 @@ def backward(ctx, dloss, dlog_prob, dlse, *_):
     places = (0, 1, 3)
     bits = wanted(needs[i] for i in places)
     if dlog_prob is None and dlse is None and bits & ctx.formed == bits:
-        found = [torch.ops.fusedseq.linear_cross_entropy_backward_scale(g, dloss) if needs[i] else None
-                 for i, g in zip(places, formed, strict=True)]  # fmt: skip
+        found = torch.ops.fusedseq.linear_cross_entropy_scale(*formed, dloss, bits)
     else:
         found = torch.ops.fusedseq.linear_cross_entropy_backward(
             dloss, dlog_prob, dlse, lse, *tensors, *ctx.options, bits
@@ -145,6 +148,6 @@ autograd.register(
     setup,
     fakes=[
         ("linear_cross_entropy_backward", fake_backward),
-        ("linear_cross_entropy_backward_scale", lambda gradient, dloss: torch.empty_like(gradient)),
+        ("linear_cross_entropy_scale", fake_scale),
     ],
 )

@@ -2,6 +2,8 @@
 
 import torch
 
+from fusedseq.fused import autograd
+
 
 def heads(y, parts, num_heads, batch_first):
     """(B, L, parts N D), or (L, B, parts N D) without `batch_first` -> `parts` views (B, N, L, D) of it.
@@ -9,12 +11,10 @@ def heads(y, parts, num_heads, batch_first):
     `unbind` with another gradient: autograd's stacks the parts and copies them once more into the order of y. This one copies
     them once, or not at all where the operator has laid them out as y, as `fused.attention` does.
     """
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or not (torch.is_grad_enabled() and y.requires_grad)
-    ):
+    if autograd.is_transformed() or not (torch.is_grad_enabled() and y.requires_grad):
         return views(y, parts, num_heads, batch_first)
+    if autograd.recorder and type(y) is torch.Tensor:
+        return autograd.recorder.heads(y, parts, num_heads, batch_first)
     return _Heads.apply(y, parts, num_heads, batch_first)
 
 

@@ -1,0 +1,431 @@
+// The Python module fusedseq._autograd: the small operators, recorded by autograd in C++. On a few kilobytes the way through a
+// torch.autograd.Function of Python takes longer than the operator, forward and backward. Unlike _ops.so the module is for the
+// torch and the Python that it was compiled with; without it pyext/fusedseq/fused/autograd.py does the same in Python, and does
+// always what is not done here: second derivatives, tensors with a __torch_function__, unusual gradients.
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+
+namespace fusedseq {
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Stack = std::vector<IValue>;
+
+// python(operator, inputs, outputs, grads, needs): the gradients of the inputs, by what the operator registered in Python.
+py::object& python() {
+  static py::object* function = new py::object;  // never destroyed: at exit there is no Python for it
+  return *function;
+}
+
+bool has(const IValue& v) { return v.isTensor() && v.toTensor().defined(); }
+IValue optional(const Tensor& t) { return t.defined() ? IValue(t) : IValue(); }
+
+py::object object(const IValue& v) {
+  if (has(v)) return py::reinterpret_steal<py::object>(THPVariable_Wrap(v.toTensor()));
+  if (v.isDouble()) return py::float_(v.toDouble());
+  if (v.isBool()) return py::bool_(v.toBool());
+  if (v.isInt()) return py::int_(v.toInt());
+  if (v.isString()) return py::str(v.toStringRef());
+  return py::none();
+}
+
+// What backward knows: the inputs and outputs of forward, None where `forget` said so; the outputs' gradients, undefined
+// where there is none; and which inputs need one.
+struct Known {
+  Stack inputs, outputs;
+  variable_list grads;
+  std::vector<bool> needs;
+};
+
+// How an operator's gradients are had. Its backward gives one for each of `differentiable`, in that order, undefined or empty
+// where it is not needed.
+struct Formula {
+  std::vector<size_t> differentiable;  // inputs
+  size_t results;  // outputs that have a gradient, the first ones
+
+  virtual ~Formula() = default;
+  virtual const char* backward() const = 0;
+  virtual void forget(Stack& inputs, Stack& outputs) const {}  // what backward does not need becomes None
+  virtual bool arguments(const Known& known, Stack& to) const = 0;  // of `backward`; false: a case for Python
+  virtual void finish(const Known& known, variable_list& grads) const {}
+
+  int64_t bits(const Known& known) const {
+    int64_t bits = 0;
+    for (size_t i = 0; i < differentiable.size(); ++i) bits |= int64_t(known.needs[differentiable[i]]) << i;
+    return bits;
+  }
+
+ protected:
+  Formula(std::vector<size_t> differentiable, size_t results) : differentiable(std::move(differentiable)), results(results) {}
+};
+
+// linear(x, W, b) -> y; linear_backward(dy, x, W, needs)
+struct Linear : Formula {
+  Linear() : Formula({0, 1, 2}, 1) {}
+  const char* backward() const override { return "fusedseq::linear_backward"; }
+  bool arguments(const Known& k, Stack& to) const override {
+    to = {k.grads[0], k.inputs[0], k.inputs[1], bits(k)};
+    return true;
+  }
+};
+
+// bias_activation_dropout(x, b, activation, p, seed) -> y; ..._backward(dy, x, b, activation, p, seed, needs)
+struct BiasActivationDropout : Formula {
+  BiasActivationDropout() : Formula({0, 1}, 1) {}
+  const char* backward() const override { return "fusedseq::bias_activation_dropout_backward"; }
+  bool arguments(const Known& k, Stack& to) const override {
+    to.emplace_back(k.grads[0]);
+    to.insert(to.end(), k.inputs.begin(), k.inputs.end());
+    to.emplace_back(bits(k));
+    return true;
+  }
+};
+
+// residual_layer_norm(x, residual, weight, bias, p, eps, prenorm, seed) -> y, s, mean, rstd;
+// ..._backward(dy, ds, x, residual, weight, s, mean, rstd, p, seed, needs)
+struct ResidualLayerNorm : Formula {
+  ResidualLayerNorm() : Formula({0, 1, 2, 3}, 2) {}
+  const char* backward() const override { return "fusedseq::residual_layer_norm_backward"; }
+  static bool prenorm(const Stack& inputs) { return inputs[6].toBool(); }
+  void forget(Stack& inputs, Stack& outputs) const override {
+    outputs[0] = {};
+    if (prenorm(inputs))
+      inputs[0] = inputs[1] = {};  // s is kept
+    else
+      outputs[1] = {};
+  }
+  // Without dropout the gradients of x and residual are the same tensor, which the backward gives once.
+  static bool same(const Known& k) { return k.inputs[4].toDouble() == 0 && k.needs[0] && k.needs[1]; }
+  bool arguments(const Known& k, Stack& to) const override {
+    const bool pre = prenorm(k.inputs);
+    if (!k.grads[0].defined()) return false;
+    to = {k.grads[0], pre ? optional(k.grads[1]) : IValue(), pre ? k.outputs[1] : k.inputs[0], k.inputs[1], k.inputs[2],
+          pre ? k.outputs[1] : IValue(), k.outputs[2], k.outputs[3], k.inputs[4], k.inputs[7], bits(k) & ~int64_t(same(k))};
+    return true;
+  }
+  void finish(const Known& k, variable_list& grads) const override {
+    if (same(k)) grads[0] = grads[1];
+  }
+};
+
+// linear_cross_entropy(x, W, target, b, class_weights, ..., reduction, needs) -> loss, log_prob, lse, argmax, dx, dW, db: the
+// gradients are formed with the loss, linear_cross_entropy_scale(dx, dW, db, dloss, needs) has but to multiply them.
+struct LinearCrossEntropy : Formula {
+  LinearCrossEntropy() : Formula({0, 1, 3}, 3) {}
+  const char* backward() const override { return "fusedseq::linear_cross_entropy_scale"; }
+  void forget(Stack&, Stack& outputs) const override { outputs[0] = outputs[1] = outputs[3] = {}; }
+  bool arguments(const Known& k, Stack& to) const override {
+    const int64_t formed = k.inputs.back().toInt(), wanted = bits(k);
+    if (k.grads[1].defined() || k.grads[2].defined() || (wanted & formed) != wanted) return false;
+    if (k.outputs[4].toTensor().scalar_type() != k.inputs[0].toTensor().scalar_type()) return false;
+    to = {k.outputs[4], k.outputs[5], k.outputs[6], k.grads[0], wanted};
+    return true;
+  }
+};
+
+// attention(q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, causal, offset, dropout) -> out,
+// lse; attention_backward(dout, out, lse, the inputs but key_rows, needs)
+struct Attention : Formula {
+  Attention() : Formula({0, 1, 2, 3, 7}, 1) {}
+  const char* backward() const override { return "fusedseq::attention_backward"; }
+  bool arguments(const Known& k, Stack& to) const override {
+    to = {k.grads[0], k.outputs[0], k.outputs[1]};
+    to.insert(to.end(), k.inputs.begin(), k.inputs.begin() + 9);
+    to.insert(to.end(), k.inputs.begin() + 10, k.inputs.end());
+    to.emplace_back(bits(k) | together(k));
+    return true;
+  }
+
+  // Whether b's rows follow those of a in memory.
+  static bool adjacent(const Tensor& a, const Tensor& b) {
+    const auto behind = a.size(1) * a.size(3) * a.element_size();
+    return a.strides() == b.strides() && static_cast<const char*>(b.const_data_ptr()) == static_cast<const char*>(a.const_data_ptr()) + behind;
+  }
+  // A bit of `needs` where q, k, v (32), or k and v (64), are parts of one projection, the whole of which is made of them.
+  static int64_t together(const Known& known) {
+    if (!known.needs[1] || !known.needs[2]) return 0;
+    const Tensor &q = known.inputs[0].toTensor(), &k = known.inputs[1].toTensor(), &v = known.inputs[2].toTensor();
+    const bool three = known.needs[0] && q.sizes() == k.sizes() && adjacent(q, k);
+    const int64_t B = k.size(0), S = k.size(2), D = k.size(3), row = (three ? 3 : 2) * k.size(1) * D;
+    const auto strides = k.strides();
+    const bool first = strides == at::IntArrayRef{S * row, D, row, 1}, second = strides == at::IntArrayRef{row, D, B * row, 1};
+    return (first || second) && adjacent(k, v) ? three ? 32 : 64 : 0;
+  }
+};
+
+const std::map<std::string, std::shared_ptr<const Formula>>& formulas() {
+  static const std::map<std::string, std::shared_ptr<const Formula>> all{
+      {"attention", std::make_shared<Attention>()},
+      {"bias_activation_dropout", std::make_shared<BiasActivationDropout>()},
+      {"linear", std::make_shared<Linear>()},
+      {"linear_cross_entropy", std::make_shared<LinearCrossEntropy>()},
+      {"residual_layer_norm", std::make_shared<ResidualLayerNorm>()},
+  };
+  return all;
+}
+
+c10::OperatorHandle find(const std::string& name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), ""); }
+
+void call_below(const c10::OperatorHandle& op, Stack& stack) {
+  const at::AutoDispatchBelowAutograd guard;
+  op.callBoxed(stack);
+}
+
+// An operator, as Python calls it.
+struct Operator {
+  const std::string name;
+  const std::shared_ptr<const Formula> formula;
+  const c10::OperatorHandle forward, backward;
+  std::vector<c10::TypeKind> kinds;  // of its arguments
+
+  explicit Operator(const std::string& name)
+      : name(name), formula(formulas().at(name)), forward(find("fusedseq::" + name)), backward(find(formula->backward())) {
+    for (const auto& argument : forward.schema().arguments()) {
+      auto type = argument.type();
+      if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+      kinds.push_back(type->kind());
+    }
+  }
+
+  // False for what only Python can pass on: a tensor of a class of its own, a number that is traced.
+  bool convert(PyObject* value, c10::TypeKind kind, IValue& to) const {
+    if (value == Py_None) return true;
+    switch (kind) {
+      case c10::TypeKind::TensorType:
+        if (!THPVariable_CheckExact(value)) return false;
+        to = THPVariable_Unpack(value);
+        return true;
+      case c10::TypeKind::FloatType:
+        if (PyFloat_Check(value)) return to = PyFloat_AS_DOUBLE(value), true;
+        return PyLong_CheckExact(value) && (to = PyLong_AsDouble(value), true);
+      case c10::TypeKind::IntType: {
+        if (!PyLong_CheckExact(value)) return false;
+        int overflow = 0;
+        const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+        return !overflow && (to = int64_t(number), true);
+      }
+      case c10::TypeKind::BoolType: return PyBool_Check(value) && (to = value == Py_True, true);
+      case c10::TypeKind::StringType:
+        if (!PyUnicode_Check(value)) return false;
+        to = std::string(py::handle(value).cast<std::string>());
+        return true;
+      default: return false;
+    }
+  }
+
+  py::object operator()(const py::args& values) const;
+  variable_list run(Stack& stack) const;
+};
+
+const std::map<std::string, Operator>& all() {
+  static const auto* operators = [] {
+    auto* made = new std::map<std::string, Operator>;
+    for (const auto& [name, formula] : formulas()) made->emplace(name, name);
+    return made;
+  }();
+  return *operators;
+}
+
+struct Recorded : torch::autograd::Function<Recorded> {
+  // `stack`: the inputs. The tensors, which apply() looks at, are those of them that may have a gradient and are there.
+  // Bit i of `present`: the i-th of these is among them.
+  static variable_list forward(AutogradContext* ctx, const Operator& op, Stack& stack, int64_t present, at::TensorList) {
+    Stack inputs = stack;
+    call_below(op.forward, stack);
+    variable_list results, constants;
+    for (size_t i = 0; i < stack.size(); ++i) {
+      results.push_back(stack[i].toTensor());
+      if (i >= op.formula->results) constants.push_back(results.back());
+    }
+    ctx->mark_non_differentiable(constants);
+    ctx->set_materialize_grads(false);
+    Stack outputs = stack;
+    op.formula->forget(inputs, outputs);
+    variable_list kept;
+    kept.reserve(inputs.size() + outputs.size());
+    for (Stack* values : {&inputs, &outputs})
+      for (IValue& v : *values) kept.push_back(v.isTensor() ? v.toTensor() : Tensor());
+    for (IValue& v : inputs)
+      if (v.isTensor()) v = {};
+    ctx->save_for_backward(std::move(kept));
+    auto& saved = ctx->saved_data;
+    saved["settings"] = c10::ivalue::Tuple::create(std::move(inputs));
+    saved["operator"] = int64_t(reinterpret_cast<intptr_t>(&op));  // one of all(), which are there for good
+    saved["present"] = present;
+    return results;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const Operator& op = *reinterpret_cast<const Operator*>(intptr_t(ctx->saved_data["operator"].toInt()));
+    const Formula& formula = *op.formula;
+    Known known;
+    known.inputs = ctx->saved_data["settings"].toTupleRef().elements().vec();
+    const variable_list kept = ctx->get_saved_variables();
+    const size_t n = known.inputs.size();
+    for (size_t i = 0; i < n; ++i)
+      if (kept[i].defined()) known.inputs[i] = kept[i];
+    for (size_t i = n; i < kept.size(); ++i) known.outputs.push_back(optional(kept[i]));
+    known.needs.resize(n);
+    const auto present = ctx->saved_data["present"].toInt();
+    size_t edge = 0;
+    for (size_t i = 0; i < formula.differentiable.size(); ++i)
+      if (present >> i & 1) known.needs[formula.differentiable[i]] = ctx->needs_input_grad(edge++);
+    known.grads = std::move(grads);
+    variable_list found = gradients(op, known), result(3);  // none of the arguments before the tensors
+    for (size_t i = 0; i < found.size(); ++i)
+      if (present >> i & 1) result.push_back(known.needs[formula.differentiable[i]] ? found[i] : Tensor());
+    return result;
+  }
+
+  static variable_list gradients(const Operator& op, const Known& known) {
+    const Formula& formula = *op.formula;
+    variable_list found(formula.differentiable.size());
+    bool any = false;
+    for (size_t i = 0; i < formula.results; ++i) any |= known.grads[i].defined();
+    if (!any) return found;
+    Stack stack;
+    if (at::GradMode::is_enabled() || !formula.arguments(known, stack)) return in_python(op, known);
+    call_below(op.backward, stack);
+    for (size_t i = 0; i < found.size(); ++i) found[i] = stack[i].toTensor();
+    formula.finish(known, found);
+    return found;
+  }
+
+  static variable_list in_python(const Operator& op, const Known& known) {
+    const py::gil_scoped_acquire gil;
+    const auto list = [](const Stack& values) {
+      py::list all;
+      for (const IValue& v : values) all.append(object(v));
+      return all;
+    };
+    const py::object grads = python()(op.name, list(known.inputs), list(known.outputs), known.grads, known.needs);
+    variable_list found;
+    for (size_t i : op.formula->differentiable) {
+      const py::object g = grads.attr("__getitem__")(i);
+      found.push_back(g.is_none() ? Tensor() : g.cast<Tensor>());
+    }
+    return found;
+  }
+};
+
+// The outputs for the inputs `stack`, recorded if one of them requires a gradient.
+variable_list Operator::run(Stack& stack) const {
+  variable_list tensors, results;
+  int64_t present = 0;
+  bool records = false;
+  for (size_t i = 0; i < formula->differentiable.size(); ++i) {
+    const IValue& v = stack[formula->differentiable[i]];
+    if (!has(v)) continue;
+    tensors.push_back(v.toTensor());
+    present |= int64_t(1) << i;
+    records |= tensors.back().requires_grad();
+  }
+  const py::gil_scoped_release no_gil;
+  if (records && at::GradMode::is_enabled()) return Recorded::apply(*this, stack, present, at::TensorList(tensors));
+  call_below(forward, stack);
+  for (const IValue& v : stack) results.push_back(v.toTensor());
+  return results;
+}
+
+py::object not_implemented() { return py::reinterpret_borrow<py::object>(Py_NotImplemented); }
+
+// The outputs, or NotImplemented: a call that the caller has to make in Python.
+py::object Operator::operator()(const py::args& values) const {
+  if (values.size() != kinds.size() || at::impl::torch_function_mode_enabled()) return not_implemented();
+  Stack stack(kinds.size());
+  for (size_t i = 0; i < kinds.size(); ++i)
+    if (!convert(PyTuple_GET_ITEM(values.ptr(), i), kinds[i], stack[i])) return not_implemented();
+  const variable_list results = run(stack);
+  if (results.size() == 1) return object(results[0]);
+  py::tuple tuple(results.size());
+  for (size_t i = 0; i < results.size(); ++i) tuple[i] = object(results[i]);
+  return tuple;
+}
+
+// Self-attention without options, of tensors in which fused/attention.py would find no fault: for that its checks are a fifth
+// of the time of a small call. NotImplemented for any other.
+py::object self_attention(py::handle q_, py::handle k_, py::handle v_, std::optional<double> scale) {
+  constexpr int64_t MAX_HEAD_DIM = 2048;
+  for (const py::handle t : {q_, k_, v_})
+    if (!THPVariable_CheckExact(t.ptr())) return not_implemented();
+  const Tensor &q = THPVariable_Unpack(q_.ptr()), &k = THPVariable_Unpack(k_.ptr()), &v = THPVariable_Unpack(v_.ptr());
+  const auto type = q.scalar_type();
+  const bool of_cpu = q.device().is_cpu(), known = type == at::kFloat || type == at::kBFloat16 || type == at::kHalf || (of_cpu && type == at::kDouble);
+  if (q.dim() != 4 || !known || !(of_cpu || q.device().is_cuda())) return not_implemented();
+  if (q.size(1) == 0 || q.size(2) == 0 || q.size(3) == 0 || q.size(3) > MAX_HEAD_DIM) return not_implemented();
+  for (const Tensor* t : {&k, &v})
+    if (t->sizes() != q.sizes() || t->scalar_type() != type || t->device() != q.device()) return not_implemented();
+  if (at::autocast::is_autocast_enabled(q.device().type()) || at::impl::torch_function_mode_enabled()) return not_implemented();
+  const IValue none;
+  Stack stack{q, k, v, none, none, none, none, none, none, none, none, scale ? *scale : std::pow(double(q.size(3)), -0.5), false, int64_t(0), 0.0};
+  static const Operator& attention = all().at("attention");
+  return object(attention.run(stack)[0]);
+}
+
+// (B, L, parts N D), or (L, B, parts N D) -> `parts` views (B, N, L, D); see pyext/fusedseq/nn/heads.py.
+struct Heads : torch::autograd::Function<Heads> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& y, int64_t parts, int64_t num_heads, bool batch_first) {
+    ctx->set_materialize_grads(false);
+    ctx->saved_data["shape"] = y.sizes().vec();
+    ctx->saved_data["batch_first"] = batch_first;
+    const int64_t B = batch_first ? 0 : 1, L = 1 - B;
+    return y.view({y.size(0), y.size(1), parts, num_heads, -1}).permute({2, B, 3, L, 4}).unbind(0);
+  }
+
+  // Whether the gradients (B, N, L, D) are parts of one tensor, each where its part of y is. order: of (B, L, N, D) or (L, B, N, D)
+  static bool together(const variable_list& grads, const std::vector<int64_t>& shape, const std::vector<int64_t>& order) {
+    for (size_t i = 0; i < grads.size(); ++i) {
+      const Tensor &g = grads[i], &first = grads[0];
+      if (!g.defined() || !g.has_storage() || g.storage().unsafeGetStorageImpl() != first.storage().unsafeGetStorageImpl()) return false;
+      const int64_t size = shape[2] / int64_t(grads.size()), strides[4] = {shape[1] * shape[2], shape[2], g.size(3), 1};
+      for (int d = 0; d < 4; ++d)
+        if (g.stride(order[d]) != strides[d]) return false;
+      if (g.storage_offset() != first.storage_offset() + int64_t(i) * size || g.scalar_type() != first.scalar_type()) return false;
+    }
+    return true;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto shape = ctx->saved_data["shape"].toIntVector();
+    const std::vector<int64_t> order = ctx->saved_data["batch_first"].toBool() ? std::vector<int64_t>{0, 2, 1, 3} : std::vector<int64_t>{2, 0, 1, 3};
+    Tensor known;
+    for (const Tensor& g : grads)
+      if (g.defined()) known = g;
+    if (!known.defined()) return variable_list(4);
+    if (!at::GradMode::is_enabled() && together(grads, shape, order))
+      return {grads[0].as_strided(shape, {shape[1] * shape[2], shape[2], 1}), Tensor(), Tensor(), Tensor()};
+    for (Tensor& g : grads) g = (g.defined() ? g : at::zeros_like(known)).permute(order);
+    return {at::stack(grads, 2).view(shape), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+}  // namespace fusedseq
+
+PYBIND11_MODULE(_autograd, m) {
+  using namespace fusedseq;
+  py::class_<Operator, std::unique_ptr<Operator, py::nodelete>>(m, "Operator", "An operator, called by position; NotImplemented: call it by way of Python.")
+      .def("__call__", &Operator::operator());
+  m.def("operators", [] {
+    py::dict made;
+    for (const auto& [name, op] : all()) made[name.c_str()] = py::cast(&op, py::return_value_policy::reference);
+    return made;
+  }, "{name: Operator}, of those in torch.ops.fusedseq, which must be loaded and known.");
+  m.def("by_python", [](py::object function) { python() = std::move(function); }, py::arg("function"),
+        "function(operator, inputs, outputs, grads, needs) -> the gradients of the inputs, where C++ has no formula.");
+  m.def("self_attention", &self_attention, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("scale"),
+        "fusedseq.fused.attention(q, k, v, scale=scale), or NotImplemented: by way of Python.");
+  m.def("heads", [](const Tensor& y, int64_t parts, int64_t num_heads, bool batch_first) {
+    return Heads::apply(y, parts, num_heads, batch_first);
+  }, py::arg("y"), py::arg("parts"), py::arg("num_heads"), py::arg("batch_first"), "As fusedseq.nn.heads.heads, where a gradient is recorded.");
+}

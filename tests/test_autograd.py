@@ -1,0 +1,224 @@
+"""The two ways through autograd, in C++ (fusedseq._autograd) and in Python: the same gradients, and who takes which."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from fusedseq import _load, fused, reference
+from fusedseq.fused import autograd
+from fusedseq.nn.heads import heads
+from fusedseq.testing import CASES, convert, differentiable, run
+from torch.utils.checkpoint import checkpoint
+
+SMALL = ("attention", "bias_activation_dropout", "linear", "linear_cross_entropy", "residual_layer_norm")
+RECORDED = [case for case in CASES if case.op in SMALL]
+LINEAR = torch.ones(3, 4), torch.ones(5, 4), torch.ones(5)
+recorded = pytest.mark.skipif(autograd.recorder is None, reason="fusedseq._autograd is for another torch or Python")
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """A function that sends the calls after it the way through Python."""
+
+    def send():
+        monkeypatch.setattr(autograd, "_recorded", {})
+        monkeypatch.setattr(autograd, "recorder", None)
+
+    return send
+
+
+def leaves(*tensors):
+    return [t.detach().clone().requires_grad_() for t in tensors]
+
+
+def test_a_build_for_this_torch_records_in_cpp():
+    built = _load.build_info()["torch"].partition("+")[0]
+    assert (autograd.recorder is not None) == (built == torch.__version__.partition("+")[0])
+    assert sorted(autograd._recorded) == (sorted(SMALL) if autograd.recorder else [])
+
+
+@recorded
+@pytest.mark.parametrize("case", RECORDED, ids=str)
+@pytest.mark.parametrize("number", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_both_ways_give_the_same_bits(case, number, in_python):
+    args, kwargs = case.inputs(dtype=number)
+    count = len(differentiable(args, kwargs))
+    few = [*range(count)], [0], [count - 1], []  # which inputs need a gradient
+    function = getattr(fused, case.op)
+    calls = [lambda needs=needs: run(function, *copy.deepcopy((args, kwargs)), needs) for needs in few]
+    got = [call() for call in calls]
+    in_python()
+    for (results, grads), call in zip(got, calls, strict=True):
+        wanted = call()
+        for a, b in zip(results + grads, wanted[0] + wanted[1], strict=True):
+            assert torch.equal(a, b) or (
+                torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+            )
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+
+
+@recorded
+@pytest.mark.parametrize("upstream", [(True, False), (False, True), (True, True)], ids=["y", "s", "both"])
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_prenorm_has_gradients_of_either_result(upstream, p, in_python):
+    inputs = [torch.randn(4, 6), torch.randn(4, 6), torch.randn(6), torch.randn(6)]
+
+    def grads():
+        given = leaves(*inputs)
+        results = fused.residual_layer_norm(*given, p=p, prenorm=True, seed=3)
+        used = [y for y, wanted in zip(results, upstream, strict=True) if wanted]
+        return torch.autograd.grad(used, given, [torch.full_like(y, 0.7) for y in used], materialize_grads=True)
+
+    got = grads()
+    in_python()
+    assert all(torch.equal(a, b) for a, b in zip(got, grads(), strict=True))
+
+
+@recorded
+@pytest.mark.parametrize("details", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+def test_cross_entropy_has_gradients_of_its_details(details, in_python):
+    inputs, target = [torch.randn(7, 4), torch.randn(9, 4), torch.randn(9)], torch.arange(7)
+
+    def grads():
+        x, W, b = given = leaves(*inputs)
+        found = fused.linear_cross_entropy(x, W, target, b, return_details=True)
+        return torch.autograd.grad(sum((i + 1) * found[i].sum() for i in details), given)
+
+    got = grads()
+    in_python()
+    assert all(torch.equal(a, b) for a, b in zip(got, grads(), strict=True))
+
+
+def test_gradients_of_gradients_are_the_oracles():
+    def second(op):
+        given = leaves(*LINEAR)
+        y = op.linear(*given).sin()
+        (first,) = torch.autograd.grad(y.sum(), given[0], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), given)
+
+    for a, b in zip(second(fused), second(reference), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_what_is_kept_may_not_be_changed_and_is_given_up():
+    x, W, b = leaves(*LINEAR)
+    y = fused.linear(x, W, b)
+    with torch.no_grad():
+        W.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y = fused.linear(x, W, b).sum()
+    y.backward(retain_graph=True)
+    first = x.grad.clone()
+    y.backward()
+    assert torch.equal(x.grad, 2 * first)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.backward()
+
+
+def test_nothing_outlives_the_graph():
+    x = torch.randn(3, 4, requires_grad=True)
+    inner = x * 2
+    alive = weakref.ref(inner)
+    y = fused.residual_layer_norm(inner, inner.detach().clone())
+    del inner
+    y.sum().backward()
+    del y
+    gc.collect()
+    assert alive() is None
+
+
+def test_hooks_on_saved_tensors_see_them():
+    seen = []
+    given = leaves(*LINEAR)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.shape) or t.clone(), lambda t: t):
+        y = fused.linear(*given)
+    grads = torch.autograd.grad(y.sum(), given)
+    assert {given[0].shape, given[1].shape} <= {*seen}
+    assert all(
+        torch.equal(a, b) for a, b in zip(grads, torch.autograd.grad(fused.linear(*given).sum(), given), strict=True)
+    )
+
+
+def test_checkpointing_computes_again():
+    given = leaves(*LINEAR)
+    wanted = torch.autograd.grad(fused.linear(*given).square().sum(), given)
+    got = torch.autograd.grad(checkpoint(fused.linear, *given, use_reentrant=False).square().sum(), given)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+class Named(torch.Tensor):
+    pass
+
+
+@recorded
+def test_tensors_of_a_class_of_their_own_go_through_python():
+    x, W, b = LINEAR
+    operator = autograd._recorded["linear"]
+    assert operator(x.as_subclass(Named), W, b) is NotImplemented
+    assert operator(x, W) is NotImplemented  # a wrong number is torch's to complain about
+    assert type(fused.linear(x.as_subclass(Named), W, b)) is Named
+    with torch.device("cpu"):  # a mode that looks at every function
+        assert operator(x, W, b) is NotImplemented
+        assert torch.equal(fused.linear(x, W, b), fused.linear(*LINEAR))
+
+
+@recorded
+def test_without_gradients_nothing_is_recorded():
+    x, W, b = leaves(*LINEAR)
+    with torch.no_grad():
+        assert fused.linear(x, W, b).grad_fn is None
+    assert fused.linear(*LINEAR).grad_fn is None
+    with torch.inference_mode():
+        assert fused.linear(x, W, b).is_inference()
+    assert fused.linear(x, W, b).requires_grad
+
+
+@recorded
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_heads_both_ways(parts, batch_first, in_python):
+    y = torch.randn(4, 5, parts * 6)
+    used = range(parts), [0], [parts - 1]
+
+    def grads():
+        found = []
+        for which in used:
+            (given,) = leaves(y)
+            views = heads(given, parts, 2, batch_first)
+            assert all(v._base is not None or v.grad_fn is not None for v in views)
+            found += torch.autograd.grad(sum((i + 1) * views[i].sin().sum() for i in which), given)
+        (given,) = leaves(y)
+        q, *others = heads(given, parts, 2, batch_first)
+        return [*found, *torch.autograd.grad(fused.attention(q, others[0], others[-1]).sin().sum(), given)]
+
+    got = grads()
+    in_python()
+    assert all(torch.equal(a, b) for a, b in zip(got, grads(), strict=True))
+
+
+def test_a_build_for_another_torch_records_in_python(monkeypatch):
+    monkeypatch.setattr(_load, "build_info", lambda: {"torch": "2.0.1+cpu"})
+    assert _load.recorder.__wrapped__() is None
+    monkeypatch.undo()
+    monkeypatch.setenv("FUSEDSEQ_AUTOGRAD", "python")
+    assert _load.recorder.__wrapped__() is None
+
+
+def test_forward_mode_is_refused():
+    x, W, b = LINEAR
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.clone().requires_grad_(), torch.ones_like(x))
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"jvp|forward"):
+            fused.linear(dual, W, b)
+
+
+def test_converted_inputs_are_what_the_operators_take():
+    """A whole number where the schema has a float is one, here as in torch.ops."""
+    x, b = torch.randn(3, 4), torch.randn(4)
+    (grad,) = torch.autograd.grad(fused.bias_activation_dropout(y := x.requires_grad_(), b, "gelu", 0, 5).sum(), y)
+    assert grad.shape == x.shape
+    for t in convert([x], dtype=torch.float64):
+        assert fused.residual_layer_norm(t, eps=0, p=0).dtype == torch.float64
