@@ -139,12 +139,12 @@ def test_nothing_races_or_reads_what_is_not_there(libraries, own, size, options)
 # (source, old, new): what a kernel with it is caught at
 DEFECTS = {
     "wrong mask index": (
-        "recurrence_loop.cu",
+        "recurrence_step.cuh",
         "kept(m, a.seed, t * a.B + b, j, a.H)",
         "kept(m, a.seed, t + b, j, a.H)",
     ),
-    "no bounds check": ("recurrence_loop.cu", "  if (j >= r.padded) return;\n  C s[N]", "  C s[N]"),
-    "no lengths": ("recurrence_loop.cu", "a.lengths && g.t >= a.lengths[b]", "false"),
+    "no bounds check": ("recurrence_step.cuh", "  if (j >= r.padded) return;\n  C s[N]", "  C s[N]"),
+    "no lengths": ("recurrence_step.cuh", "a.lengths && g.t >= a.lengths[b]", "false"),
     "raw gradient": ("recurrence_gradients.cu", "if (!r.weight.threshold) return nullptr;", "return nullptr;"),
     "one slice": ("recurrence_gradients.cu", "slice < s.slices; ++slice", "slice < 1; ++slice"),
 }
@@ -153,6 +153,6 @@ DEFECTS = {
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_is_seen(defect):
     source, old, new = DEFECTS[defect]
-    path = build.library("plain", {**SMALL, source: {**SMALL[source], old: new}})
+    path = build.library("plain", {**SMALL, source: {**SMALL.get(source, {}), old: new}})
     with pytest.raises((AssertionError, RuntimeError)):
         check(path, "mogrifier_lstm", *mogrifier((4, 5, 9, 17), torch.float32, **OPTIONS["dropped"]), order=0)
