@@ -39,6 +39,30 @@ py::object object(const IValue& v) {
   return py::none();
 }
 
+// What the checks at an operator's door ask of its inputs.
+
+// Those of these that are there are tensors of one device and of one dtype, which all kernels take; there is no autocast.
+bool alike(const Stack& inputs, std::initializer_list<size_t> places) {
+  if (!has(inputs[0])) return false;
+  const Tensor& first = inputs[0].toTensor();
+  const auto type = first.scalar_type();
+  const bool of_cpu = first.device().is_cpu();
+  if (!(of_cpu || first.device().is_cuda()) || at::autocast::is_autocast_enabled(first.device().type())) return false;
+  if (type != at::kFloat && type != at::kBFloat16 && !(of_cpu && type == at::kDouble)) return false;
+  for (size_t i : places)
+    if (has(inputs[i]) && (inputs[i].toTensor().scalar_type() != type || inputs[i].toTensor().device() != first.device())) return false;
+  return true;
+}
+
+// None, or (n,)
+bool is_row(const IValue& v, int64_t n) { return !has(v) || (v.toTensor().dim() == 1 && v.toTensor().size(0) == n); }
+
+bool is_dropout(const IValue& x, const IValue& p, const IValue& seed) {
+  const bool probability = p.isDouble() && p.toDouble() >= 0 && p.toDouble() <= 1;
+  return probability && has(seed) && seed.toTensor().scalar_type() == at::kLong && seed.toTensor().numel() == 1 &&
+         seed.toTensor().device() == x.toTensor().device();
+}
+
 // What backward knows: the inputs and outputs of forward, None where `forget` said so; the outputs' gradients, undefined
 // where there is none; and which inputs need one.
 struct Known {
@@ -58,6 +82,8 @@ struct Formula {
   virtual void forget(Stack& inputs, Stack& outputs) const {}  // what backward does not need becomes None
   virtual bool arguments(const Known& known, Stack& to) const = 0;  // of `backward`; false: a case for Python
   virtual void finish(const Known& known, variable_list& grads) const {}
+  // Whether the checks of fused/<op>.py would find no fault in these inputs; false also where they have to look.
+  virtual bool fits(const Stack& inputs) const { return false; }
 
   int64_t bits(const Known& known) const {
     int64_t bits = 0;
@@ -77,6 +103,11 @@ struct Linear : Formula {
     to = {k.grads[0], k.inputs[0], k.inputs[1], bits(k)};
     return true;
   }
+  bool fits(const Stack& inputs) const override {
+    if (!alike(inputs, {0, 1, 2}) || !has(inputs[1])) return false;
+    const Tensor &x = inputs[0].toTensor(), &W = inputs[1].toTensor();
+    return x.dim() > 0 && W.dim() == 2 && x.size(-1) == W.size(1) && W.size(1) > 0 && is_row(inputs[2], W.size(0));
+  }
 };
 
 // bias_activation_dropout(x, b, activation, p, seed) -> y; ..._backward(dy, x, b, activation, p, seed, needs)
@@ -88,6 +119,13 @@ struct BiasActivationDropout : Formula {
     to.insert(to.end(), k.inputs.begin(), k.inputs.end());
     to.emplace_back(bits(k));
     return true;
+  }
+  bool fits(const Stack& inputs) const override {
+    if (!alike(inputs, {0, 1}) || !is_dropout(inputs[0], inputs[3], inputs[4]) || !inputs[2].isString()) return false;
+    const Tensor& x = inputs[0].toTensor();
+    const std::string& activation = inputs[2].toStringRef();
+    const bool known = activation == "relu" || activation == "gelu" || activation == "gelu_tanh" || activation == "tanh";
+    return known && x.dim() > 0 && is_row(inputs[1], x.size(-1));
   }
 };
 
@@ -115,6 +153,13 @@ struct ResidualLayerNorm : Formula {
   }
   void finish(const Known& k, variable_list& grads) const override {
     if (same(k)) grads[0] = grads[1];
+  }
+  bool fits(const Stack& inputs) const override {
+    if (!alike(inputs, {0, 1, 2, 3}) || !is_dropout(inputs[0], inputs[4], inputs[7])) return false;
+    const Tensor& x = inputs[0].toTensor();
+    if (x.dim() == 0 || x.size(-1) == 0 || !inputs[5].isDouble() || !(inputs[5].toDouble() >= 0) || !inputs[6].isBool()) return false;
+    const bool residual = !has(inputs[1]) || inputs[1].toTensor().sizes() == x.sizes();
+    return residual && is_row(inputs[2], x.size(-1)) && is_row(inputs[3], x.size(-1));
   }
 };
 
@@ -197,11 +242,19 @@ struct Operator {
     }
   }
 
+  // A seed on the CPU, as fused/check.py makes it; a GPU's Python makes there.
+  static bool convert_seed(PyObject* value, IValue& to) {
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    return !overflow && (to = at::scalar_tensor(int64_t(number), at::kLong), true);
+  }
+
   // False for what only Python can pass on: a tensor of a class of its own, a number that is traced.
   bool convert(PyObject* value, c10::TypeKind kind, IValue& to) const {
     if (value == Py_None) return true;
     switch (kind) {
       case c10::TypeKind::TensorType:
+        if (PyLong_CheckExact(value)) return convert_seed(value, to);
         if (!THPVariable_CheckExact(value)) return false;
         to = THPVariable_Unpack(value);
         return true;
@@ -224,6 +277,8 @@ struct Operator {
   }
 
   py::object operator()(const py::args& values) const;
+  py::object checked(const py::args& values) const;
+  bool convert(const py::args& values, Stack& to) const;
   variable_list run(Stack& stack) const;
 };
 
@@ -339,17 +394,31 @@ variable_list Operator::run(Stack& stack) const {
 
 py::object not_implemented() { return py::reinterpret_borrow<py::object>(Py_NotImplemented); }
 
-// The outputs, or NotImplemented: a call that the caller has to make in Python.
-py::object Operator::operator()(const py::args& values) const {
-  if (values.size() != kinds.size() || at::impl::torch_function_mode_enabled()) return not_implemented();
-  Stack stack(kinds.size());
+bool Operator::convert(const py::args& values, Stack& to) const {
+  if (values.size() != kinds.size() || at::impl::torch_function_mode_enabled()) return false;
+  to.resize(kinds.size());
   for (size_t i = 0; i < kinds.size(); ++i)
-    if (!convert(PyTuple_GET_ITEM(values.ptr(), i), kinds[i], stack[i])) return not_implemented();
-  const variable_list results = run(stack);
+    if (!convert(PyTuple_GET_ITEM(values.ptr(), i), kinds[i], to[i])) return false;
+  return true;
+}
+
+py::object as_python(const variable_list& results) {
   if (results.size() == 1) return object(results[0]);
   py::tuple tuple(results.size());
   for (size_t i = 0; i < results.size(); ++i) tuple[i] = object(results[i]);
   return tuple;
+}
+
+// The outputs, or NotImplemented: a call that the caller has to make in Python.
+py::object Operator::operator()(const py::args& values) const {
+  Stack stack;
+  return convert(values, stack) ? as_python(run(stack)) : not_implemented();
+}
+
+// The same of inputs that nobody has checked; a seed may be a number. NotImplemented if a check would find a fault.
+py::object Operator::checked(const py::args& values) const {
+  Stack stack;
+  return convert(values, stack) && formula->fits(stack) ? as_python(run(stack)) : not_implemented();
 }
 
 // Self-attention without options, of tensors in which fused/attention.py would find no fault: for that its checks are a fifth
@@ -415,7 +484,8 @@ struct Heads : torch::autograd::Function<Heads> {
 PYBIND11_MODULE(_autograd, m) {
   using namespace fusedseq;
   py::class_<Operator, std::unique_ptr<Operator, py::nodelete>>(m, "Operator", "An operator, called by position; NotImplemented: call it by way of Python.")
-      .def("__call__", &Operator::operator());
+      .def("__call__", &Operator::operator())
+      .def("checked", &Operator::checked, "The same of inputs that nobody has checked; NotImplemented also if the checks might find a fault.");
   m.def("operators", [] {
     py::dict made;
     for (const auto& [name, op] : all()) made[name.c_str()] = py::cast(&op, py::return_value_policy::reference);

@@ -222,3 +222,45 @@ def test_converted_inputs_are_what_the_operators_take():
     assert grad.shape == x.shape
     for t in convert([x], dtype=torch.float64):
         assert fused.residual_layer_norm(t, eps=0, p=0).dtype == torch.float64
+
+
+@recorded
+def test_what_needs_no_check_is_known_and_the_rest_is_checked():
+    x, W, b = LINEAR
+    assert torch.equal(autograd.unchecked("linear", x, W, b), fused.linear(x, W, b))
+    halves = [t.half() for t in LINEAR]
+    faults = [
+        (x, W, b.double()),
+        (x, W.T, b),
+        (x, W, b[:2]),
+        (x, W, b[None]),
+        (5, W, b),
+        (x, None, b),
+        (x.long(), W, b),
+        halves,
+    ]
+    for inputs in faults:
+        assert autograd.unchecked("linear", *inputs) is NotImplemented
+    with torch.autocast("cpu"):
+        assert autograd.unchecked("linear", x, W, b) is NotImplemented
+    norm = x, x, W[0], W[1], 0.5, 1e-5, False, 7
+    y = autograd.unchecked("residual_layer_norm", *norm)[0]
+    assert torch.equal(y, fused.residual_layer_norm(*norm[:4], p=0.5, seed=torch.tensor(7)))
+    for place, fault in {1: b, 2: x, 3: b, 4: 1.5, 5: -1.0, 6: 1, 7: 2**80}.items():
+        assert autograd.unchecked("residual_layer_norm", *norm[:place], fault, *norm[place + 1 :]) is NotImplemented
+    for fault in (
+        (x, b, "relu", 0.0, 7),
+        (x, W[0], "silu", 0.0, 7),
+        (x, W[0], "relu", -0.1, 7),
+        (x, W[0], "relu", 0.0, x),
+    ):
+        assert autograd.unchecked("bias_activation_dropout", *fault) is NotImplemented
+
+
+@recorded
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), 2**63, 2**64 - 1], ids=str)
+def test_a_seed_is_the_same_number_on_either_way(seed, in_python):
+    x = torch.ones(64, 8)
+    got = fused.bias_activation_dropout(x, None, "relu", 0.5, seed)
+    in_python()
+    assert torch.equal(got, fused.bias_activation_dropout(x, None, "relu", 0.5, seed))

@@ -16,6 +16,8 @@ def bias_activation_dropout(x, b=None, activation="relu", p=0.0, seed=0):
     Errors: ValueError for another activation, shapes, devices, p outside [0, 1]; TypeError for other dtypes than fp32,
     bf16, on a CPU fp64, on CUDA fp16, or two of them.
     """
+    if (y := autograd.unchecked(OP, x, b, activation, p, seed)) is not NotImplemented:
+        return y
     check.tensor(OP, "x", x)
     if isinstance(b, torch.Tensor) and b.is_floating_point() and autograd.autocast_is_on(x.device.type):
         b = b.to(x.dtype)

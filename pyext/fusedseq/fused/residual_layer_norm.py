@@ -15,6 +15,8 @@ def residual_layer_norm(x, residual=None, weight=None, bias=None, *, p=0.0, eps=
     Errors: ValueError for shapes, devices, p outside [0, 1], a negative eps; TypeError for other dtypes than fp32, bf16,
     on a CPU fp64, on CUDA fp16, or two of them.
     """
+    if (found := autograd.unchecked(OP, x, residual, weight, bias, p, eps, prenorm, seed)) is not NotImplemented:
+        return found[:2] if prenorm else found[0]
     check.tensor(OP, "x", x)
     x, residual, weight, bias = autograd.widest(x.device.type, x, residual, weight, bias)
     check.like(OP, x, "x", ("residual", "weight", "bias"), check.TRITON, residual=residual, weight=weight, bias=bias)
