@@ -380,6 +380,18 @@ def test_more_steps_continue_a_finished_configuration(tmp_path, capsys):
     assert "was begun with data.batch 32, got 4: a run keeps its settings" in capsys.readouterr().err
 
 
+def test_a_finished_configuration_needs_no_checkpoint(tmp_path, capsys):
+    assert train_grid(tmp_path, "--only", TWO[0]) == 0
+    for path in (tmp_path / TWO[0]).glob("*.safetensors"):
+        path.unlink()
+    assert train_grid(tmp_path, "--only", TWO[0]) == 0
+    assert "is finished: nothing is left to do" in capsys.readouterr().out
+    assert train_grid(tmp_path, "--only", TWO[0], "--set", "steps=4") != 0
+    assert "has the result of a shorter run, and no last.safetensors to go on from" in "".join(capsys.readouterr())
+    assert train_grid(tmp_path, "--only", TWO[0], "--set", "batch=4") == 2
+    assert "was begun with data.batch 32, got 4: a run keeps its settings" in capsys.readouterr().err
+
+
 def test_a_configuration_that_another_process_is_at_is_left_to_it(tmp_path, capsys):
     (tmp_path / TWO[0]).mkdir()
     with try_lock(tmp_path / TWO[0] / ".lock") as ours:

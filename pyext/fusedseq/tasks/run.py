@@ -62,13 +62,17 @@ def _start(recipe, task, saved):
 
 def _check_continues(recipe, out, saved):
     """Errors: ValueError where `saved` was begun with other settings, but for those that a resumed run may change"""
-    description = saved["description"]
-    was = {"task": description["task"], "preset": saved["label"]["preset"], "seed": description["seed"],
-           **_flat(description["settings"])}  # fmt: skip
+    description, label = saved["description"], saved["label"]
+    _check_same(recipe, out, description | {"preset": label["preset"], "from": label.get("from")})
+
+
+def _check_same(recipe, out, found):
+    """found: a dict of a run's task, preset, seed, settings, and what it began `from`, if not random weights"""
+    was = {key: found[key] for key in ("task", "preset", "seed")} | _flat(found["settings"])
     said = {"task": recipe.task, "preset": recipe.preset, "seed": recipe.seed,
             **_flat(as_dict(recipe.settings))}  # fmt: skip
     if recipe.start is not None:
-        was["from"], said["from"] = saved["label"].get("from", "random weights"), run_name(recipe.start)
+        was["from"], said["from"] = found.get("from") or "random weights", run_name(recipe.start)
     for key in said:
         if key in was and said[key] != was[key] and key not in FREE:
             raise ValueError(f"{out} was begun with {key} {was[key]}, got {said[key]}: a run keeps its settings")
@@ -133,11 +137,15 @@ def carry_out(recipe, out):
 
 
 def _finished(recipe, out, saved):
-    """The result of a run that nothing is left of; None where more epochs are wanted than it had."""
-    if saved is None or not (out / RESULT).exists():
+    """The result of a run of which nothing is left to do; None where more epochs are wanted than it had. The checkpoint,
+    which may not have travelled with it, is needed for those alone."""
+    if not (out / RESULT).exists():
         return None
-    _check_continues(recipe, out, saved)
     result = json.loads((out / RESULT).read_text())
-    limits = ("epochs", "steps")
+    _check_same(recipe, out, result)
     began, wanted = result["settings"]["training"], as_dict(recipe.settings)["training"]
-    return result if all(began[key] == wanted[key] for key in limits) else None
+    if all(began[key] == wanted[key] for key in ("epochs", "steps")):
+        return result
+    if saved is None:
+        raise ValueError(f"{out} has the result of a shorter run, and no {LAST} to go on from")
+    return None

@@ -1,0 +1,110 @@
+"""make gpu-train on a CPU: a run goes from command to command and from machine to machine, and is the run that did not."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / ".ci"))
+import gpu_train  # noqa: E402
+
+SETTINGS = (
+    "model.embedding=8", "model.hidden=8", "data.batch=4", "training.save_steps=20", "training.stop_after=none", "training.epochs=100000"
+)  # fmt: skip
+TINY = [word for setting in SETTINGS for word in ("--set", setting)]
+ROW = "ptb-lstm"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A directory of a run: a checkpoint, a finished configuration in it, and what nobody needs."""
+    folder = tmp_path / "run"
+    (folder / "done").mkdir(parents=True)
+    for name, data in {"last.safetensors": os.urandom(5000), "epochs.csv": b"step\n1\n", "done/result.json": b"{}",
+                       "done/last.safetensors": os.urandom(99), ".lock": b"", "a.tmp": b"x"}.items():  # fmt: skip
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def came(folder, pieces, name="run"):
+    (folder / f"{name}.json").write_text(json.dumps({"pieces": pieces}))
+    return folder
+
+
+def test_a_run_comes_out_of_its_pieces_as_it_went_in(run, tmp_path):
+    pieces = gpu_train.pack(run, tmp_path / "shards", "run", size=1024)
+    assert len(pieces) > 4
+    assert all(path.stat().st_size <= 1024 for path in (tmp_path / "shards").iterdir())
+    assert gpu_train.pack(run, tmp_path / "again", "run", size=1024) == pieces
+    missing = gpu_train.unpack(came(tmp_path / "shards", pieces), tmp_path / "arriving", tmp_path / "out", "run")
+    assert missing == []
+    files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert files == {"last.safetensors", "epochs.csv", "done/result.json"}
+    assert (tmp_path / "out/last.safetensors").read_bytes() == (run / "last.safetensors").read_bytes()
+
+
+def test_pieces_come_one_by_one_and_a_broken_one_is_refused(run, tmp_path):
+    pieces = gpu_train.pack(run, tmp_path / "shards", "run", size=1024)
+    first, *others = pieces
+    for number, piece in enumerate([*others, first]):
+        carried = tmp_path / f"carried-{number}"
+        carried.mkdir()
+        data = (tmp_path / "shards" / piece).read_bytes()
+        (carried / piece).write_bytes(data[:-1] + b"?")
+        with pytest.raises(ValueError, match=f"{piece} is not the piece that run.json speaks of"):
+            gpu_train.unpack(came(carried, pieces), tmp_path / "arriving", tmp_path / "out", "run")
+        (carried / piece).write_bytes(data)
+        missing = gpu_train.unpack(carried, tmp_path / "arriving", tmp_path / "out", "run")
+        assert missing == [p for p in pieces if p not in [*others, first][: number + 1]]
+        assert (tmp_path / "out").exists() == (missing == [])
+
+
+def train(work, out, *more, minutes=2.0):
+    command = (sys.executable, ".ci/gpu_train.py", "--run", "ptb/lstm", "--data", "synthetic", "--work", work, "--out", out,
+               "--minutes", minutes, *more)  # fmt: skip
+    process = subprocess.run([*map(str, command)], cwd=ROOT, text=True, capture_output=True, check=False,
+                             env={**os.environ, "FUSEDSEQ_FAKE_GPU": "1", "OMP_NUM_THREADS": "1"})  # fmt: skip
+    state = out / f"{ROW}.json"
+    return process, json.loads(state.read_text()) if state.exists() else None
+
+
+def losses(folder):
+    with (folder / ROW / "steps.csv").open(newline="") as file:
+        return [(row["step"], row["loss"]) for row in csv.DictReader(file)]
+
+
+def test_a_run_cut_by_its_minutes_goes_on_elsewhere_bit_for_bit(tmp_path):
+    process, state = train(tmp_path / "first", tmp_path / "out", *TINY, "--steps", "1000000", minutes=0.25)
+    assert process.returncode == gpu_train.MORE, process.stdout + process.stderr
+    assert (state["what"], state["part"], state["parts"]) == ("more", 1, 1)
+    assert state["on this machine"] == "make gpu-train RUN=ptb/lstm"
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert {f"{ROW}.000", f"{ROW}.json", f"{ROW}-log.txt"} <= {*files}
+    assert len(files) <= 8
+
+    done = len(losses(tmp_path / "first"))
+    end = ("--steps", str(done + 5))
+    process, state = train(tmp_path / "second", tmp_path / "out-2", *TINY, *end, "--from", tmp_path / "out")
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert (state["what"], state["pieces"]) == ("done", {})
+    assert json.loads((tmp_path / f"out-2/{ROW}-result.json").read_text())["steps"] == done + 5
+    process, _ = train(tmp_path / "whole", tmp_path / "out-3", *TINY, *end)
+    assert process.returncode == 0
+    assert losses(tmp_path / "second") == losses(tmp_path / "whole")
+
+    process, state = train(tmp_path / "second", tmp_path / "out-4", *TINY, *end, minutes=0)  # nothing is left to do
+    assert (process.returncode, state["what"]) == (0, "done")
+
+
+def test_what_fails_is_told(tmp_path):
+    process, _ = train(tmp_path / "work", tmp_path / "out", "--run", "ptb/nothing")
+    assert process.returncode == 2
+    assert "RUN must be one of words/base, " in process.stderr
+    process, state = train(tmp_path / "work", tmp_path / "out", "--set", "model.nothing=1")
+    assert (process.returncode, state["what"]) == (1, "failed")
+    assert "model.nothing" in (tmp_path / f"out/{ROW}-log.txt").read_text()
