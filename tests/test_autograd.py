@@ -264,3 +264,26 @@ def test_a_seed_is_the_same_number_on_either_way(seed, in_python):
     got = fused.bias_activation_dropout(x, None, "relu", 0.5, seed)
     in_python()
     assert torch.equal(got, fused.bias_activation_dropout(x, None, "relu", 0.5, seed))
+
+
+@recorded
+@pytest.mark.parametrize(
+    "error", [ImportError("needs Triton"), torch.OutOfMemoryError("no memory")], ids=["import", "memory"]
+)
+def test_errors_of_a_kernel_keep_their_class(error):
+    def kernel(*_):
+        raise error
+
+    library = torch.library.Library("fusedseq", "IMPL")
+    library.impl("linear", kernel, "Meta")
+    try:
+        with pytest.raises(type(error), match=str(error)):
+            autograd._recorded["linear"](*(t.to("meta").requires_grad_() for t in LINEAR))
+    finally:
+        library._destroy()
+
+
+@recorded
+def test_errors_of_torch_keep_their_class():
+    with pytest.raises(IndexError, match=r"^Dimension out of range"):
+        autograd.recorder.heads(torch.ones(2), 3, 2, True)
