@@ -34,10 +34,7 @@ from pathlib import Path
 import gpu
 
 ROOT = gpu.ROOT
-PIECE, PIECES = (
-    14 << 20,
-    4,
-)  # bytes of one, and how many one command brings: of 8 files and 64 MiB half is left for reports
+PIECE, PIECES = 14 << 20, 4  # bytes of one, and how many one command brings: 4 files and 8 MiB are left for reports
 REPORTS = ("result.json", "best-*/result.json", "epochs.csv", "trials.csv", "table.csv", "speed.json", "table.md")
 BUILD, TIMED, AFTERWARDS = 180, 60, 40  # seconds: at most for the first two; kept for packing
 MORE = 3
@@ -249,7 +246,7 @@ class Training:
             "row": self.args.run, "what": what, **self.position(), "command": " ".join(map(str, self.command()[1:])),
             "seconds of this command": round(time.monotonic() - self.start, 1), "pieces": pieces,
             "part": part, "parts": len(groups),
-            "on this machine": again, "on another": f"{again} FROM=DIR, with all {len(pieces)} pieces",
+            "on this machine": f"{again}, with the same DATA and ARGS", "on another": f"the same and FROM=DIR, with all {len(pieces)} pieces",
             "other parts": [f"{again} PART={k + 1} MINUTES=0" for k in range(len(groups)) if k != part - 1],
         }  # fmt: skip
         (out / f"{self.name}.json").write_text(json.dumps(state, indent=1) + "\n")

@@ -82,7 +82,7 @@ def test_a_run_cut_by_its_minutes_goes_on_elsewhere_bit_for_bit(tmp_path):
     process, state = train(tmp_path / "first", tmp_path / "out", *TINY, "--steps", "1000000", minutes=0.25)
     assert process.returncode == gpu_train.MORE, process.stdout + process.stderr
     assert (state["what"], state["part"], state["parts"]) == ("more", 1, 1)
-    assert state["on this machine"] == "make gpu-train RUN=ptb/lstm"
+    assert state["on this machine"] == "make gpu-train RUN=ptb/lstm, with the same DATA and ARGS"
     files = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert {f"{ROW}.000", f"{ROW}.json", f"{ROW}-log.txt"} <= {*files}
     assert len(files) <= 8

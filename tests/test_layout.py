@@ -114,7 +114,10 @@ def test_cuda_sources_and_what_they_include_see_no_torch():
 def test_operators_use_the_stable_abi_alone():
     """A header of ATen or c10 would tie the library to one version of torch."""
     for path in [*ROOT.glob("csrc/*.cpp"), *ROOT.glob("csrc/*.h")]:
-        if path.name in ("_autograd.cpp", "autograd_formulas.h"):  # a module of its own, which they do without under another torch
+        if path.name in (
+            "_autograd.cpp",
+            "autograd_formulas.h",
+        ):  # a module of its own, which they do without under another torch
             continue
         for name in re.findall(r"#\s*include\s*<((?:torch|ATen|c10)[^>]*)>", path.read_text()):
             assert name.startswith(("torch/csrc/stable/", "torch/headeronly/", "torch/csrc/inductor/aoti_torch/c/")), (

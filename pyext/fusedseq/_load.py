@@ -70,7 +70,7 @@ def operators() -> ctypes.CDLL:
 @functools.cache
 def recorder():
     """The module fusedseq._autograd, or None where the build was for another torch or Python, or FUSEDSEQ_AUTOGRAD is
-    python: then Python does the same, and a small call takes some 20 us longer."""
+    python: then Python does the same, and a small call takes some 15 us longer."""
     import torch
 
     built = build_info().get("torch", "")

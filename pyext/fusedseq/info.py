@@ -96,7 +96,7 @@ def library(report):
     if _load.recorder():
         report.fact("autograd", "small operators are recorded in C++")
     else:
-        report.fact("autograd", f"in Python, which costs a small call some 20 us: fusedseq._autograd is for torch {built.get('torch')} and "
+        report.fact("autograd", f"in Python, which costs a small call some 15 us: fusedseq._autograd is for torch {built.get('torch')} and "
                     f"Python {built.get('python')}, or FUSEDSEQ_AUTOGRAD is python")  # fmt: skip
     for question in ("compiled", "found"):
         report.fact(f"CPU kernels {question}", _load.isa(question))
