@@ -49,8 +49,8 @@ def modelled(low, high):
     return Bar("us per step", 1.5 * 2.5 * (low + high) / 2)
 
 
-def mogrifier(T, B, H, *bars, **options):
-    row = cases.mogrifier(T, B, H, dtype=BF16, **options)
+def mogrifier(T, B, H, *bars, dtype=BF16, **options):
+    row = cases.mogrifier(T, B, H, dtype=dtype, **options)
     return recurrence(row, *bars, exchanges=6, steps=T)
 
 
@@ -139,6 +139,7 @@ def built(most):
         mogrifier(n(70), n(80), n(650), Bar("eager", 15, "call"), modelled(12, 18)),  # in two groups of SMs
         mogrifier(n(70), n(20), n(1150), Bar("eager", 15, "call"), modelled(12, 18)),
         mogrifier(n(70), n(64), n(912), Bar("eager", 15, "call"), modelled(17, 27), rank=n(84), suffix="-rank84"),
+        mogrifier(n(70), n(20), n(650), dtype=torch.float32),
         mogrifier_layers(n(70), n(20), n(650), 3, Bar("in sequence", 1.6)),
         dropped_lstm(n(70), n(20), n(650), n(650), Bar("torch", 2)),
         dropped_lstm(n(70), n(20), n(1150), n(1150), Bar("torch", 2)),

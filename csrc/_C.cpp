@@ -39,9 +39,9 @@ py::dict layout(const fusedseq::cuda::Layout& l) {
   return d;
 }
 
-py::dict recurrence_plan(int64_t steps, int64_t B, int64_t X, int64_t H, int64_t rounds, int64_t on_x, int64_t on_h, bool half, int sms,
+py::dict recurrence_plan(int64_t steps, int64_t B, int64_t X, int64_t H, int64_t rounds, int64_t on_x, int64_t on_h, int element, int sms,
                          int64_t shared, bool cooperative, int64_t shortest) {
-  const auto plan = fusedseq::cuda::recurrence_plan({steps, B, X, H, rounds, on_x, on_h, half}, {sms, shared, cooperative}, shortest);
+  const auto plan = fusedseq::cuda::recurrence_plan({steps, B, X, H, rounds, on_x, on_h, element}, {sms, shared, cooperative}, shortest);
   py::dict d;
   d["persistent"] = plan.persistent, d["why"] = plan.why;
   d["forward"] = layout(plan.forward), d["backward"] = layout(plan.backward);
@@ -50,11 +50,11 @@ py::dict recurrence_plan(int64_t steps, int64_t B, int64_t X, int64_t H, int64_t
 
 using Size = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // X, H, rounds, on_x, on_h
 
-py::dict wavefront_plan(int64_t steps, int64_t B, const Size& first, const Size& second, bool half, int sms, int64_t shared,
+py::dict wavefront_plan(int64_t steps, int64_t B, const Size& first, const Size& second, int element, int sms, int64_t shared,
                         bool cooperative, int64_t shortest) {
   const auto size = [&](const Size& s) {
     const auto [X, H, rounds, on_x, on_h] = s;
-    return fusedseq::cuda::RecurrenceSize{steps, B, X, H, rounds, on_x, on_h, half};
+    return fusedseq::cuda::RecurrenceSize{steps, B, X, H, rounds, on_x, on_h, element};
   };
   const auto w = fusedseq::cuda::wavefront_plan(size(first), size(second), {sms, shared, cooperative}, shortest);
   py::dict d;
@@ -71,11 +71,12 @@ PYBIND11_MODULE(_C, m) {
         "The four words of the Philox4x32-10 block with this 64-bit key and 128-bit counter.");
   m.def("cpu_features", &cpu_features, "The instruction sets of this machine that the kernels could use: {name: found}.");
   m.def("recurrence_plan", &recurrence_plan, py::arg("steps"), py::arg("B"), py::arg("X"), py::arg("H"), py::arg("rounds"),
-        py::arg("on_x"), py::arg("on_h"), py::arg("half"), py::arg("sms"), py::arg("shared"), py::arg("cooperative"),
+        py::arg("on_x"), py::arg("on_h"), py::arg("element"), py::arg("sms"), py::arg("shared"), py::arg("cooperative"),
         py::arg("shortest") = fusedseq::cuda::SHORTEST,
         "Which engine runs a recurrence on a GPU with this many SMs and bytes of shared memory for a block, why, and the layout of the\n"
-        "persistent one: csrc/recurrence_plan.h. on_x, on_h: different weights of the rounds on x, on h.");
-  m.def("wavefront_plan", &wavefront_plan, py::arg("steps"), py::arg("B"), py::arg("first"), py::arg("second"), py::arg("half"),
+        "persistent one: csrc/recurrence_plan.h. on_x, on_h: different weights of the rounds on x, on h;\n"
+        "element: bytes of the tensors' dtype.");
+  m.def("wavefront_plan", &wavefront_plan, py::arg("steps"), py::arg("B"), py::arg("first"), py::arg("second"), py::arg("element"),
         py::arg("sms"), py::arg("shared"), py::arg("cooperative"), py::arg("shortest") = fusedseq::cuda::SHORTEST,
         "Whether two layers run at once, each on half of the SMs, why, and the layouts of the first and the second, as of\n"
         "recurrence_plan. first, second: (X, H, rounds, on_x, on_h).");

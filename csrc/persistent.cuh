@@ -2,7 +2,7 @@
 // and products of them with weights that stay in shared memory.
 //
 // A vector is (rows, K): h, x or the gates' gradients of all rows of a group. Each block publishes its own columns of it
-// and reads all of it. It stands in memory as mma reads its A operand, (tiles, k-steps, lanes, 8 elements): a lane takes 16
+// and reads all of it. It stands in memory as mma reads its A operand, (tiles, k-steps, lanes, 16 bytes): a lane takes 16
 // bytes at once, from the L2 cache to registers, since no other warp of the block reads them. Vector number `epoch`
 // is in slot epoch % SLOTS of the vectors of its kind. A producer stores, meets its group at a barrier, and one thread
 // releases the epoch to the block's flag; a warp that reads waits for the flags of the blocks whose columns it takes.
@@ -13,27 +13,32 @@
 #pragma once
 #include <ptx.cuh>
 
+#include <type_traits>
+
+#include "fp32_product.cuh"
 #include "pack.cuh"
-#include "philox.h"
+#include "philox.cuh"
 #include "recurrence_cuda.h"
 #include "recurrence_plan.h"
 
 namespace fusedseq::cuda {
 
 constexpr int SLOTS = 4;
+constexpr int FRAGMENT = 512;                                  // bytes of a vector's tile and k-step
+template <class S> constexpr int ALONG = 32 / int(sizeof(S));  // elements of a k-step
 
 // Where a kind of vector stands in a group's part of the exchange.
 struct Kind {
-  int64_t first;      // element
-  int steps, K;       // along K, of 16; the width
+  int64_t first;      // byte
+  int steps, K;       // along K; the width
   int columns;        // that a block owns of it
 };
 
 // What a launch is given beside the recurrence.
 struct Exchange {
   uint32_t* flags;    // (replicas, groups, blocks), zero
-  void* vectors;      // (replicas, groups, group_elements)  S, zero
-  int64_t group_elements;
+  void* vectors;      // (replicas, groups, group_bytes)  S, zero
+  int64_t group_bytes;
 };
 
 // What a layer of a wavefront has to do with the other one, in the same launch: wavefront.cu. A tensor is handed over: forward the
@@ -48,22 +53,18 @@ struct Link {
   const int64_t* seed;
 };
 
-template <class S> __device__ __forceinline__ uint16_t bits_of(float v) {
+template <class S> using Bits = std::conditional_t<sizeof(S) == 2, uint16_t, uint32_t>;
+template <class S> __device__ __forceinline__ Bits<S> bits_of(float v) {
   const S rounded = S(v);
-  uint16_t bits;
-  memcpy(&bits, &rounded, 2);
+  Bits<S> bits;
+  memcpy(&bits, &rounded, sizeof bits);
   return bits;
 }
-template <class S> __device__ __forceinline__ uint32_t pair_of(float a, float b) {
-  return bits_of<S>(a) | uint32_t(bits_of<S>(b)) << 16;
-}
-template <class S> __device__ __forceinline__ float low(uint32_t pair) {
-  const uint16_t bits = uint16_t(pair);
+template <class S> __device__ __forceinline__ float value_of(Bits<S> bits) {
   S v;
-  memcpy(&v, &bits, 2);
+  memcpy(&v, &bits, sizeof bits);
   return float(v);
 }
-template <class S> __device__ __forceinline__ float high(uint32_t pair) { return low<S>(pair >> 16); }
 // Where step t begins in a tensor of that many elements a step: 64 bits of address here, and 32 for what is added to it.
 template <class T> __device__ __forceinline__ T* step_of(void* p, int64_t t, int64_t elements) { return static_cast<T*>(p) + t * elements; }
 template <class T> __device__ __forceinline__ const T* step_of(const void* p, int64_t t, int64_t elements) {
@@ -71,23 +72,45 @@ template <class T> __device__ __forceinline__ const T* step_of(const void* p, in
 }
 
 // Element (row, col) of a vector of `steps`.
-__device__ __forceinline__ int place(int row, int col, int steps) {
-  return (((row / 16 * steps + col / 16) * 32 + row % 8 * 4 + col % 16 / 4) * 2 + row % 16 / 8) * 4 + col % 4;
+template <class S> __device__ __forceinline__ int place(int row, int col, int steps) {
+  constexpr int OF_LANE = ALONG<S> / 4;
+  return (((row / 16 * steps + col / ALONG<S>) * 32 + row % 8 * 4 + col % ALONG<S> / OF_LANE) * 2 + row % 16 / 8) * OF_LANE + col % OF_LANE;
 }
+
+// Four elements of a unit's gates, as few registers as they need.
+template <class S> struct Quad {
+  uint32_t words[sizeof(S)];
+  __device__ __forceinline__ void set_bits(Bits<S> a, Bits<S> b, Bits<S> c, Bits<S> d) {
+    if constexpr (sizeof(S) == 2) words[0] = a | uint32_t(b) << 16, words[1] = c | uint32_t(d) << 16;
+    else words[0] = a, words[1] = b, words[2] = c, words[3] = d;
+  }
+  __device__ __forceinline__ void set(float a, float b, float c, float d) { set_bits(bits_of<S>(a), bits_of<S>(b), bits_of<S>(c), bits_of<S>(d)); }
+  __device__ __forceinline__ Bits<S> bits(int i) const {
+    if constexpr (sizeof(S) == 2) return Bits<S>(words[i / 2] >> i % 2 * 16);
+    else return words[i];
+  }
+  __device__ __forceinline__ float operator[](int i) const { return value_of<S>(bits(i)); }
+  // As columns col to col + 3 of a vector, col a multiple of 4.
+  __device__ __forceinline__ void publish(S* vector, int row, int col, int steps) const {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(S)); i += 2)
+      ptx::store_relaxed(reinterpret_cast<uint2*>(vector + place<S>(row, col + i * 2 / int(sizeof(S)) * 2, steps)), uint2{words[i], words[i + 1]});
+  }
+};
 
 // A part of the mask, for one element.
 __device__ __forceinline__ bool kept(const int64_t* seed, const Mask& m, int64_t row, int64_t j, int64_t width) {
-  return philox_word(uint64_t(*seed) + m.stream, uint64_t(row * ((width + 3) / 4) + j / 4), int(j % 4)) >= m.threshold;
+  Words words;
+  words.make(uint64_t(*seed) + m.stream, uint64_t(row * ((width + 3) / 4) + j / 4));
+  return words[int(j % 4)] >= m.threshold;
 }
 
 // Stored for another layer, and read there.
 template <class S> __device__ __forceinline__ void hand_over(S* to, S v) {
-  uint16_t bits;
-  memcpy(&bits, &v, 2);
-  ptx::store_relaxed(reinterpret_cast<uint16_t*>(to), bits);
+  ptx::store_relaxed(reinterpret_cast<Bits<S>*>(to), bits_of<S>(float(v)));
 }
 template <class S> __device__ __forceinline__ float handed(const S* from) {
-  return low<S>(ptx::load_relaxed(reinterpret_cast<const uint16_t*>(from)));
+  return value_of<S>(ptx::load_relaxed(reinterpret_cast<const Bits<S>*>(from)));
 }
 // As the dropout between the layers leaves it.
 template <class S> __device__ __forceinline__ S masked(const Link& k, S v, int64_t t, int64_t B, int b, int j, int64_t width) {
@@ -116,62 +139,64 @@ struct Columns {
       : first(block * each), count(width - first < each ? (width > first ? width - first : 0) : each) {}
 };
 
+template <class S> __device__ __forceinline__ int steps_of(int K) { return (K + ALONG<S> - 1) / ALONG<S>; }
+
 // The k-steps of a vector that a warp takes.
 struct Slice { int begin, end; };
 template <class V> __device__ __forceinline__ Slice slice(int steps, int warp) {
   return {steps * warp / V::SPLIT, steps * (warp + 1) / V::SPLIT};
 }
 
-// ---- weights in shared memory: (k-steps, columns, 16). Of the first V::KEPT k-steps of each warp's slice, the first
+// ---- weights in shared memory: (k-steps, columns, ALONG). Of the first V::KEPT k-steps of each warp's slice, the first
 // KEPT_COLUMNS can be in its registers instead; what is left of these k-steps stands behind the others.
 
 // element(n, k): of column n.    returns what is behind the weights
 template <class V, int KEPT, int KEPT_COLUMNS, class S, class F>
 __device__ __forceinline__ S* fill(S* to, int columns, int K, F element) {
-  const int steps = (K + 15) / 16, left = columns < KEPT_COLUMNS ? 0 : columns - KEPT_COLUMNS;
-  S* rest = to + (steps - KEPT * V::SPLIT) * columns * 16;
-  for (int i = threadIdx.x; i < steps * 16 * columns; i += blockDim.x) {
-    const int n = i / (steps * 16), k = i - n * steps * 16, step = k / 16;
+  constexpr int A = ALONG<S>;
+  const int steps = steps_of<S>(K), left = columns < KEPT_COLUMNS ? 0 : columns - KEPT_COLUMNS;
+  S* rest = to + (steps - KEPT * V::SPLIT) * columns * A;
+  for (int i = threadIdx.x; i < steps * A * columns; i += blockDim.x) {
+    const int n = i / (steps * A), k = i - n * steps * A, step = k / A;
     const int warp = KEPT ? ((step + 1) * V::SPLIT - 1) / steps : 0, of_slice = step - slice<V>(steps, warp).begin;
     const S value = k < K ? element(n, k) : S(0.f);
-    if (KEPT == 0 || of_slice >= KEPT) to[((KEPT ? step - (warp + 1) * KEPT : step) * columns + n) * 16 + k % 16] = value;
-    else if (n >= KEPT_COLUMNS) rest[((warp * KEPT + of_slice) * left + n - KEPT_COLUMNS) * 16 + k % 16] = value;
+    if (KEPT == 0 || of_slice >= KEPT) to[((KEPT ? step - (warp + 1) * KEPT : step) * columns + n) * A + k % A] = value;
+    else if (n >= KEPT_COLUMNS) rest[((warp * KEPT + of_slice) * left + n - KEPT_COLUMNS) * A + k % A] = value;
   }
-  return rest + KEPT * V::SPLIT * left * 16;
+  return rest + KEPT * V::SPLIT * left * A;
 }
 
 template <class S> struct Weights {
   const S* shared = nullptr;
   int columns = 0;
-  // The B operand of tile n: elements 4 (lane % 4) .. + 3 of column 8 n + lane / 4.
+  // The B operand of tile n: the lane % 4-th quarter of column 8 n + lane / 4.
   __device__ __forceinline__ uint2 operand(int step, int n, int lane) const {
     const int column = 8 * n + lane / 4;
     if (column >= columns) return uint2{0, 0};
-    return *reinterpret_cast<const uint2*>(shared + (step * columns + column) * 16 + lane % 4 * 4);
+    return *reinterpret_cast<const uint2*>(shared + (step * columns + column) * ALONG<S> + lane % 4 * (ALONG<S> / 4));
   }
 };
 
 template <class V, int N> struct Kept {
   uint2 operand[V::KEPT ? V::KEPT : 1][N];
   template <class S, class F> __device__ __forceinline__ void load(int columns, int K, int warp, int lane, F element) {
-    const int begin = slice<V>((K + 15) / 16, warp).begin;
+    constexpr int OF_LANE = ALONG<S> / 4;
+    const int begin = slice<V>(steps_of<S>(K), warp).begin;
 #pragma unroll
     for (int u = 0; u < V::KEPT; ++u)
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        const int column = 8 * n + lane / 4, k = (begin + u) * 16 + lane % 4 * 4;
-        uint32_t half[4];
+        const int column = 8 * n + lane / 4, k = (begin + u) * ALONG<S> + lane % 4 * OF_LANE;
+        S w[OF_LANE];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const S w = column < columns && k + i < K ? element(column, k + i) : S(0.f);
-          uint16_t bits;
-          memcpy(&bits, &w, 2);
-          half[i] = bits;
-        }
-        operand[u][n] = uint2{half[0] | half[1] << 16, half[2] | half[3] << 16};
+        for (int i = 0; i < OF_LANE; ++i) w[i] = column < columns && k + i < K ? element(column, k + i) : S(0.f);
+        memcpy(&operand[u][n], w, sizeof w);
       }
   }
 };
+
+// K-steps in flight: in fp32, whose parts take registers, two thirds as many.
+template <class S, class V> constexpr int loads(int most) { return sizeof(S) == 4 && (V::N == 2 || V::TILES == 3) ? most * 2 / 3 : most; }
 
 // ---- a group of warps, and the rows it has
 
@@ -190,7 +215,7 @@ __device__ __forceinline__ void add(Sums<V, N>& s, const uint4 (&a)[V::TILES], i
 #pragma unroll
   for (int m = 0; m < V::TILES; ++m) {
     const uint32_t rows[4] = {a[m].x, a[m].z, a[m].y, a[m].w}, columns[2] = {b.x, b.y};
-    ptx::mma(s.v[m][n], rows, columns, S());
+    multiply_add(s.v[m][n], rows, columns, S());
   }
 }
 
@@ -199,7 +224,7 @@ template <class S, class V> struct Group {
   int first_row;                          // in the batch
   int rows;
   uint32_t* flags;
-  S* vectors;
+  char* vectors;
   float* partial;                         // (SPLIT, 16 PASS, stride)
 
   __device__ __forceinline__ Group(const Layout& l, const Exchange& e, int64_t B, int of_layer)
@@ -211,11 +236,11 @@ template <class S, class V> struct Group {
     first_row = replica * int(l.rows) + number * most;
     rows = first_row >= of_replica ? 0 : of_replica - first_row < most ? of_replica - first_row : most;
     flags = e.flags + index * l.blocks;
-    vectors = static_cast<S*>(e.vectors) + index * e.group_elements;
+    vectors = static_cast<char*>(e.vectors) + index * e.group_bytes;
   }
 
   __device__ __forceinline__ S* vector(const Kind& kind, uint32_t epoch) const {
-    return vectors + kind.first + int64_t(epoch % SLOTS) * V::TILES * kind.steps * 256;
+    return reinterpret_cast<S*>(vectors + kind.first + int64_t(epoch % SLOTS) * V::TILES * kind.steps * FRAGMENT);
   }
   __device__ __forceinline__ void meet() const { ptx::barrier(1 + number, V::THREADS); }
   __device__ __forceinline__ void publish(uint32_t epoch) const {
@@ -224,8 +249,8 @@ template <class S, class V> struct Group {
   }
   // Until all columns of the slice have been published.
   __device__ __forceinline__ void wait(const Kind& kind, Slice s, uint32_t epoch) const {
-    const int end = s.end * 16 < kind.K ? s.end * 16 : kind.K;
-    wait(flags, s.begin * 16, end, kind.columns, epoch);
+    const int end = s.end * ALONG<S> < kind.K ? s.end * ALONG<S> : kind.K;
+    wait(flags, s.begin * ALONG<S>, end, kind.columns, epoch);
   }
   // Until the blocks with these flags, of so many columns each, have published those from `begin` to before `end`.
   __device__ __forceinline__ void wait(const uint32_t* flags, int begin, int end, int columns, uint32_t epoch) const {

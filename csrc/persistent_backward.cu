@@ -31,7 +31,8 @@ const char* persistent_backward(const RecurrenceBackward& b, const Layout& l, vo
   Backward p = arguments(b, l);
   if (const char* error = prepare(p.e, l, memory, stream)) return error;
   if (b.forward.type == Type::bf16) return with_variant<BACKWARD_KEPT>(l, Launch<__nv_bfloat16>{p, stream});
-  return with_variant<BACKWARD_KEPT>(l, Launch<__half>{p, stream});
+  if (b.forward.type == Type::f16) return with_variant<BACKWARD_KEPT>(l, Launch<__half>{p, stream});
+  return with_variant<0>(l, Launch<float>{p, stream});
 }
 
 }  // namespace fusedseq::cuda

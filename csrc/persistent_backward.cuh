@@ -21,10 +21,8 @@ struct Backward {
 inline Backward arguments(const RecurrenceBackward& b, const Layout& l) {
   Backward p{b, l, {}, {}, {}, {}, {}};
   const Recurrence& r = b.forward;
-  int64_t elements = 0;
-  p.gates = kind_after(elements, l, 4 * r.H, 4 * l.columns_h);
-  p.h = kind_after(elements, l, r.rounds ? r.H : 0, l.columns_h), p.x = kind_after(elements, l, r.rounds ? r.X : 0, l.columns_x);
-  p.e.group_elements = elements;
+  p.gates = kind_after(p.e.group_bytes, r, l, 4 * r.H, 4 * l.columns_h);
+  p.h = kind_after(p.e.group_bytes, r, l, r.rounds ? r.H : 0, l.columns_h), p.x = kind_after(p.e.group_bytes, r, l, r.rounds ? r.X : 0, l.columns_x);
   return p;
 }
 
@@ -32,7 +30,8 @@ inline Backward arguments(const RecurrenceBackward& b, const Layout& l) {
 template <class S, class V, bool LINKED = false> struct BackwardBlock {
   static constexpr bool SPARE = !V::KEPT;  // shared memory for the sums of dx and dh at once; registers to fetch early
   static constexpr int STRIDE = plan::backward_stride(V::N == 2, V::KEPT);
-  static constexpr int LOADS = V::KEPT ? 1 : V::TILES == 3 ? 2 : V::GROUPS * V::N == 4 ? 3 : 6;
+  // k-steps in flight
+  static constexpr int LOADS = loads<S, V>(V::KEPT ? 1 : V::TILES == 3 ? 2 : V::GROUPS * V::N == 4 ? 3 : 6);
   using X = Owned<V, V::X_COLUMNS>;
   using H = Owned<V, V::H_COLUMNS>;
   static constexpr int MOST = X::COUNT > H::COUNT ? X::COUNT : H::COUNT;
@@ -52,7 +51,7 @@ template <class S, class V, bool LINKED = false> struct BackwardBlock {
   Weights<S> rest_ih;
   float dx[X::COUNT], dh[H::COUNT];              // of the operands, in the course of a step
   float carried_dh[H::COUNT], dc[H::COUNT];      // of the state, from step to step
-  uint32_t gates[H::COUNT][2];                   // saved for the step to come, as what follows
+  Quad<S> gates[H::COUNT];                       // saved for the step to come, as what follows
   float c_before[H::COUNT], dy[H::COUNT];
   float s[MOST], operand[MOST];                  // of the round to come
   uint32_t state_kept;
@@ -90,7 +89,7 @@ template <class S, class V, bool LINKED = false> struct BackwardBlock {
     const auto ih = [=](int n, int k) { return w_ih[(int64_t(k % 4) * H + k / 4) * X + n]; };
     if (rounds) {
       const int steps = p.gates.steps - V::KEPT * V::SPLIT;
-      rest_ih = {to + steps * cx.count * 16, cx.count < 8 ? 0 : cx.count - 8};
+      rest_ih = {to + steps * cx.count * ALONG<S>, cx.count < 8 ? 0 : cx.count - 8};
       to = fill<V, V::KEPT, 8>(to, cx.count, int(4 * H), ih);
       kept_ih.template load<S>(cx.count, int(4 * H), g.warp, g.lane, ih);
     }
@@ -111,7 +110,7 @@ template <class S, class V, bool LINKED = false> struct BackwardBlock {
   // What the forward pass saved of step t, and dy.
   __device__ __forceinline__ void fetch(int64_t t) {
     if (t < 0) return;
-    const uint16_t* a = step_of<uint16_t>(r.gates, t, r.B * 4 * r.Hp) + ch.first;
+    const Bits<S>* a = step_of<Bits<S>>(r.gates, t, r.B * 4 * r.Hp) + ch.first;
     const float* cells = step_of<float>(r.cells, t - 1, r.B * r.Hp) + ch.first;
     const S *c0 = static_cast<const S*>(r.c0) + ch.first, *upstream = step_of<S>(b.dy, t, r.B * r.H) + ch.first;
     const int width = int(r.H), Hp = int(r.Hp);
@@ -119,8 +118,8 @@ template <class S, class V, bool LINKED = false> struct BackwardBlock {
     for (int e = 0; e < H::COUNT; ++e) {
       if (!oh[e]) continue;
       const int row = batch(oh.row(e)), j = oh.column(e);
-      const uint16_t* gate = a + row * 4 * Hp + j;
-      gates[e][0] = gate[0] | uint32_t(gate[Hp]) << 16, gates[e][1] = gate[2 * Hp] | uint32_t(gate[3 * Hp]) << 16;
+      const Bits<S>* gate = a + row * 4 * Hp + j;
+      gates[e].set_bits(gate[0], gate[Hp], gate[2 * Hp], gate[3 * Hp]);
       c_before[e] = t ? cells[row * Hp + j] : float(c0[row * width + j]);
       if (!LINKED || b.dy) dy[e] = float(upstream[row * width + j]);
     }
@@ -162,33 +161,33 @@ template <class S, class V, bool LINKED = false> struct BackwardBlock {
 
   __device__ __forceinline__ void cell(int64_t t) {
     if (!SPARE) fetch(t);
-    uint32_t dz[H::COUNT][2];
+    Quad<S> dz[H::COUNT];
     ++epoch;
 #pragma unroll
     for (int e = 0; e < H::COUNT; ++e) {
       if (!oh[e]) continue;
       const int row = batch(oh.row(e)), j = ch.first + oh.column(e);
-      dz[e][0] = dz[e][1] = 0;
+      dz[e] = {};
       if (!r.lengths || t < r.lengths[row]) {  // past the end: the state's gradient passes by
         float d_h = carried_dh[e] + dy[e], d_c = dc[e], past_h = 0, past_c = 0;
         if (r.zoneout_h.threshold) part(zoneout_update(r, r.zoneout_h, t * r.B + row, j), d_h, past_h);
         if (r.zoneout_c.threshold) part(zoneout_update(r, r.zoneout_c, t * r.B + row, j), d_c, past_c);
-        const LstmGates<float> a{low<S>(gates[e][0]), high<S>(gates[e][0]), low<S>(gates[e][1]), high<S>(gates[e][1])};
+        const LstmGates<float> a{gates[e][0], gates[e][1], gates[e][2], gates[e][3]};
         const LstmGates<float> d =
             r.cap_input_gate ? lstm_cell_backward<true>(a, c_before[e], d_h, d_c) : lstm_cell_backward<false>(a, c_before[e], d_h, d_c);
         carried_dh[e] = past_h, dc[e] = d_c + past_c;
-        dz[e][0] = pair_of<S>(d.i, d.f), dz[e][1] = pair_of<S>(d.g, d.o);
+        dz[e].set(d.i, d.f, d.g, d.o);
       }
-      ptx::store_relaxed(reinterpret_cast<uint2*>(g.vector(p.gates, epoch) + place(oh.row(e), 4 * j, p.gates.steps)), uint2{dz[e][0], dz[e][1]});
+      dz[e].publish(g.vector(p.gates, epoch), oh.row(e), 4 * j, p.gates.steps);
     }
     g.publish(epoch);
-    uint16_t* all = step_of<uint16_t>(b.dz, t, r.B * 4 * r.H) + ch.first;
+    Bits<S>* all = step_of<Bits<S>>(b.dz, t, r.B * 4 * r.H) + ch.first;
 #pragma unroll
     for (int e = 0; e < H::COUNT; ++e) {
       if (!oh[e]) continue;
-      uint16_t* to = all + batch(oh.row(e)) * 4 * int(r.H) + oh.column(e);
+      Bits<S>* to = all + batch(oh.row(e)) * 4 * int(r.H) + oh.column(e);
 #pragma unroll
-      for (int gate = 0; gate < 4; ++gate) to[gate * int(r.H)] = uint16_t(dz[e][gate / 2] >> gate % 2 * 16);
+      for (int gate = 0; gate < 4; ++gate) to[gate * int(r.H)] = dz[e].bits(gate);
     }
   }
   __device__ __forceinline__ static void part(float u, float& d, float& past) { past = (1.f - u) * d, d = u * d; }
@@ -252,7 +251,7 @@ template <class S, class V, bool LINKED = false> struct BackwardBlock {
     for (int e = 0; e < O::COUNT; ++e) {
       if (!own[e]) continue;
       dz[e] = mogrify_backward(s[e], operand[e], d[e]);
-      ptx::store_relaxed(reinterpret_cast<uint16_t*>(g.vector(kind, epoch)) + place(own.row(e), first + own.column(e), kind.steps), bits_of<S>(dz[e]));
+      ptx::store_relaxed(reinterpret_cast<Bits<S>*>(g.vector(kind, epoch)) + place<S>(own.row(e), first + own.column(e), kind.steps), bits_of<S>(dz[e]));
     }
     g.publish(epoch);
     S* to = step_of<S>(b.dround, t, r.B * r.round_width) + offset + first;
@@ -265,7 +264,7 @@ template <class S, class V, bool LINKED = false> struct BackwardBlock {
     Sums<V, V::N> sums;
     clear<V>(sums);
     const bool shared = rounds > k % 2 + 2 && r.Q[k % 2 + 2] == r.Q[k % 2];
-    const Weights<S> w{weights + (shared ? 0 : int64_t(k / 2) * kind.steps * columns * 16), columns};
+    const Weights<S> w{weights + (shared ? 0 : int64_t(k / 2) * kind.steps * columns * ALONG<S>), columns};
     g.template multiply<LOADS>(kind, epoch, [&](int step, const uint4(&a)[V::TILES]) {
 #pragma unroll
       for (int n = 0; n < V::N; ++n) add<S>(sums, a, n, w.operand(step, n, g.lane));

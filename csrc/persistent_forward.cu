@@ -36,7 +36,7 @@ Gpu this_gpu() {
 }
 
 RecurrenceSize size_of(const Recurrence& r) {
-  return {r.steps, r.B, r.X, r.H, r.rounds, uses(r, 0), uses(r, 1), r.type == Type::bf16 || r.type == Type::f16};
+  return {r.steps, r.B, r.X, r.H, r.rounds, uses(r, 0), uses(r, 1), element_bytes(r)};
 }
 
 }  // namespace
@@ -62,7 +62,8 @@ const char* persistent_forward(const Recurrence& r, const Layout& l, const Produ
     if (const char* error = product(x, W.transposed(), matrix(Type::f32, gates, r.steps * r.B, 4 * r.H, 4 * r.H))) return error;
   }
   if (r.type == Type::bf16) return with_variant<FORWARD_KEPT>(l, Launch<__nv_bfloat16>{p, stream});
-  return with_variant<FORWARD_KEPT>(l, Launch<__half>{p, stream});
+  if (r.type == Type::f16) return with_variant<FORWARD_KEPT>(l, Launch<__half>{p, stream});
+  return with_variant<0>(l, Launch<float>{p, stream});
 }
 
 }  // namespace fusedseq::cuda

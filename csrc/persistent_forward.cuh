@@ -20,16 +20,15 @@ struct Forward {
 
 inline Forward arguments(const Recurrence& r, const Layout& l) {
   Forward p{r, l, {}, {}, {}, nullptr, {}};
-  int64_t elements = 0;
-  p.h = kind_after(elements, l, r.H, l.columns_h), p.x = kind_after(elements, l, r.rounds ? r.X : 0, l.columns_x);
-  p.e.group_elements = elements;
+  p.h = kind_after(p.e.group_bytes, r, l, r.H, l.columns_h), p.x = kind_after(p.e.group_bytes, r, l, r.rounds ? r.X : 0, l.columns_x);
   return p;
 }
 
 // LINKED: of a wavefront
 template <class S, class V, bool LINKED = false> struct ForwardBlock {
   static constexpr int ROUND_STRIDE = plan::stride(8 * V::N), GATE_STRIDE = plan::forward_stride(V::N == 2);
-  static constexpr int LOADS = V::TILES == 3 ? 2 : V::KEPT || V::GROUPS * V::N == 4 ? 3 : 6;  // k-steps in flight
+  // k-steps in flight
+  static constexpr int LOADS = loads<S, V>(V::TILES == 3 ? 2 : V::KEPT || V::GROUPS * V::N == 4 ? 3 : 6);
   using X = Owned<V, V::X_COLUMNS>;
   using H = Owned<V, V::H_COLUMNS>;
 
@@ -109,7 +108,7 @@ template <class S, class V, bool LINKED = false> struct ForwardBlock {
   }
 
   __device__ __forceinline__ void put(const Kind& kind, int row, int column, float value) {
-    ptx::store_relaxed(reinterpret_cast<uint16_t*>(g.vector(kind, epoch + 1)) + place(row, column, kind.steps), bits_of<S>(value));
+    ptx::store_relaxed(reinterpret_cast<Bits<S>*>(g.vector(kind, epoch + 1)) + place<S>(row, column, kind.steps), bits_of<S>(value));
   }
   __device__ __forceinline__ void publish() { g.publish(++epoch); }
 
@@ -132,7 +131,7 @@ template <class S, class V, bool LINKED = false> struct ForwardBlock {
   __device__ __forceinline__ Weights<S> weights_of(int k) const {
     const int kind = k % 2, columns = kind ? ch.count : cx.count;
     const bool shared = rounds > kind + 2 && r.Q[kind + 2] == r.Q[kind];
-    return {(kind ? Q_h : Q_x) + (shared ? 0 : int64_t(k / 2) * (kind ? p.x.steps : p.h.steps) * columns * 16), columns};
+    return {(kind ? Q_h : Q_x) + (shared ? 0 : int64_t(k / 2) * (kind ? p.x.steps : p.h.steps) * columns * ALONG<S>), columns};
   }
 
   __device__ __forceinline__ void round(int64_t t, int k, int64_t offset, Sums<V, V::N_GATES>& gates) {
@@ -212,7 +211,8 @@ template <class S, class V, bool LINKED = false> struct ForwardBlock {
   __device__ __forceinline__ static float mix(float u, float after, float before) { return u * after + (1.f - u) * before; }
 
   __device__ __forceinline__ void cell(int64_t t, const Sums<V, V::N_GATES>& sums) {
-    uint32_t saved[H::COUNT][2], alive = 0;  // the gates, as they will be stored
+    Quad<S> saved[H::COUNT];  // the gates, as they will be stored
+    uint32_t alive = 0;
 #pragma unroll
     for (int pass = 0; pass < V::PASSES; ++pass) {
       g.template lay<V::N_GATES, GATE_STRIDE>(sums, pass, 0);
@@ -230,7 +230,7 @@ template <class S, class V, bool LINKED = false> struct ForwardBlock {
           a.i += in[0], a.f += in[H], a.g += in[2 * H], a.o += in[3 * H];
         }
         a = lstm_gates(a);
-        saved[e][0] = pair_of<S>(a.i, a.f), saved[e][1] = pair_of<S>(a.g, a.o);
+        saved[e].set(a.i, a.f, a.g, a.o);
         LstmState<float> state = r.cap_input_gate ? lstm_cell<true>(a, c[e]) : lstm_cell<false>(a, c[e]);
         if (r.zoneout_h.threshold) state.h = mix(zoneout_update(r, r.zoneout_h, t * r.B + b, j), state.h, carried_h[e]);
         if (r.zoneout_c.threshold) state.c = mix(zoneout_update(r, r.zoneout_c, t * r.B + b, j), state.c, c[e]);
@@ -245,10 +245,10 @@ template <class S, class V, bool LINKED = false> struct ForwardBlock {
     save(t, saved, alive);
   }
 
-  __device__ __forceinline__ void save(int64_t t, const uint32_t (&saved)[H::COUNT][2], uint32_t alive) {
+  __device__ __forceinline__ void save(int64_t t, const Quad<S> (&saved)[H::COUNT], uint32_t alive) {
     S* y = step_of<S>(r.y, t, r.B * r.H) + ch.first;
     float* cells = step_of<float>(r.cells, t, r.B * r.Hp) + ch.first;
-    uint16_t* gates = step_of<uint16_t>(r.gates, t, r.B * 4 * r.Hp) + ch.first;
+    Bits<S>* gates = step_of<Bits<S>>(r.gates, t, r.B * 4 * r.Hp) + ch.first;
 #pragma unroll
     for (int e = 0; e < H::COUNT; ++e) {
       if (!oh[e]) continue;
@@ -258,7 +258,7 @@ template <class S, class V, bool LINKED = false> struct ForwardBlock {
       else y[b * int(r.H) + j] = value;
       cells[b * Hp + j] = c[e];
 #pragma unroll
-      for (int gate = 0; gate < 4; ++gate) gates[(b * 4 + gate) * Hp + j] = uint16_t(saved[e][gate / 2] >> gate % 2 * 16);
+      for (int gate = 0; gate < 4; ++gate) gates[(b * 4 + gate) * Hp + j] = saved[e].bits(gate);
     }
   }
 

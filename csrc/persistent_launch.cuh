@@ -7,16 +7,18 @@
 
 namespace fusedseq::cuda {
 
+inline int element_bytes(const Recurrence& r) { return r.type == Type::f64 ? 8 : r.type == Type::f32 ? 4 : 2; }
+
 inline const char* message(cudaError_t error) {
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();  // or the next launch would be blamed for it
   return cudaGetErrorString(error);
 }
 
-// A kind of vector `K` wide, behind the `elements` there are so far.
-inline Kind kind_after(int64_t& elements, const Layout& l, int64_t K, int columns) {
-  const Kind kind{elements, int(plan::steps_of(K)), int(K), columns};
-  elements += int64_t(SLOTS) * l.tiles * kind.steps * 256;
+// A kind of vector `K` wide, behind the `bytes` there are so far.
+inline Kind kind_after(int64_t& bytes, const Recurrence& r, const Layout& l, int64_t K, int columns) {
+  const Kind kind{bytes, int(plan::steps_of(K, element_bytes(r))), int(K), columns};
+  bytes += int64_t(SLOTS) * l.tiles * kind.steps * FRAGMENT;
   return kind;
 }
 
@@ -24,7 +26,7 @@ struct Workspace { int64_t flags, bytes; };  // the vectors follow the flags
 inline int64_t whole(int64_t bytes) { return plan::divide_up(bytes, 256) * 256; }
 inline Workspace workspace(const Exchange& e, const Layout& l) {
   const int64_t groups = int64_t(l.replicas) * l.groups, flags = whole(groups * l.blocks * 4);
-  return {flags, whole(flags + groups * e.group_elements * 2)};
+  return {flags, whole(flags + groups * e.group_bytes)};
 }
 
 // Flags at epoch 0; vectors zero, since what pads them is multiplied by zero weights and must be finite.
@@ -34,11 +36,14 @@ inline const char* prepare(Exchange& e, const Layout& l, void* memory, cudaStrea
   return message(cudaMemsetAsync(memory, 0, size_t(w.bytes), stream));
 }
 
+// KEPT: 0 for fp32, which has not all of them
 template <int KEPT, class F> const char* with_variant(const Layout& l, F f) {
-  if (l.kept) return f(Variant<1, 2, true, KEPT>());
+  if constexpr (KEPT > 0) {
+    if (l.kept) return f(Variant<1, 2, true, KEPT>());
+    if (l.wide && l.tiles == 3) return f(Variant<2, 3, true, 0, true>());
+  }
   if (l.groups == 1) return l.wide ? f(Variant<1, 2, true>()) : f(Variant<1, 2, false>());
-  if (!l.wide) return f(Variant<2, 3, false>());
-  return l.tiles == 2 ? f(Variant<2, 2, true>()) : f(Variant<2, 3, true, 0, true>());
+  return l.wide ? f(Variant<2, 2, true>()) : f(Variant<2, 3, false>());
 }
 
 // Every block waits for the others: all of them run at once, or the launch is refused.

@@ -75,4 +75,11 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// The same with a 16 x 8 and b 8 x 8 of bf16: the columns of a, the rows of b above without those from 8 on.
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[2], uint32_t b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
 }  // namespace fusedseq::cuda::ptx

@@ -14,13 +14,13 @@ struct Gpu { int sms; int64_t shared; bool cooperative; };  // of one block, in 
 struct RecurrenceSize {
   int64_t steps, B, X, H, rounds;
   int64_t on_x, on_h;  // different weights of the rounds on x (on h): 1 where they are shared
-  bool half;           // 16-bit tensors
+  int element;         // bytes of the tensors' dtype
 };
 
 constexpr int WARPS = 8;
 
 // What the kernels are compiled for. GROUPS: of warps, each with rows of its own, under the weights of all; while one
-// waits for the other blocks, the other computes. TILES: of 16 rows, of a group. KEPT: steps of 16 along K of W_ih that
+// waits for the other blocks, the other computes. TILES: of 16 rows, of a group. KEPT: steps along K of W_ih that
 // each warp holds in registers. PLAIN: without rounds.
 template <int GROUPS_, int TILES_, bool WIDE_, int KEPT_ = 0, bool PLAIN_ = false> struct Variant {
   static constexpr bool PLAIN = PLAIN_;
@@ -52,7 +52,8 @@ struct Plan {
 namespace plan {
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t steps_of(int64_t K) { return divide_up(K, 16); }  // along K, of 16
+// Steps along K: of 32 bytes, 16 elements of bf16 and fp16 or 8 of fp32.
+constexpr int64_t steps_of(int64_t K, int element) { return divide_up(K * element, 32); }
 
 // Floats between the rows of the sums: an odd multiple of 8, so that a warp's stores meet no bank twice.
 constexpr int stride(int columns) { return columns / 8 % 2 ? columns : columns + 8; }
@@ -62,12 +63,13 @@ constexpr int backward_stride(bool wide, bool kept) {  // for dx and dh; with we
   return kept ? KEPT_COLUMNS : stride(wide ? 32 : 16);
 }
 
-// Bytes: of the warps' sums, and of the weights, 32 for a column and 16 along K.
+// Bytes: of the warps' sums, and of the weights, 32 for a column and step along K.
 constexpr int64_t sums(bool backward, const Layout& l) {
   return int64_t(WARPS) * 16 * (l.wide ? 1 : l.tiles) * (backward ? backward_stride(l.wide, l.kept) : forward_stride(l.wide)) * 4;
 }
 constexpr int64_t weights(const RecurrenceSize& s, bool backward, const Layout& l) {
-  const int64_t x = steps_of(s.X), h = steps_of(s.H), gates = steps_of(4 * s.H), kept = WARPS / l.groups * l.kept;
+  const int64_t x = steps_of(s.X, s.element), h = steps_of(s.H, s.element), gates = steps_of(4 * s.H, s.element);
+  const int64_t kept = WARPS / l.groups * l.kept;
   if (backward)
     return 32 * (s.on_x * x * l.columns_h + s.on_h * h * l.columns_x + gates * l.columns_h +
                  (s.rounds ? gates * l.columns_x - kept * (l.columns_x < 8 ? l.columns_x : 8) : 0));
@@ -84,11 +86,13 @@ constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, 
   const int64_t h = divide_up(s.H, sms) < 2 ? 2 : divide_up(s.H, sms), blocks = divide_up(s.H, h);
   const int64_t x = s.rounds ? divide_up(s.X, blocks) : 0;
   l.wide = wide || h > 6 || x > 8, l.tiles = l.groups == 1 || (l.wide && l.rows <= 64) ? 2 : 3;
-  if (h > 10 || x > 16 || l.rows > 16 * l.tiles * l.groups || (l.wide && l.tiles > 2 && s.rounds)) return l;  // the registers hold no more
+  if (h > 10 || x > 16 || l.rows > 16 * l.tiles * l.groups || (l.wide && l.tiles > 2 && (s.rounds || s.element > 2)))
+    return l;  // the registers hold no more
   l.columns_h = int(h), l.columns_x = int(x);
   if (keep) {
     l.kept = backward ? BACKWARD_KEPT : FORWARD_KEPT;
-    if (!l.wide || l.groups != 1 || s.rounds == 0 || x > KEPT_COLUMNS || steps_of(backward ? 4 * s.H : s.X) / WARPS < l.kept) return l;
+    if (s.element > 2 || !l.wide || l.groups != 1 || s.rounds == 0 || x > KEPT_COLUMNS) return l;
+    if (steps_of(backward ? 4 * s.H : s.X, s.element) / WARPS < l.kept) return l;
   }
   l.shared = weights(s, backward, l) + sums(backward, l);
   if (l.shared <= gpu.shared) l.blocks = int(blocks);
@@ -111,7 +115,7 @@ constexpr int64_t HOISTED = int64_t(1) << 30;  // bytes of x W_ih^T, which is th
 
 constexpr Plan recurrence_plan(const RecurrenceSize& s, const Gpu& gpu, int64_t shortest = SHORTEST) {
   Plan p{};
-  if (!s.half) return p.why = "the persistent kernels are for bfloat16 and float16", p;
+  if (s.element > 4) return p.why = "the persistent kernels are for float32, bfloat16 and float16", p;
   if (s.steps < shortest) return p.why = "for fewer than 4 steps the weights are not worth loading", p;
   if (s.rounds == 0 && s.steps * s.B * 4 * s.H * 4 > HOISTED)
     return p.why = "the hoisted product of the input would take more than 1 GiB", p;
@@ -134,7 +138,7 @@ struct Wavefront {
 
 constexpr Wavefront wavefront_plan(const RecurrenceSize& first, const RecurrenceSize& second, const Gpu& gpu, int64_t shortest = SHORTEST) {
   Wavefront w{};
-  if (!first.half) return w.why = "the persistent kernels are for bfloat16 and float16", w;
+  if (first.element != 2) return w.why = "two layers at once are for bfloat16 and float16", w;
   if (first.steps < shortest) return w.why = "for fewer than 4 steps the weights are not worth loading", w;
   if (!first.rounds || !second.rounds) return w.why = "the product of the input of a layer without rounds is taken for all steps at once", w;
   if (first.B > 16 * WavefrontVariant::TILES) return w.why = "more than 32 rows are left to one layer at a time on all of the GPU", w;

@@ -102,7 +102,11 @@ def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True), **opt
     ("call", "wanted"),
     [
         (("lstm", 70, 20, 650, 650, torch.bfloat16), "persistent_forward.cu.*forward 130 blocks of 5 units, 1 group"),
-        (("lstm", 70, 20, 650, 650, torch.float32), "recurrence_loop.cu.*not persistent: .*bfloat16 and float16"),
+        (("lstm", 70, 20, 650, 650, torch.float32), "persistent_forward.cu.*forward 130 blocks of 5 units, 1 group"),
+        (
+            ("lstm", 70, 20, 650, 650, torch.float64),
+            "recurrence_loop.cu.*not persistent: .*float32, bfloat16 and float16",
+        ),
         (("lstm", 3, 20, 650, 650, torch.bfloat16), "recurrence_loop.cu.*fewer than 4 steps"),
         (("lstm", 70, 20, 650, 650, torch.bfloat16, (20, 232448, True)), "recurrence_loop.cu.*hold"),
         (("lstm", 70, 20, 650, 650, torch.bfloat16, (132, 232448, False)), "recurrence_loop.cu.*no cooperative"),

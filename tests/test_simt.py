@@ -320,18 +320,33 @@ def test_the_device_is_as_asked_for(kernels):
 
 
 @SEEDS
-@pytest.mark.parametrize("own", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("own", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_mma_is_a_product(kernels, own, seed):
     K = 48
     a, b = torch.randn(16, K).to(own), torch.randn(K, 8).to(own)
     a[3, 40], b[7, 5] = torch.nan, torch.inf
     here, d = [kernels.copy(t) for t in (a, b)], kernels.empty((16, 8), torch.float32)
-    kernels.run("probe_product", own == torch.float16, K, *(t.data_ptr() for t in (*here, d)), seed=seed)
+    kernels.run("probe_product", TYPES.index(own), K, *(t.data_ptr() for t in (*here, d)), seed=seed)
     wanted, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
     finite = wanted.isfinite()
     assert finite.sum() == 15 * 7
     assert ((d.double() - wanted).abs() <= K * 2**-24 * scale)[finite].all()
-    assert torch.equal(d[~finite].nan_to_num(nan=7), wanted[~finite].float().nan_to_num(nan=7))
+    if own == torch.float32:  # split in two, what is infinite becomes NaN
+        assert not d[~finite].isfinite().any()
+    else:
+        assert torch.equal(d[~finite].nan_to_num(nan=7), wanted[~finite].float().nan_to_num(nan=7))
+
+
+def test_a_product_of_fp32_keeps_extremes(kernels):
+    K, a = 8, torch.randn(16, 8)
+    a[0] = torch.finfo(torch.bfloat16).max * torch.tensor([1, -1, 1 - 2**-12, 1, -1, 1, 1, 0.5])
+    a[1] = 2.0 ** torch.tensor([-100, -108, 60, 80, -80, 0, 120, -60]) * (1 + 2**-13 + 2**-23)
+    a[2, 3], a[3, 5] = torch.nan, torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # CUDA's own NaN
+    here, d = [kernels.copy(t) for t in (a, torch.eye(K))], kernels.empty((16, 8), torch.float32)
+    kernels.run("probe_product", TYPES.index(torch.float32), K, *(t.data_ptr() for t in (*here, d)), seed=0)
+    assert d[2:4].isnan().all()
+    exact = [row for row in range(16) if row not in (2, 3)]
+    assert torch.equal(d[exact], a[exact])
 
 
 def test_both_ptx_headers_declare_the_same():

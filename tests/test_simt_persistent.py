@@ -15,14 +15,24 @@ from test_simt_recurrence import OPTIONS, lstm, mogrifier
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or not shutil.which(build.CXX), reason="tests/simt needs g++ on x86-64"
 )
-HALVES = [torch.bfloat16, torch.float16]
-VARIANTS = {"forward": "with_variant<FORWARD_KEPT>(l, Launch<{}>{{p, stream}})",
-            "backward": "with_variant<BACKWARD_KEPT>(l, Launch<{}>{{p, stream}})"}  # fmt: skip
-# One variant of the kernels in fp16: they are compiled in bf16 one and all, and nothing else differs.
-SMALL = {
-    f"persistent_{direction}.cu": {text.format("__half"): "Launch<__half>{p, stream}(Variant<1, 2, false>())"}
-    for direction, text in VARIANTS.items()
-}
+TYPES = [torch.bfloat16, torch.float16, torch.float32]
+KEPT = {"forward": "FORWARD_KEPT", "backward": "BACKWARD_KEPT"}
+ONE_VARIANT = "Launch<{}>{{p, stream}}(Variant<1, 2, false>())"
+
+
+def of_one_variant(*kinds):
+    """What to change so that the kernels of these dtypes are compiled in one variant."""
+    return {
+        f"persistent_{direction}.cu": {
+            f"with_variant<{0 if kind == 'float' else kept}>(l, Launch<{kind}>{{p, stream}})": ONE_VARIANT.format(kind)
+            for kind in kinds
+        }
+        for direction, kept in KEPT.items()
+    }
+
+
+# In fp16 one: they are compiled in bf16 one and all, and nothing else differs.
+SMALL = of_one_variant("__half")
 H200 = {"sms": 132, "shared": 232448, "cooperative": True}
 
 
@@ -37,11 +47,11 @@ def check(path, op, args, kwargs, order=0, **gpu):
         testing.check(op, args, kwargs, function=operators(kernels, order, "persistent")[op])
 
 
-def plan(steps, B, X, H, rounds, on_x=None, on_h=None, half=True, **gpu):
+def plan(steps, B, X, H, rounds, on_x=None, on_h=None, element=2, **gpu):
     gpu = H200 | gpu
     on_x, on_h = (rounds + 1) // 2 if on_x is None else on_x, rounds // 2 if on_h is None else on_h
     return _C.recurrence_plan(
-        steps, B, X, H, rounds, on_x, on_h, half, gpu["sms"], gpu["shared"], gpu["cooperative"], min(steps, 4)
+        steps, B, X, H, rounds, on_x, on_h, element, gpu["sms"], gpu["shared"], gpu["cooperative"], min(steps, 4)
     )
 
 
@@ -50,14 +60,14 @@ def plan(steps, B, X, H, rounds, on_x=None, on_h=None, half=True, **gpu):
 SIZES = [(1, 5, 3, 1), (3, 2, 2, 3), (4, 5, 9, 17)]  # T, B, X, H
 
 
-@pytest.mark.parametrize("own", HALVES, ids=str)
+@pytest.mark.parametrize("own", TYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize(("bias", "lengths"), [(True, False), (False, True)])
 def test_lstm(libraries, own, size, bias, lengths):
     check(libraries["plain"], "lstm", *lstm(size, own, bias, lengths), order=sum(size))
 
 
-@pytest.mark.parametrize("own", HALVES, ids=str)
+@pytest.mark.parametrize("own", TYPES, ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_mogrifier_lstm(libraries, own, size, options):
@@ -101,12 +111,16 @@ MADE = {  # replicas, groups, tiles, wide
 }
 
 
+@pytest.mark.parametrize("own", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout(libraries, layout):
+def test_every_layout(libraries, layout, own):
     rounds, (T, B, X, H), sms = LAYOUTS[layout]
-    for found in (plan(T, B, X, H, rounds, sms=sms)[direction] for direction in ("forward", "backward")):
+    if own == torch.float32 and "tiles, plain" in layout:
+        assert "hold" in plan(T, B, X, H, rounds, element=4, sms=sms)["why"]
+        return
+    for found in (plan(T, B, X, H, rounds, element=own.itemsize, sms=sms)[direction] for direction in KEPT):
         assert tuple(found[name] for name in ("replicas", "groups", "tiles", "wide")) == MADE[layout]
-    size, own = (T, B, X, H), torch.bfloat16
+    size = T, B, X, H
     if rounds:
         check(libraries["plain"], "mogrifier_lstm", *mogrifier(size, own, rounds, state_dropout=0.3), order=1, sms=sms)
     else:
@@ -124,12 +138,12 @@ def test_weights_in_registers(libraries):
 
 
 @pytest.mark.parametrize("options", [None, "five rounds", "dropped", "low rank, shared"])
-@pytest.mark.parametrize("order", [1, 2])
-def test_nothing_races_or_reads_what_is_not_there(libraries, options, order):
+@pytest.mark.parametrize(("own", "order"), [(torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float32, 3)], ids=str)
+def test_nothing_races_or_reads_what_is_not_there(libraries, options, own, order):
     if options:
-        call = "mogrifier_lstm", *mogrifier((3, 5, 9, 17), torch.bfloat16, **OPTIONS[options])
+        call = "mogrifier_lstm", *mogrifier((3, 5, 9, 17), own, **OPTIONS[options])
     else:
-        call = "lstm", *lstm((3, 5, 9, 17), torch.bfloat16)
+        call = "lstm", *lstm((3, 5, 9, 17), own)
     check(libraries["checked"], *call, order=order)
 
 
@@ -153,13 +167,7 @@ def test_a_gpu_without_cooperative_launch_is_refused(libraries):
 
 
 # One variant is enough to see them, and compiles in a moment.
-ONE = {
-    f"persistent_{direction}.cu": {
-        text.format(kind): f"Launch<{kind}>{{p, stream}}(Variant<1, 2, false>())"
-        for kind in ("__half", "__nv_bfloat16")
-    }
-    for direction, text in VARIANTS.items()
-}
+ONE = of_one_variant("__half", "__nv_bfloat16", "float")
 MOGRIFIER = mogrifier((4, 5, 9, 17), torch.bfloat16, rounds=5)
 DEFECTS = {  # old, new, a call that shows it and on how many SMs
     "no barrier before the flag": (
@@ -167,6 +175,8 @@ DEFECTS = {  # old, new, a call that shows it and on how many SMs
     "no wait": (
         "ptx::load_acquire(flags + p) - epoch) < 0", "ptx::load_acquire(flags + p) - epoch) < -9999", *MOGRIFIER, 4),
     "one slot": ("constexpr int SLOTS = 4;", "constexpr int SLOTS = 1;", *lstm((5, 5, 9, 17), torch.bfloat16), 4),
+    "half of the bits of fp32": (
+        "rows[4] = {a[m].x,", "rows[4] = {a[m].x & 0xffff0000u,", *lstm((5, 5, 9, 17), torch.float32), 4),
     "rows of another replica": (
         "first_row = replica * int(l.rows)", "first_row = 0", *mogrifier((2, 40, 9, 17), torch.bfloat16, rounds=2), 12),
 }  # fmt: skip
@@ -210,6 +220,25 @@ def test_what_fits_an_h200(case):
     assert plan(*size)["persistent"] is persistent
 
 
+FP32 = {  # the same, of fp32
+    "650": ((70, 20, 650, 650, 5), True),
+    "650, B 80": ((70, 80, 650, 650, 5), True),
+    "912 multiplied out": ((70, 20, 912, 912, 5), False),
+    "1150 plain": ((70, 20, 1150, 1150, 0), True),
+    "1150 plain, B 80": ((70, 80, 1150, 1150, 0), False),
+    "last layer of AWD": ((70, 20, 1150, 400, 0), True),
+    "256": ((70, 64, 256, 256, 5), True),
+}
+
+
+@pytest.mark.parametrize("case", FP32)
+def test_what_fits_an_h200_in_fp32(case):
+    size, persistent = FP32[case]
+    found = plan(*size, element=4)
+    assert found["persistent"] is persistent
+    assert not (persistent and found["forward"]["kept"])
+
+
 @pytest.mark.parametrize("sms", [1, 3, 66, 98, 108, 114, 132, 148])
 @pytest.mark.parametrize("size", [c[0] for c in CASES.values()], ids=list(CASES))
 def test_a_layout_covers_everything_once(size, sms):
@@ -229,10 +258,10 @@ def test_a_layout_covers_everything_once(size, sms):
 
 def test_why_the_loop():
     size = 70, 20, 650, 650, 5
-    assert "bfloat16" in plan(*size, half=False)["why"]
+    assert "float32" in plan(*size, element=8)["why"]
     assert "cooperative" in plan(*size, cooperative=False)["why"]
     assert "1 GiB" in plan(20000, 20, 650, 650, 0)["why"]
-    assert "steps" in _C.recurrence_plan(3, *size[1:], 3, 2, True, 132, 232448, True)["why"]
+    assert "steps" in _C.recurrence_plan(3, *size[1:], 3, 2, 2, 132, 232448, True)["why"]
     assert "hold" in plan(*size, sms=20)["why"]
     assert "hold" in plan(70, 4096, 650, 650, 5)["why"]
 

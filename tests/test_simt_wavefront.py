@@ -153,10 +153,10 @@ def test_a_gpu_without_cooperative_launch_is_refused(libraries):
 # ---- the plan
 
 
-def plan(T=70, B=20, first=(650, 650, 5), second=(650, 650, 5), half=True, **gpu):
+def plan(T=70, B=20, first=(650, 650, 5), second=(650, 650, 5), element=2, **gpu):
     gpu = H200 | gpu
     layers = ((X, H, rounds, (rounds + 1) // 2, rounds // 2) for X, H, rounds in (first, second))
-    return _C.wavefront_plan(T, B, *layers, half, gpu["sms"], gpu["shared"], gpu["cooperative"], min(T, 4))
+    return _C.wavefront_plan(T, B, *layers, element, gpu["sms"], gpu["shared"], gpu["cooperative"], min(T, 4))
 
 
 def test_what_fits_an_h200():
@@ -177,7 +177,7 @@ def test_what_fits_an_h200():
         ({"second": (650, 650, 0)}, "without rounds"),
         ({"first": (650, 650, 0)}, "without rounds"),
         ({"B": 33}, "32 rows"),
-        ({"half": False}, "bfloat16"),
+        ({"element": 4}, "bfloat16"),
         ({"sms": 1}, "half of the GPU holds"),
         ({"cooperative": False}, "cooperative"),
     ],

@@ -5,6 +5,8 @@
 
 #include <ptx.cuh>
 
+#include "fp32_product.cuh"
+
 namespace {
 
 namespace ptx = fusedseq::cuda::ptx;
@@ -104,6 +106,17 @@ template <class S> __global__ void product(int K, const S* a, const S* b, float*
   for (int r = 0; r < 4; ++r) d[(g + r / 2 * 8) * 8 + t + r % 2] = sum[r];
 }
 
+// As csrc/fp32_product.cuh makes it.
+__global__ void product_of_floats(int K, const uint32_t* a, const uint32_t* b, float* d) {
+  const int g = threadIdx.x / 4, t = threadIdx.x % 4 * 2;
+  float sum[4] = {};
+  for (int k = 0; k < K; k += 8) {
+    const uint32_t *low = a + g * K + k + t, *high = low + 8 * K, *column = b + (k + t) * 8 + g;
+    fusedseq::cuda::multiply_add(sum, {low[0], high[0], low[1], high[1]}, {column[0], column[8]}, float());
+  }
+  for (int r = 0; r < 4; ++r) d[(g + r / 2 * 8) * 8 + t + r % 2] = sum[r];
+}
+
 }  // namespace
 
 EXPORT const char* probe_exchange(int defect, int blocks, int steps, uint32_t* flags, uint16_t* x) {
@@ -118,8 +131,9 @@ EXPORT const char* probe_rotate_in_groups(int defect, int blocks, int steps, uns
 EXPORT const char* probe_turn_around(int defect, int blocks, int threads, int* x) {
   return launch(turn_around, blocks, threads, threads * int(sizeof(int)), Defect(defect), x);
 }
-EXPORT const char* probe_product(bool half, int K, const void* a, const void* b, float* d) {
-  if (half) return launch(product<__half>, 1, 32, 0, K, static_cast<const __half*>(a), static_cast<const __half*>(b), d);
+EXPORT const char* probe_product(int type, int K, const void* a, const void* b, float* d) {
+  if (type == 0) return launch(product_of_floats, 1, 32, 0, K, static_cast<const uint32_t*>(a), static_cast<const uint32_t*>(b), d);
+  if (type == 3) return launch(product<__half>, 1, 32, 0, K, static_cast<const __half*>(a), static_cast<const __half*>(b), d);
   return launch(product<__nv_bfloat16>, 1, 32, 0, K, static_cast<const __nv_bfloat16*>(a), static_cast<const __nv_bfloat16*>(b), d);
 }
 

@@ -22,7 +22,7 @@ def plan(op, gpu, *args, **kwargs):
 
     bound = inspect.signature(getattr(reference, op)).bind(*args, **kwargs)
     T, B, X = bound.arguments["x"].shape
-    return _C.recurrence_plan(T, B, X, *size(**bound.arguments), is_half(bound.arguments["x"]), *gpu)
+    return _C.recurrence_plan(T, B, X, *size(**bound.arguments), bound.arguments["x"].element_size(), *gpu)
 
 
 def wavefront(gpu, x, first, second):
@@ -30,11 +30,7 @@ def wavefront(gpu, x, first, second):
     from fusedseq import _C
 
     (T, B, X), of_first, of_second = x.shape, size(**first), size(**second)
-    return _C.wavefront_plan(T, B, (X, *of_first), (of_first[0], *of_second), is_half(x), *gpu)
-
-
-def is_half(x):
-    return x.dtype in (torch.bfloat16, torch.float16)
+    return _C.wavefront_plan(T, B, (X, *of_first), (of_first[0], *of_second), x.element_size(), *gpu)
 
 
 def size(h0, rounds=0, Q=None, R=None, **_):

@@ -28,3 +28,6 @@ inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) {
   x.bits = bits;
   return x;
 }
+
+struct __nv_bfloat162 { __nv_bfloat16 x, y; };
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {x, y}; }

@@ -42,6 +42,10 @@ inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], _
 inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __half, SIMT_LINE) {
   simt::mma(d, a, b, true, line);
 }
+inline void mma(float (&d)[4], const uint32_t (&a)[2], uint32_t b, SIMT_LINE) {
+  const uint32_t all_of_a[4] = {a[0], a[1], 0, 0}, all_of_b[2] = {b, 0};
+  simt::mma(d, all_of_a, all_of_b, false, line);
+}
 
 #undef SIMT_CALL
 #undef SIMT_LINE
