@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from fusedseq import testing
+from fusedseq import fused, testing
 from fusedseq.fused import autograd, recurrence_plan
 from fusedseq.optim import NTASGD
 from simt import build
@@ -105,6 +105,20 @@ def test_both_engines(simulated, monkeypatch, engine):
     case = testing.mogrifier_lstm_case(4, 3, 17, 24, 5, weight_drop=0.5, seed=3, lengths=[4, 0, 2])
     args, kwargs = testing.convert(case.inputs(), dtype=torch.bfloat16)
     testing.check(case.op, args, kwargs)
+
+
+def test_the_environment_picks_the_engine(simulated, monkeypatch):
+    """They add up in orders of their own, which fp32 shows."""
+
+    def run(engine):
+        monkeypatch.setenv("FUSEDSEQ_RECURRENCE", engine)
+        args, kwargs = testing.mogrifier_lstm_case(4, 3, 17, 24, 5).inputs()
+        return fused.mogrifier_lstm(*testing.convert(args, dtype=torch.float32), **kwargs)[0]
+
+    loop, persistent = run("loop"), run("")
+    assert torch.equal(persistent, run(""))
+    assert not torch.equal(persistent, loop)
+    torch.testing.assert_close(persistent, loop)
 
 
 @pytest.mark.parametrize("engine", ["loop", ""])
