@@ -54,7 +54,10 @@ def _launcher(op):
     launch = functools.cache(lambda: getattr(module(op), op))
 
     def on_its_device(*args):
-        with torch.cuda.device_of(args[0]):
+        device = args[0].get_device()
+        if device < 0 or device == torch.cuda.current_device():
+            return launch()(*args)
+        with torch.cuda.device(device):
             return launch()(*args)
 
     return on_its_device

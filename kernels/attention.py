@@ -5,7 +5,15 @@ from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
-from fusedseq.kernels import attention_packed, attention_row, attention_split, attention_tiled, launch, philox
+from fusedseq.kernels import (
+    attention_kept,
+    attention_packed,
+    attention_row,
+    attention_split,
+    attention_tiled,
+    launch,
+    philox,
+)
 from fusedseq.kernels.attention_plan import DROPOUT, PLAIN, PROGRAMS, RICH, Plan, cdiv, parts_of_keys, plan
 from fusedseq.kernels.attention_tile import Terms
 
@@ -80,19 +88,26 @@ def options_of(dropout, *rich):
 def attention(
     q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, causal, offset, dropout
 ):  # fmt: skip
+    out, lse = heads_last(q, *q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    key = None
+    if none_of(bias, mask, alibi, relative_keys, rope, key_rows):
+        key = attention_kept.key_of((q, k, v), key_lengths, seed, dropout, scale, causal, offset)
+        if kept := attention_kept.find(key):
+            kept.run((q, k, v, out, lse), key_lengths, seed if dropout else None)
+            return out, lse
     call = prepare(
         q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, causal, offset, dropout
     )
     tiles, heads = call.plan.forward, call.B * call.N
-    out, lse = heads_last(q, *q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
     operands = call.q, call.k, call.v, out, lse, *map(strides, (call.q, call.k, call.v)), call.terms
     constants = call.constants(tiles, call.q)
     if call.plan.family == "packed":
-        launch.run(attention_packed.packed_forward, cdiv(heads, tiles["G"]), *operands, heads, *call.sizes, **constants)
+        args = *operands, heads, *call.sizes
+        attention_kept.run(key, attention_packed.packed_forward, cdiv(heads, tiles["G"]), args, constants)
         return out, lse
     steps = cdiv(call.L, tiles["BM"])
     if call.plan.family == "row":
-        launch.run(attention_row.row_forward, heads * steps, *operands, steps, *call.sizes, **constants)
+        attention_kept.run(key, attention_row.row_forward, heads * steps, (*operands, steps, *call.sizes), constants)
         return out, lse
     if parts := parts_of_keys(call.plan, heads, call.L, call.S, call.D):
         split_forward(call, parts, out, lse)
@@ -121,15 +136,22 @@ def split_forward(call, parts, out, lse):
 def attention_backward(
     dout, out, lse, q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, seed, scale, causal, offset, dropout, needs
 ):  # fmt: skip
+    key = None
+    if none_of(bias, mask, alibi, relative_keys, rope):
+        key = attention_kept.key_of((q, k, v, dout), key_lengths, seed, dropout, scale, causal, offset, needs)
+        if kept := attention_kept.find(key):
+            grads = new_gradients(q, k, False, needs)
+            kept.run((dout, q, k, v, *grads[:3], None, None), key_lengths, seed if dropout else None)
+            return results(q, needs, *grads[:3], None, None)
     call = prepare(
         q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, None, seed, scale, causal, offset, dropout
     )
     dout, relative = with_unit_stride(dout), relative_keys is not None and needs & (DQ | DRELATIVE)
-    grads = new_gradients(call, needs)
+    grads = new_gradients(call.q, call.k, call.plan.family == "packed", needs)
     dq = grads.q
     drelative = torch.zeros_like(call.terms.relative, dtype=torch.float32) if relative else None
     backward = {"packed": packed_backward, "row": row_backward, "tiled": tiled_backward}[call.plan.family]
-    dk, dv, dbias = backward(call, dout, out, lse, grads, drelative, bias, needs)
+    dk, dv, dbias = backward(call, dout, out, lse, grads, drelative, bias, needs, key)
     if relative:
         drelative = drelative.to(q.dtype)  # (B, N, L, 2K + 1)
         if needs & DQ:
@@ -138,8 +160,16 @@ def attention_backward(
     if call.turned is not None:
         dq = dq if dq is None else heads_last(dq, *dq.shape).copy_(rotated(dq, call.turned, offset, -1))
         dk = dk if dk is None else heads_last(dk, *dk.shape).copy_(rotated(dk, call.turned, 0, -1))
-    results = dq, dk, dv, dbias, drelative
-    return tuple(g if needs & 1 << bit else q.new_empty(0) for bit, g in enumerate(results))
+    return results(q, needs, dq, dk, dv, dbias, drelative)
+
+
+def none_of(*options):
+    return all(option is None for option in options)
+
+
+def results(q, needs, *grads):
+    """Something in place of those that are not needed."""
+    return tuple(g if needs & 1 << bit else q.new_empty(0) for bit, g in enumerate(grads))
 
 
 class Gradients(NamedTuple):
@@ -152,14 +182,14 @@ class Gradients(NamedTuple):
     k_heads: int
 
 
-def new_gradients(call, needs):
+def new_gradients(q, k, packed, needs):
     """They lie as (B, L or S, N, D), or, where `needs` says that the arguments are parts of one projection, as its gradient."""
-    q, k, N, N_kv = call.q, call.k, call.N, call.N // call.group
-    of_query_heads = call.group > 1 and call.plan.family == "packed"  # dk and dv, which are summed afterwards
+    (B, N, _, D), N_kv = q.shape, k.size(1)
+    of_query_heads = packed and N_kv < N  # dk and dv, which are summed afterwards
     parts = 3 if needs & QKV else 2 if needs & KV else 0
-    first, row = q if parts == 3 else k, parts * N_kv * call.D
-    if parts and not of_query_heads and first.stride() == (first.size(2) * row, call.D, row, 1):  # else (L, B, ...)
-        *dq, dk, dv = first.new_empty(call.B, first.size(2), parts, N_kv, call.D).permute(2, 0, 3, 1, 4).unbind(0)
+    first, row = q if parts == 3 else k, parts * N_kv * D
+    if parts and not of_query_heads and first.stride() == (first.size(2) * row, D, row, 1):  # else (L, B, ...)
+        *dq, dk, dv = first.new_empty(B, first.size(2), parts, N_kv, D).permute(2, 0, 3, 1, 4).unbind(0)
         if parts == 3:
             return Gradients(dq[0], dk, dv, 3 * N, 3 * N)
         return Gradients(heads_last(q, *q.shape) if needs & DQ else None, dk, dv, N, 2 * N_kv)
@@ -167,18 +197,21 @@ def new_gradients(call, needs):
     return Gradients(dq, None, None, N, N) if of_query_heads else Gradients(dq, dk, dv, N, N_kv)
 
 
-def packed_backward(call, dout, out, lse, grads, drelative, bias, needs):
+def packed_backward(call, dout, out, lse, grads, drelative, bias, needs, key):
     tiles, heads = call.plan.backward, call.B * call.N
     dk, dv = grads.k, grads.v
     if call.group > 1:  # of each query head: a program has a few of them, not all of a group
         shape = call.B, call.N, call.S, call.D
         dk, dv = (heads_last(call.q, *shape, dtype=torch.float32) if needs & bit else None for bit in (DK, DV))
     dlogits = call.q.new_empty(call.B, call.N, call.L, call.S, dtype=torch.float32) if needs & DBIAS else None
-    launch.run(
-        attention_packed.packed_backward, cdiv(heads, tiles["G"]), dout, call.q, call.k, call.v, grads.q, dk, dv, dlogits,
-        drelative, *map(strides, (dout, call.q, call.k, call.v)), call.terms, heads, grads.q_heads, grads.k_heads, *call.sizes,
-        **call.constants(tiles, call.q, dout),
+    args = (
+        dout, call.q, call.k, call.v, grads.q, dk, dv, dlogits, drelative, *map(strides, (dout, call.q, call.k, call.v)),
+        call.terms, heads, grads.q_heads, grads.k_heads, *call.sizes,
     )  # fmt: skip
+    key = None if call.group > 1 else key
+    attention_kept.run(
+        key, attention_packed.packed_backward, cdiv(heads, tiles["G"]), args, call.constants(tiles, call.q, dout)
+    )
     return of_the_group(call, dk), of_the_group(call, dv), as_bias(dlogits, bias)
 
 
@@ -195,17 +228,18 @@ def as_bias(dlogits, bias):
     return None if dlogits is None else dlogits.sum_to_size(bias.shape).to(bias.dtype)
 
 
-def row_backward(call, dout, out, lse, grads, drelative, bias, needs):
+def row_backward(call, dout, out, lse, grads, drelative, bias, needs, key):
     dlogits = call.q.new_empty(call.B, call.N, call.L, call.S, dtype=torch.float32) if needs & DBIAS else None
-    launch.run(
-        attention_row.row_backward, call.B * call.N // call.group, dout, call.q, call.k, call.v, *grads[:3],
-        dlogits, drelative, *map(strides, (dout, call.q, call.k, call.v)), call.terms, *grads[3:], *call.sizes,
-        **call.constants(call.plan.backward, call.q, dout),
+    args = (
+        dout, call.q, call.k, call.v, *grads[:3], dlogits, drelative, *map(strides, (dout, call.q, call.k, call.v)),
+        call.terms, *grads[3:], *call.sizes,
     )  # fmt: skip
+    constants = call.constants(call.plan.backward, call.q, dout)
+    attention_kept.run(key, attention_row.row_backward, call.B * call.N // call.group, args, constants)
     return grads.k, grads.v, as_bias(dlogits, bias)
 
 
-def tiled_backward(call, dout, out, lse, grads, drelative, bias, needs):
+def tiled_backward(call, dout, out, lse, grads, drelative, bias, needs, _):
     heads, kernel_strides = call.B * call.N, tuple(map(strides, (dout, call.q, call.k, call.v)))
     operands, constants = (dout, call.q, call.k, call.v, lse), lambda tiles: call.constants(tiles, call.q, dout)
     delta, tiles = torch.empty_like(lse), call.plan.delta

@@ -24,7 +24,7 @@ SPILLS = {
 
 @pytest.mark.parametrize(("call", "gpu"), ROWS)
 def test_nothing_is_spilled(found, call, gpu):
-    allowed = SPILLS.get(call, 0) if triton_table.table() else 64  # the tiles are chosen for the table's Triton
+    allowed = SPILLS.get(call, 0) if triton_table.version() == "3.7.1" else 64  # for which the tiles are chosen
     assert {name: facts["stack"] for name, facts in found[call][gpu].items() if facts["stack"] > allowed} == {}
 
 
