@@ -252,10 +252,11 @@ def residual_layer_norm_backward(dy, ds, x, residual, weight, s, mean, rstd, p, 
         residual if s is None else None, weight, mean, rstd, dx, dresidual, dweight, dbias, seed, M, D,
         philox.threshold(p), philox.scale(p), DROPOUT=p > 0, SUMMED=s is not None, **tile, warps=warps,
     )  # fmt: skip
-    totals = iter(sums.sum(1).to(x.dtype))
+    fp32 = x.dtype == torch.float32  # then as many sums as there are results; else one, and a copy for each
+    totals = (part.sum(0) for part in sums) if fp32 else (total.to(x.dtype) for total in sums.sum(1))
     return (
         x.new_empty(0) if dx is None else dx, x.new_empty(0) if dresidual is None else dresidual,
-        *(next(totals).clone() if needs & bit else x.new_empty(0) for bit in (4, 8)),
+        *(next(totals) if needs & bit else x.new_empty(0) for bit in (4, 8)),
     )  # fmt: skip
 
 
