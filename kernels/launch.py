@@ -5,6 +5,9 @@ with a launch that does nothing). What it found is kept here, under what it look
 multiple of 16; and the kernel is started again in 3 to 6 us.
 """
 
+import functools
+import itertools
+
 import torch
 import triton.language as tl
 
@@ -34,20 +37,31 @@ def run(kernel, blocks, *args, warps, stages=1, **constants):
 
 
 def key_of(kernel, args, warps, stages, constants):
-    """What decides what is compiled; None off the GPU."""
-    if not on_gpu(args[0]):
+    """What decides what is compiled; None off the GPU, and under the interpreter."""
+    if not on_gpu(args[0]) or not hasattr(kernel, "params"):
         return None
     key = [kernel, args[0].get_device(), warps, stages, *constants.values()]
-    look_at(args, key)
+    look_at(args, any_number(kernel), key)
     return tuple(key)
 
 
-def look_at(args, key):
-    for x in args:
+@functools.cache
+def any_number(kernel):
+    """Of each argument, whether the kernel is compiled for any number there."""
+    return [p.do_not_specialize for p in kernel.params]
+
+
+NEVER = itertools.repeat(False)
+
+
+def look_at(args, any_number, key):
+    for x, of_any in zip(args, any_number, strict=False):
         if isinstance(x, torch.Tensor):
             key += (x.dtype, x.data_ptr() & 15)
+        elif of_any:  # of a type: a large int has 64 bits
+            key.append(-(2**31) <= x < 2**31 if isinstance(x, int) else type(x))
         elif hasattr(x, "_fields"):  # a tuple of options
-            look_at(x, key)
+            look_at(x, NEVER, key)
         else:
             key.append(x.value if isinstance(x, tl.constexpr) else x)
 

@@ -170,6 +170,24 @@ def test_other_calls_are_not_kept(written_down):
     assert len(attention_kept._kept) == 1
 
 
+def test_any_length_of_a_cache(written_down):
+    """What is compiled for any number is kept for any: a step of decoding looks at nothing anew."""
+    module, (q, k, v, _) = kernels.module("attention"), (heads(2, 3, 200, 32) for _ in range(4))
+
+    def step(S):
+        nothing = [None] * 8  # no option that is a tensor
+        return launches(lambda: module.attention(q[:, :, :1], k[:, :, :S], v[:, :, :S], *nothing, 0.3, False, 0, 0.0))
+
+    step(130)
+    looked = len(written_down)
+    kept = {S: step(S) for S in (131, 150, 200)}
+    assert len(written_down) == looked
+    for S, found in kept.items():
+        launch._kept.clear()
+        assert_same(step(S), found, [q, k, v])
+    assert len(written_down) > looked
+
+
 def norm(x, w, seed, p):
     module = kernels.module("residual_layer_norm")
     y, s, mean, rstd = module.residual_layer_norm(x, x, w, w, p, 1e-5, False, seed)
