@@ -90,10 +90,10 @@ def attention(
 ):  # fmt: skip
     out, lse = heads_last(q, *q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
     key = None
-    if none_of(bias, mask, alibi, relative_keys, rope, key_rows):
-        key = attention_kept.key_of((q, k, v), key_lengths, seed, dropout, scale, causal, offset)
+    if none_of(bias, mask, relative_keys, key_rows):
+        key = attention_kept.key_of((q, k, v), key_lengths, alibi, rope, seed, dropout, scale, causal, offset)
         if kept := attention_kept.find(key):
-            kept.run((q, k, v, out, lse), key_lengths, seed if dropout else None)
+            kept.run((q, k, v, out, lse), key_lengths, alibi, rope, seed if dropout else None)
             return out, lse
     call = prepare(
         q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, key_rows, seed, scale, causal, offset, dropout
@@ -137,11 +137,13 @@ def attention_backward(
     dout, out, lse, q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, seed, scale, causal, offset, dropout, needs
 ):  # fmt: skip
     key = None
-    if none_of(bias, mask, alibi, relative_keys, rope):
-        key = attention_kept.key_of((q, k, v, dout), key_lengths, seed, dropout, scale, causal, offset, needs)
+    if none_of(bias, mask, relative_keys):
+        key = attention_kept.key_of(
+            (q, k, v, dout), key_lengths, alibi, rope, seed, dropout, scale, causal, offset, needs
+        )
         if kept := attention_kept.find(key):
             grads = new_gradients(q, k, False, needs)
-            kept.run((dout, q, k, v, *grads[:3], None, None), key_lengths, seed if dropout else None)
+            kept.run((dout, q, k, v, *grads[:3], None, None), key_lengths, alibi, rope, seed if dropout else None)
             return results(q, needs, *grads[:3], None, None)
     call = prepare(
         q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope, None, seed, scale, causal, offset, dropout

@@ -1,5 +1,5 @@
 """Calls of attention like one before, but for what is in the tensors: what the launch takes beside these is kept with what was
-compiled. For short sequences, which the host's time limits: the packed and row kernels without a bias, mask, position or cache.
+compiled. For short sequences, which the host's time limits: the packed and row kernels without a bias, mask, relative keys or cache.
 
 The host's time of a call, with a launch that does nothing (L 5, Triton 3.7, by hand): 26 us forward and 36 backward without this,
 9 and 16 with it, of which 4 and 6 are for the results' memory.
@@ -18,17 +18,17 @@ class Kept(NamedTuple):
     strides: tuple[Any, ...]  # between the tensors and the terms
     sizes: tuple[Any, ...]  # behind the terms
 
-    def run(self, tensors, key_lengths, seed):
-        terms = Terms(None, None, None, None, None, key_lengths, None, None, None, None, None, seed)
+    def run(self, tensors, key_lengths, alibi, rope, seed):
+        terms = Terms(None, None, None, None, None, key_lengths, alibi, None, None, rope, None, seed)
         launch.again(self.found, self.blocks, *tensors, *self.strides, terms, *self.sizes)
 
 
 _kept: dict[tuple[Any, ...], Kept] = {}
 
 
-def key_of(tensors, key_lengths, seed, dropout, *more):
+def key_of(tensors, key_lengths, alibi, rope, seed, dropout, *more):
     """What decides how a call is launched; None for a call that cannot be kept.    tensors: (B, N, L or S, D)"""
-    if not launch.on_gpu(tensors[0]) or (key_lengths is not None and not key_lengths.is_contiguous()):
+    if not launch.on_gpu(tensors[0]):
         return None
     key = [tensors[0].dtype, tensors[0].get_device(), dropout, *more]
     for x in tensors:
@@ -37,8 +37,13 @@ def key_of(tensors, key_lengths, seed, dropout, *more):
         key += (x.shape, x.stride(), x.data_ptr() & 15)
     if key[0] == torch.float32:
         key.append(torch.backends.cuda.matmul.fp32_precision)
-    key.append(None if key_lengths is None else key_lengths.data_ptr() & 15)
-    key.append(seed.data_ptr() & 15 if dropout else None)
+    for x in (key_lengths, alibi, rope, seed if dropout else None):
+        if x is None:
+            key.append(None)
+        elif x.is_contiguous():
+            key += (x.dtype, x.data_ptr() & 15)
+        else:  # it is copied first
+            return None
     return tuple(key)
 
 

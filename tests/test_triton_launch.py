@@ -93,12 +93,14 @@ def heads(B, N, L, D, dtype=torch.bfloat16, offset=0):
     return torch.randn(B * L * N * D + offset, dtype=dtype)[offset:].view(B, L, N, D).transpose(1, 2)
 
 
-def attention(q, k, v, dout, lengths=None, seed=None, dropout=0.0, scale=0.3, causal=False, needs=7):
+def attention(
+    q, k, v, dout, lengths=None, alibi=None, rope=None, bias=None, seed=None, dropout=0.0, scale=0.3, causal=False, needs=7
+):  # fmt: skip
     """A forward and a backward call."""
     module, none = kernels.module("attention"), None
-    out, lse = module.attention(q, k, v, none, none, lengths, none, none, none, none, seed, scale, causal, 0, dropout)
+    out, lse = module.attention(q, k, v, bias, none, lengths, alibi, none, rope, none, seed, scale, causal, 0, dropout)
     module.attention_backward(
-        dout, out, lse, q, k, v, none, none, lengths, none, none, none, seed, scale, causal, 0, dropout, needs
+        dout, out, lse, q, k, v, bias, none, lengths, alibi, none, rope, seed, scale, causal, 0, dropout, needs
     )
 
 
@@ -107,7 +109,10 @@ CALLS = {
     "packed": ((2, 3, 5, 32), {}),
     "packed, dropped": ((2, 3, 5, 32), {"seed": SEED, "dropout": 0.1, "lengths": torch.tensor([5, 3])}),
     "packed, a projection's gradient": ((2, 3, 5, 32), {"needs": 7 | 32}),
+    "packed, positions": ((2, 3, 5, 32), {"alibi": torch.ones(3), "rope": torch.randn(9, 32)}),
+    "packed, a bias": ((2, 3, 5, 32), {"bias": torch.randn(3, 5, 5)[None]}),
     "row": ((2, 3, 40, 20), {"causal": True}),
+    "row, positions": ((2, 3, 40, 20), {"alibi": torch.ones(3), "rope": torch.randn(40, 20)}),
     "row, dropped": ((2, 3, 40, 20), {"seed": SEED, "dropout": 0.1}),
 }
 
@@ -117,6 +122,7 @@ CALLS = {
 def test_a_call_like_one_before(written_down, call, own):
     size, options = CALLS[call]
     inputs = [heads(*size, dtype=own) for _ in range(4)]
+    options = {name: x.to(own) if name == "bias" else x for name, x in options.items()}
     if options.get("needs", 0) & 32:
         B, N, L, D = size
         inputs[:3] = torch.randn(B, L, 3, N, D).to(own).permute(2, 0, 3, 1, 4).unbind(0)
@@ -141,7 +147,9 @@ CHANGES = {
 }  # fmt: skip
 OPTIONS = {
     "causal": {"causal": True}, "scale": {"scale": 0.5}, "lengths": {"lengths": torch.tensor([5, 3])},
-    "dropout": {"seed": SEED, "dropout": 0.2}, "gradients": {"needs": 3},
+    "dropout": {"seed": SEED, "dropout": 0.2}, "gradients": {"needs": 3}, "slopes": {"alibi": torch.ones(3)},
+    "slopes elsewhere": {"alibi": torch.ones(4)[1:]}, "slopes apart": {"alibi": torch.ones(6)[::2]},
+    "a rope": {"rope": torch.randn(9, 32)}, "a narrow rope": {"rope": torch.randn(9, 32).bfloat16()},
     "lengths elsewhere": {"lengths": torch.tensor([1, 5, 3])[1:]}, "seed elsewhere": {"seed": torch.zeros(3, dtype=torch.int64)[1], "dropout": 0.2},
 }  # fmt: skip
 
@@ -150,7 +158,8 @@ OPTIONS = {
 def test_a_call_unlike_those_before(change):
     """It is launched as it is where nothing has been kept."""
     plain = [heads(2, 3, 5, 32) for _ in range(4)]
-    for more in ({}, {"lengths": torch.tensor([5, 3])}, {"seed": SEED, "dropout": 0.1}):
+    rich = {"alibi": torch.ones(3), "rope": torch.randn(9, 32)}
+    for more in ({}, {"lengths": torch.tensor([5, 3])}, {"seed": SEED, "dropout": 0.1}, rich, {"alibi": torch.ones(3)}):
         attention(*plain, **more)
     inputs, options = CHANGES[change]() if change in CHANGES else plain, OPTIONS.get(change, {})
     after_others = launches(lambda: attention(*inputs, **options))
