@@ -2,7 +2,7 @@
 
 Triton works out anew in each call what a kernel has to be compiled for, 12 us of the host's time for one of attention's (3.7,
 with a launch that does nothing). What it found is kept here, under what it looks at: dtypes, numbers, and whether an address is a
-multiple of 16; and the kernel is started again in 3 to 6 us.
+multiple of 16; and the kernel is started again at once.
 """
 
 import functools
