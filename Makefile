@@ -1,50 +1,92 @@
-# The verbs. An environment whose python3 has torch is used as it is; else .venv is made, with CPU torch where no GPU is.
-#   make bench [FULL=1] · make test · make lint · make gpu [OUT=DIR]      ARGS=... goes to the program behind the verb
-#   make gpu-train RUN=TASK/ROW [DATA=DIR] [OUT=DIR] [FROM=DIR] [PART=N] [MINUTES=N]      .ci/gpu_train.py says how
+# The commands of the project. A python3 that has torch is used as it is; otherwise .venv is created,
+# with a CPU build of torch where no GPU is found.
+#   make demo                build, train two small models and use them, time five operators: a minute
+#   make bench [FULL=1]      build, run the benchmark suite, print the table (results in build/bench)
+#   make test                the tests for users, at most 10 minutes on two cores
+#   make test-all            every test, as CI runs them
+#   make lint | format       check, or write, the formatting; lint also checks the types
+#   make docs                build the documentation site in build/site
+#   make gpu [OUT=DIR]       build, test and benchmark on a GPU: tools/gpu/run.py
+#   make gpu-train RUN=TASK/NAME [DATA=DIR] [OUT=DIR] [FROM=DIR] [PART=N] [MINUTES=N]: tools/gpu/train.py
+# ARGS=... is passed on to the program that a command starts. A build has CUDA kernels where torch is
+# a CUDA build or the machine has a GPU, and with FUSEDSEQ_CUDA=1: see docs/variables.md.
 TORCH ?= torch==2.13.0
 HAVE := $(shell python3 -c 'import importlib.metadata as m, sys, zlib; m.version("torch"); print(zlib.crc32(sys.prefix.encode()))' 2>/dev/null)
 PYTHON := $(if $(HAVE),python3,.venv/bin/python)
 INSTALLED := $(if $(HAVE),.stamps/$(HAVE),.venv/installed)
-PIP := $(PYTHON) -m pip install --disable-pip-version-check -qq
-SOURCES := setup.py pyproject.toml $(wildcard csrc/* csrc/*/*)
+PIP := $(PYTHON) -m pip install --disable-pip-version-check
+SOURCES := setup.py pyproject.toml $(wildcard csrc/* csrc/*/* csrc/*/*/*)
 
-.PHONY: bench test lint gpu gpu-train
+.PHONY: demo bench test test-all test-slow test-tools test-triton lint format docs gpu gpu-train
+demo: $(INSTALLED)
+	$(PYTHON) -m fusedseq demo $(ARGS)
+
 bench: $(INSTALLED)
 	$(PYTHON) -m fusedseq bench $(if $(FULL),--full) $(ARGS)
 
+# The operators on the CPU, the modules, models and tasks, without the tests marked slow.
 test: $(INSTALLED)
-	$(PYTHON) -m pytest $(or $(ARGS),-n auto)
-	$(if $(ARGS),,$(PYTHON) -m pytest -n auto --device triton)
+	$(PYTHON) -m pytest $(or $(ARGS),-n auto -m 'not slow' tests/operators tests/modules tests/tasks)
 
+# What CI runs: the tests of `make test` and the slow ones, those of compilers, simulated CUDA kernels,
+# packaging and benchmarks, and the Triton kernels in Triton's interpreter.
+test-all: test $(if $(ARGS),,test-slow test-tools test-triton)
+test-slow: $(INSTALLED)
+	$(PYTHON) -m pytest -n auto -m slow tests/operators tests/modules tests/tasks
+test-tools: $(INSTALLED)
+	$(PYTHON) -m pytest -n auto tests/triton tests/simt tests/ptx tests/packaging tests/benchmarks
+test-triton: $(INSTALLED)
+	$(PYTHON) -m pytest -n auto --device triton
+
+CLANG_FORMAT = git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | \
+	xargs $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 lint: $(INSTALLED)-dev
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(CLANG_FORMAT) --dry-run -Werror
 	$(PYTHON) -m mypy
+
+format: $(INSTALLED)-dev
+	$(PYTHON) -m ruff check --fix --quiet .
+	$(PYTHON) -m ruff format .
+	$(CLANG_FORMAT) -i
+
+# The pages come from the sources by static analysis. The variable silences an advertisement of mkdocs-material.
+docs: $(INSTALLED)-dev
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 # Needs no network where python3 has torch: built in place, nothing is installed.
 gpu:
 	@[ -n "$$FUSEDSEQ_FAKE_GPU" ] || nvidia-smi -L >/dev/null 2>&1 || \
 		{ echo 'make gpu: needs a GPU, and nvidia-smi finds none here' >&2; exit 2; }
 	$(if $(HAVE),,@$(MAKE) $(INSTALLED))
-	@$(PYTHON) .ci/gpu.py $(if $(OUT),--out '$(OUT)') $(ARGS)
+	@$(PYTHON) -m tools.gpu.run $(if $(OUT),--out '$(OUT)') $(ARGS)
 
 gpu-train:
 	$(if $(HAVE),,@$(MAKE) $(INSTALLED))
-	@$(PYTHON) .ci/gpu_train.py --run '$(RUN)' $(if $(DATA),--data '$(DATA)') $(if $(OUT),--out '$(OUT)') \
+	@$(PYTHON) -m tools.gpu.train --run '$(RUN)' $(if $(DATA),--data '$(DATA)') $(if $(OUT),--out '$(OUT)') \
 		$(if $(FROM),--from '$(FROM)') $(if $(PART),--part $(PART)) $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
+# pip hides what a build prints. So the libraries are built before it, with a line per source, and pip
+# finds nothing left to compile.
+define install
+	@echo 'fusedseq: installing what the build needs'
+	@$(PIP) -q 'setuptools>=77' wheel pybind11 ninja
+	@$(PYTHON) setup.py -q build_ext --inplace
+	@echo 'fusedseq: installing the package, and what its tests and benchmarks need'
+	@$(PIP) -q --no-build-isolation -e '.[$(1)]'
+endef
 $(INSTALLED): $(SOURCES) $(if $(HAVE),,.venv/torch)
-	$(PIP) 'setuptools>=77' wheel pybind11 ninja
-	$(PIP) --no-build-isolation -e '.[test]'
+	$(call install,test)
 	@mkdir -p $(@D) && touch $@
 
 $(INSTALLED)-dev: $(SOURCES) $(if $(HAVE),,.venv/torch)
-	$(PIP) 'setuptools>=77' wheel pybind11 ninja
-	$(PIP) --no-build-isolation -e '.[dev]'
+	$(call install,dev)
 	@mkdir -p $(@D) && touch $(INSTALLED) $@
 
 # A CPU build of torch carries +cpu in its version; pip has it where an index or a --find-links of yours does.
 .venv/torch:
-	python3 -m venv .venv
+	@echo 'fusedseq: no python3 with torch was found; creating .venv with $(TORCH)'
+	@python3 -m venv .venv
 	@if ! nvidia-smi >/dev/null 2>&1 && $(PIP) '$(TORCH)+cpu' 2>/dev/null; then :; else $(PIP) '$(TORCH)'; fi
 	@touch $@

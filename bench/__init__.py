@@ -1,1 +1,4 @@
-"""The benchmark suite: `fusedseq bench`, `make bench`, or `python -m pytest bench/suite.py`. See README.md."""
+"""Benchmarks: operators (suite), training steps (training), GPU cases (gpu), and results.
+
+See README.md for the commands and for how everything is measured.
+"""

@@ -1,7 +1,17 @@
-"""Compiles csrc/ to _ops.so, _C.so and _autograd.so: which sources become which objects. rules.ninja says how each kind is compiled.
+"""Compiles csrc/ to _ops.so, _C.so and _autograd.so with ninja.
 
-Environment: CXX, CXXFLAGS, LDFLAGS, MAX_JOBS, TORCH_CUDA_ARCH_LIST; FUSEDSEQ_CUDA = 0, 1 (an error without nvcc) or auto.
+This file decides which sources become which objects; rules.ninja says how each kind of source is
+compiled.
+
+Environment variables:
+    CXX, CXXFLAGS, LDFLAGS: the C++ compiler and additional flags
+    MAX_JOBS: the number of parallel compilations; the number of usable cores by default
+    FUSEDSEQ_CUDA: 0 (without CUDA), 1 (with CUDA; an error without a toolkit) or auto, the default:
+        with CUDA where there is a toolkit and torch is a CUDA build or the machine has a GPU
+    TORCH_CUDA_ARCH_LIST: the GPU architectures, as for torch's own extensions
 """
+
+from __future__ import annotations
 
 import os
 import platform
@@ -11,99 +21,197 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 CSRC = Path("csrc")
 USUAL_TOOLKIT = "/usr/local/cuda"
+DEFAULT_ARCHITECTURES = "8.0;9.0a;10.0+PTX"
 
 
-def cuda_toolkit():
-    """The directory of the CUDA toolkit to compile with, or None. No GPU and no CUDA build of torch is asked for."""
-    wanted, nvcc = os.getenv("FUSEDSEQ_CUDA", "auto"), shutil.which("nvcc")
-    if wanted not in ("0", "1", "auto"):
-        raise SystemExit(f"fusedseq: FUSEDSEQ_CUDA must be 0, 1 or auto, got {wanted}")
-    if wanted == "0":
+def is_cuda_build(torch: Path) -> bool:
+    """Returns whether the torch in this directory was built with CUDA, without importing it."""
+    version = torch / "version.py"
+    text = version.read_text() if version.is_file() else ""
+    found = re.search(r"^cuda\b[^=\n]*=\s*(.+?)\s*$", text, re.MULTILINE)
+    return bool(found) and found[1] != "None"
+
+
+def has_gpu() -> bool:
+    """Returns whether this machine has an NVIDIA GPU that its driver sees."""
+    tool = shutil.which("nvidia-smi")
+    if tool and subprocess.run([tool, "-L"], capture_output=True).returncode == 0:
+        return True
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def cuda_toolkit(torch: Path) -> Path | None:
+    """Returns the directory of the CUDA toolkit to compile with, or None to compile without CUDA.
+
+    With FUSEDSEQ_CUDA=1 neither a GPU nor a CUDA build of torch is needed.
+    torch: the directory of the package
+    """
+    mode, nvcc = os.getenv("FUSEDSEQ_CUDA") or "auto", shutil.which("nvcc")
+    if mode not in ("0", "1", "auto"):
+        raise SystemExit(f"fusedseq: FUSEDSEQ_CUDA must be 0, 1 or auto, got {mode}")
+    if mode == "0" or (mode == "auto" and not is_cuda_build(torch) and not has_gpu()):
         return None
-    # The nvcc on PATH may be a script with no toolkit around it: hence the look for the header.
-    homes = os.getenv("CUDA_HOME"), os.getenv("CUDA_PATH"), USUAL_TOOLKIT, nvcc and Path(nvcc).resolve().parents[1]
-    for home in filter(None, homes):
-        if Path(home, "bin/nvcc").is_file() and Path(home, "include/cuda_runtime.h").is_file():
-            return Path(home)
-    if wanted == "1":
-        raise SystemExit("fusedseq: FUSEDSEQ_CUDA=1 needs a CUDA toolkit, nvcc and cuda_runtime.h, in CUDA_HOME, CUDA_PATH, "
-                         "/usr/local/cuda or around the nvcc on PATH; none is there")  # fmt: skip
+    candidates = (
+        os.getenv("CUDA_HOME"),
+        os.getenv("CUDA_PATH"),
+        USUAL_TOOLKIT,
+        nvcc and Path(nvcc).resolve().parents[1],
+    )
+    for directory in filter(None, candidates):
+        # The nvcc on PATH may be a wrapper script outside of any toolkit: look for the header, too.
+        nvcc_found = Path(directory, "bin/nvcc").is_file()
+        if nvcc_found and Path(directory, "include/cuda_runtime.h").is_file():
+            return Path(directory)
+    if mode == "1":
+        raise SystemExit(
+            "fusedseq: FUSEDSEQ_CUDA=1 needs a CUDA toolkit, that is bin/nvcc and "
+            "include/cuda_runtime.h in CUDA_HOME, CUDA_PATH, /usr/local/cuda or around the nvcc on "
+            "PATH; none was found"
+        )
     return None
 
 
-def output(*command):
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def gencodes(architectures: str) -> list[str]:
+    """Returns nvcc's -gencode options for a value of TORCH_CUDA_ARCH_LIST.
 
-
-def gencodes(arches):
-    """nvcc's options for a TORCH_CUDA_ARCH_LIST: 9.0a is machine code, 9.0+PTX also what newer GPUs can compile."""
+    9.0a stands for machine code; 9.0+PTX adds PTX, which the driver compiles for newer GPUs.
+    """
     options = []
-    for arch in re.split("[; ]+", arches.strip("; ")):
-        number = arch.removesuffix("+PTX").replace(".", "")
-        kinds = ["sm", "compute"] if arch.endswith("+PTX") else ["sm"]
+    for architecture in re.split("[; ]+", architectures.strip("; ")):
+        number = architecture.removesuffix("+PTX").replace(".", "")
+        kinds = ["sm", "compute"] if architecture.endswith("+PTX") else ["sm"]
         options += [f"-gencode=arch=compute_{number},code={kind}_{number}" for kind in kinds]
     return options
 
 
-def build(out, machine, torch, pybind11):
-    """Builds out/_ops.so, out/_C.so and out/_autograd.so for `machine` (x86_64, aarch64, ...); returns the facts for build_info.json.
+def instruction_sets(machine: str) -> list[str]:
+    """Returns the instruction sets for which the CPU kernels are compiled on `machine`."""
+    return ["baseline", "avx2", "avx512"] if machine == "x86_64" else ["baseline"]
 
+
+def job_count() -> int:
+    """Returns the number of parallel compilations: MAX_JOBS, or the number of usable cores."""
+    text = os.getenv("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
+    if not text.isdecimal() or int(text) < 1:
+        raise SystemExit(f"fusedseq: MAX_JOBS must be a number from 1, got {text}")
+    return int(text)
+
+
+class NinjaFile:
+    """The text of a build.ninja file in the making."""
+
+    def __init__(self, out: Path, variables: dict[str, Any]) -> None:
+        """out: the directory of the objects; variables: those that rules.ninja uses."""
+        self._out, self._edges = out, 0
+        self._lines = [f"{name} = {value}" for name, value in variables.items()]
+        self._lines.append(f"include {CSRC}/rules.ninja")
+
+    def edge(self, rule: str, target: str, inputs: Iterable[Path], flags: str = "") -> Path:
+        """Adds the build of out/target from `inputs` by a rule of rules.ninja; returns its path."""
+        path = self._out / target
+        output_path, *input_paths = [re.sub("([$ :])", r"$\1", str(p)) for p in (path, *inputs)]
+        self._lines.append(f"build {output_path}: {rule} {' '.join(input_paths)}")
+        self._lines.append(f"  flags = {flags}")
+        self._edges += 1
+        return path
+
+    def run(self) -> None:
+        """Writes the file and runs ninja; exits with a message if a compilation fails."""
+        self._out.mkdir(parents=True, exist_ok=True)
+        file = self._out / "build.ninja"
+        file.write_text("\n".join(self._lines) + "\n")
+        jobs = job_count()
+        command = [sys.executable, "-m", "ninja", "-j", str(jobs), "-f", str(file)]
+        # ninja prints a line per source, or on a terminal one line that changes.
+        parallel = "one after the other" if jobs == 1 else f"{jobs} at a time"
+        print(f"fusedseq: {self._edges} steps, {parallel}", flush=True)
+        if subprocess.run(command).returncode:
+            raise SystemExit("fusedseq: the build failed, see the compiler's message above")
+
+
+def add_kernels(ninja: NinjaFile, machine: str) -> list[Path]:
+    """Adds the CPU kernels, once per instruction set; dispatch.cpp chooses one set at run time."""
+    x86 = machine == "x86_64"
+
+    def object_of(source: str, suffix: str, flags: str) -> Path:
+        return ninja.edge("kernel", f"cpu/{source}{suffix}.o", [CSRC / f"cpu/{source}.cpp"], flags)
+
+    objects = [object_of("dispatch", "", "-DFUSEDSEQ_X86" if x86 else "")]
+    objects.append(object_of("memory", "", ""))
+    for isa in instruction_sets(machine):
+        flags = f"-DFUSEDSEQ_ISA={isa}" + f" $X86_{isa}" * x86
+        objects.append(object_of("kernels", f".{isa}", flags))
+    return objects
+
+
+def add_libraries(ninja: NinjaFile, machine: str, cuda_sources: list[Path], cuda: bool) -> None:
+    """Adds _ops.so (kernels, operators, CUDA sources) and the modules _C.so and _autograd.so."""
+    objects = add_kernels(ninja, machine)
+    for source in sorted(CSRC.glob("ops/*.cpp")):
+        flags = "$WITH_CUDA" if cuda else ""
+        objects.append(ninja.edge("operator", f"ops/{source.stem}.o", [source], flags))
+    if cuda:
+        objects += [
+            ninja.edge("cuda", f"cuda/{source.name}.o", [source]) for source in cuda_sources
+        ]
+    ninja.edge("link", "_ops.so", objects, "$TORCH" + " $CUDART" * cuda)
+    for name, rule, flags in (("_C", "module", ""), ("_autograd", "torch_module", "$TORCH_PYTHON")):
+        module = ninja.edge(rule, f"python/{name}.o", [CSRC / f"python/{name}.cpp"])
+        ninja.edge("link", f"{name}.so", [module], flags)
+
+
+def output(*command: str) -> str:
+    """Returns what a command writes to stdout."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def build(out: Path, machine: str, torch: Path, pybind11: Path) -> dict[str, Any]:
+    """Builds out/_ops.so, out/_C.so and out/_autograd.so; returns the contents of build_info.json.
+
+    machine: x86_64, aarch64, ...
     torch, pybind11: the directories of these packages
     """
-    x86, cu = machine == "x86_64", sorted(CSRC.glob("*.cu"))
-    isas = ["baseline", "avx2", "avx512"] if x86 else ["baseline"]
-    toolkit = cuda_toolkit()
-    cuda = toolkit if cu else None
-    codes = gencodes(os.getenv("TORCH_CUDA_ARCH_LIST") or "8.0;9.0a;10.0+PTX") if cuda else []
+    cuda_sources = sorted(CSRC.glob("cuda/**/*.cu"))
+    toolkit = cuda_toolkit(torch)
+    cuda = toolkit if cuda_sources else None
+    kernels = f"of the CPU and for CUDA with {cuda}" if cuda else "of the CPU only"
+    remark = "" if cuda else "; FUSEDSEQ_CUDA=1 compiles those for CUDA too"
+    print(f"fusedseq: compiling the kernels {kernels}{remark}", flush=True)
+    architectures = os.getenv("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHITECTURES
+    codes = gencodes(architectures) if cuda else []
     cxx = os.getenv("CXX", "g++")
-    lines = [
-        f"builddir = {out}",
-        f"cxx = {cxx}",
-        f"cxxflags = {os.getenv('CXXFLAGS', '')}",
-        f"ldflags = {os.getenv('LDFLAGS', '')}",
-        f"torch = {torch}",
-        f"pybind11 = {pybind11}",
-        f"python = {sysconfig.get_path('include')}",
-        f"cuda = {cuda}",
-        f"gencodes = {' '.join(codes)}",
-        f"include {CSRC}/rules.ninja",
-    ]
-
-    def edge(rule, target, inputs, flags=""):
-        paths = [re.sub("([$ :])", r"$\1", str(path)) for path in (out / target, *inputs)]
-        lines.append(f"build {paths[0]}: {rule} {' '.join(paths[1:])}\n  flags = {flags}")
-        return out / target
-
-    objects = [edge("kernel", "dispatch.o", [CSRC / "cpu/dispatch.cpp"], "-DFUSEDSEQ_X86" if x86 else "")]
-    for source in sorted(set(CSRC.glob("cpu/*.cpp")) - {CSRC / "cpu/dispatch.cpp"}):
-        for isa in isas:
-            flags = f"-DFUSEDSEQ_ISA={isa}" + f" $X86_{isa}" * x86
-            objects.append(edge("kernel", f"{source.stem}.{isa}.o", [source], flags))
-    for source in sorted(set(CSRC.glob("*.cpp")) - {CSRC / "_C.cpp", CSRC / "_autograd.cpp"}):
-        objects.append(edge("operator", f"{source.stem}.o", [source], "$WITH_CUDA" if cuda else ""))
-    if cuda:
-        objects += [edge("cuda", f"{source.name}.o", [source]) for source in cu]
-    edge("link", "_ops.so", objects, "$TORCH" + " $CUDART" * bool(cuda))
-    edge("link", "_C.so", [edge("module", "_C.o", [CSRC / "_C.cpp"])])
-    edge("link", "_autograd.so", [edge("torch_module", "_autograd.o", [CSRC / "_autograd.cpp"])], "$TORCH_PYTHON")
-
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "build.ninja").write_text("\n".join(lines) + "\n")
-    jobs = os.getenv("MAX_JOBS") or str(len(os.sched_getaffinity(0)))
-    if subprocess.run([sys.executable, "-m", "ninja", "-j", jobs, "-f", str(out / "build.ninja")]).returncode:
-        raise SystemExit("fusedseq: the build failed, see the compiler's message above")
+    variables = {
+        "builddir": out,
+        "cxx": cxx,
+        "cxxflags": os.getenv("CXXFLAGS", ""),
+        "ldflags": os.getenv("LDFLAGS", ""),
+        "torch": torch,
+        "pybind11": pybind11,
+        "python": sysconfig.get_path("include"),
+        "cuda": cuda,
+        "gencodes": " ".join(codes),
+    }
+    ninja = NinjaFile(out, variables)
+    add_libraries(ninja, machine, cuda_sources, bool(cuda))
+    ninja.run()
     return {
         "machine": machine,
         "compiler": output(*shlex.split(cxx), "--version").splitlines()[0],
-        "isas": isas,
+        "isas": instruction_sets(machine),
         "nvcc": output(f"{cuda}/bin/nvcc", "--version").splitlines()[-2] if cuda else None,
         "cuda_codes": [code.rpartition("code=")[2] for code in codes],
-        "ptxas": {source.name: (out / f"{source.name}.o.log").read_text().splitlines() for source in cu if cuda},
+        "ptxas": {
+            source.name: (out / f"cuda/{source.name}.o.log").read_text().splitlines()
+            for source in cuda_sources
+            if cuda
+        },
         "torch": version("torch"),
         "python": platform.python_version(),
     }

@@ -1,15 +1,17 @@
-"""Triton kernels, imported as `fusedseq.kernels`: `<op>.py` has the kernels of one operator and their launchers.
+"""Triton kernels, imported as `fusedseq.kernels`. Each operator has a module or package with its
+kernels and launchers.
 
-A launcher is a function with the name and the arguments of an operator that csrc/<op>.cpp declares. Triton, which an
-install without a GPU need not have, is imported at the first call of one.
+A launcher is a function with the name and the arguments of an operator that csrc/ops declares.
+Triton is imported at the first call of a launcher, since an installation without a GPU may lack it.
 """
 
 import functools
 import importlib
+from typing import Any
 
 import torch
 
-# operator: the module that launches it and its backward
+# operator: the module that launches it
 MODULES = {
     "attention": "attention",
     "attention_backward": "attention",
@@ -24,19 +26,23 @@ MODULES = {
     "residual_layer_norm": "residual_layer_norm",
     "residual_layer_norm_backward": "residual_layer_norm",
 }
-_registered: list[torch.library.Library] = []  # a Library unregisters what it registered when it goes
+# A Library that is garbage-collected unregisters its kernels.
+_registered: list[torch.library.Library] = []
 
 
-def register(key):
-    """Makes the launchers the kernels of a dispatch key: CUDA, or CPU for tests under Triton's interpreter."""
+def register(key: str) -> None:
+    """Registers the launchers as the operators' kernels for a dispatch key.
+
+    key: "CUDA", or "CPU" for tests in Triton's interpreter
+    """
     library = torch.library.Library("fusedseq", "IMPL")
     for op in MODULES:
         library.impl(op, _launcher(op), key)
     _registered.append(library)
 
 
-def module(op):
-    """The module that launches an operator. ImportError, in one sentence, where there is no Triton."""
+def module(op: str) -> Any:
+    """Returns the module that launches an operator.    Errors: ImportError without Triton"""
     try:
         return importlib.import_module(f"fusedseq.kernels.{MODULES[op]}")
     except ModuleNotFoundError as error:
@@ -45,15 +51,17 @@ def module(op):
         raise ImportError(f"{op}: needs Triton on a GPU, found none: pip install triton") from None
 
 
-def explain(op, *args, **kwargs):
-    """The kernel that a call of the public operator runs on a GPU, and why: a clause of `fused.explain`."""
-    return module(op).explain(*args, **kwargs)
+def explain(op: str, *args: Any, **kwargs: Any) -> str:
+    """Returns which kernel a call of the public operator runs on a GPU, and why, for
+    `fused.explain`."""
+    return str(module(op).explain(*args, **kwargs))
 
 
-def _launcher(op):
+def _launcher(op: str) -> Any:
     launch = functools.cache(lambda: getattr(module(op), op))
 
     def on_its_device(*args):
+        """Calls the launcher with the device of its first argument as the current one."""
         device = args[0].get_device()
         if device < 0 or device == torch.cuda.current_device():
             return launch()(*args)

@@ -1,8 +1,9 @@
-"""The one place that starts a kernel.
+"""Launches the Triton kernels, and caches what Triton finds out in each launch.
 
-Triton works out anew in each call what a kernel has to be compiled for, 12 us of the host's time for one of attention's (3.7,
-with a launch that does nothing). What it found is kept here, under what it looks at: dtypes, numbers, and whether an address is a
-multiple of 16; and the kernel is started again at once.
+In each call Triton determines again for which dtypes, numbers and alignments a kernel must be
+compiled: 12 us of host time for an attention kernel (Triton 3.7, with a launch that does nothing).
+This cache is keyed by what Triton's decision depends on: dtypes, the numbers, and each address
+modulo 16. A hit starts the compiled kernel directly.
 """
 
 import functools
@@ -11,57 +12,66 @@ import itertools
 import torch
 import triton.language as tl
 
-MOST = 4096  # kept of a kind, each of some hundred bytes: then they are forgotten, and found anew
-_kept: dict[tuple, tuple] = {}
+MAX_CACHED = 4096  # entries of a cache, some hundred bytes each; a full cache is emptied
+_cache: dict[tuple, tuple] = {}
 
 
 def run(kernel, blocks, *args, warps, stages=1, **constants):
-    """Starts `blocks` programs of a kernel, on the grid's first axis: the others end at 65,535. Returns what was compiled, with the
-    compile-time arguments in order, for `again`; None where nothing was, with no blocks or under Triton's interpreter.
+    """Launches `blocks` programs of a kernel.
 
-    Floating-point contraction is asked for by name, because its default is to change in Triton 3.10.
+    Returns the compiled kernel with its compile-time arguments, for `relaunch`; None without blocks
+    and in Triton's interpreter, which compile nothing.
+
+    Programs are numbered along the grid's first axis, since the others end at 65,535.
+    Floating-point contraction is requested explicitly, because its default changes in Triton 3.10.
     """
     if not blocks:
         return None
-    key = key_of(kernel, args, warps, stages, constants)
-    if found := _kept.get(key):
-        again(found, blocks, *args)
+    key = cache_key(kernel, args, warps, stages, constants)
+    if found := _cache.get(key):
+        relaunch(found, blocks, *args)
         return found
-    compiled = kernel[(blocks,)](*args, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=True)
+    compiled = kernel[(blocks,)](
+        *args, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=True
+    )
     if compiled is None:
         return None
     found = compiled, [constants[name] for name in kernel.arg_names[len(args) :]]
     if key is not None:
-        keep(_kept, key, found)
+        insert(_cache, key, found)
     return found
 
 
-def key_of(kernel, args, warps, stages, constants):
-    """What decides what is compiled; None off the GPU, and under the interpreter."""
+def cache_key(kernel, args, warps, stages, constants):
+    """Returns what determines the compiled kernel of a launch; None off the GPU and in the
+    interpreter."""
     if not on_gpu(args[0]) or not hasattr(kernel, "params"):
         return None
     key = [kernel, args[0].get_device(), warps, stages, *constants.values()]
-    look_at(args, any_number(kernel), key)
+    append_specialization(args, unspecialized(kernel), key)
     return tuple(key)
 
 
 @functools.cache
-def any_number(kernel):
-    """Of each argument, whether the kernel is compiled for any number there."""
+def unspecialized(kernel):
+    """Returns for each parameter whether one compiled kernel serves all its values
+    (do_not_specialize)."""
     return [p.do_not_specialize for p in kernel.params]
 
 
-NEVER = itertools.repeat(False)
+SPECIALIZED = itertools.repeat(False)
 
 
-def look_at(args, any_number, key):
-    for x, of_any in zip(args, any_number, strict=False):
+def append_specialization(args, unspecialized, key):
+    """Appends to key what Triton specializes of each argument.    unspecialized: one bool for each
+    argument"""
+    for x, any_value in zip(args, unspecialized, strict=False):
         if isinstance(x, torch.Tensor):
             key += (x.dtype, x.data_ptr() & 15)
-        elif of_any:  # of a type: a large int has 64 bits
+        elif any_value:  # the type alone counts; an int beyond 32 bits has another type
             key.append(-(2**31) <= x < 2**31 if isinstance(x, int) else type(x))
-        elif hasattr(x, "_fields"):  # a tuple of options
-            look_at(x, NEVER, key)
+        elif hasattr(x, "_fields"):  # a NamedTuple of options
+            append_specialization(x, SPECIALIZED, key)
         else:
             key.append(x.value if isinstance(x, tl.constexpr) else x)
 
@@ -70,13 +80,15 @@ def on_gpu(x):
     return x.is_cuda
 
 
-def keep(kept, key, found):
-    if len(kept) >= MOST:
-        kept.clear()
-    kept[key] = found
+def insert(cache, key, found):
+    """Adds an entry to a cache, which is emptied first if it is full."""
+    if len(cache) >= MAX_CACHED:
+        cache.clear()
+    cache[key] = found
 
 
-def again(found, blocks, *args):
-    """The same with what `run` returned, for arguments that Triton would compile nothing else for."""
+def relaunch(found, blocks, *args):
+    """Starts a kernel that `run` returned, with arguments for which Triton would compile the same
+    code."""
     compiled, constants = found
     compiled[blocks, 1, 1](*args, *constants)

@@ -1,19 +1,26 @@
-"""Options `--device cpu|cuda|triton` and `--dtype float32|...` (by default all of the device's), and fixtures.
+"""Options, fixtures and the choice of tests for the whole suite.
 
-`--device triton` runs the Triton kernels on CPU tensors in Triton's interpreter: the properties of test_operators.py for the
-operators that have such kernels, and the tests marked `triton`, which a GPU runs too.
-`--device cuda` runs the tests that take the fixture `device`, or `on_device`, but those marked `cpu`: the others have nothing
-of a GPU in them, and are deselected.
+--device cpu|cuda|triton    where the operators run; default cpu
+--dtype float32|...         run the tests that take a dtype in this one only; default all of the
+                            device's dtypes
+
+`--device triton` runs the Triton kernels on CPU tensors in Triton's interpreter: the properties of
+tests/operators/test_operators.py for the operators that have such kernels, and the tests marked
+`triton`, which also run on a GPU. `--device cuda` runs the tests that take the fixture `device` or
+`on_device`, except those marked `cpu`; all other tests do not use the GPU and are deselected.
+
+`make test` leaves out the tests marked `slow`, in the file or in tests/support/slow.py.
 """
 
 import re
 import warnings
 
-import interpreter
 import pytest
 import torch
 from fusedseq import fused, kernels, reference
 from fusedseq.fused import check
+
+from tests.support import interpreter, slow
 
 HALVES = ["bfloat16", "float16"]
 DTYPES = {
@@ -21,7 +28,7 @@ DTYPES = {
     "cuda": ["float32", "float64", *HALVES],
     "triton": ["float32", *HALVES],
 }
-# In fp64, which the Triton kernels do not take, or of threads, which a GPU does not have.
+# Tests in fp64, which the Triton kernels do not support, and of CPU threads, which a GPU lacks.
 NOT_FOR_TRITON = (
     "test_gradcheck",
     "test_gradgradcheck",
@@ -31,32 +38,40 @@ NOT_FOR_TRITON = (
 
 
 def pytest_addoption(parser):
-    parser.addoption("--device", choices=list(DTYPES), default="cpu", help="where the operators run")
+    parser.addoption(
+        "--device", choices=list(DTYPES), default="cpu", help="where the operators run"
+    )
     parser.addoption("--dtype", choices=DTYPES["cuda"], help="only this dtype")
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: not run by `make test`, only by `make test-all`")
     torch.set_num_threads(1)
     if config.getoption("device") != "triton":
         return
-    interpreter.turn_on()
-    with warnings.catch_warnings(action="ignore"):  # torch says that C++ kernels are being replaced
+    interpreter.enable()
+    with warnings.catch_warnings(action="ignore"):  # torch warns that C++ kernels are replaced
         kernels.register("CPU")
-    check.DTYPES["cpu"] = check.TRITON["cpu"] = tuple(getattr(torch, name) for name in DTYPES["triton"])
+    check.DTYPES["cpu"] = check.TRITON["cpu"] = tuple(
+        getattr(torch, name) for name in DTYPES["triton"]
+    )
 
 
 def pytest_generate_tests(metafunc):
-    if "dtype" in metafunc.fixturenames:
-        config = metafunc.config
-        chosen = [config.getoption("dtype")] if config.getoption("dtype") else DTYPES[config.getoption("device")]
-        metafunc.parametrize("dtype", [getattr(torch, name) for name in chosen], ids=chosen)
+    if "dtype" not in metafunc.fixturenames:
+        return
+    option = metafunc.config.getoption
+    dtypes = [option("dtype")] if option("dtype") else DTYPES[option("device")]
+    metafunc.parametrize("dtype", [getattr(torch, name) for name in dtypes], ids=dtypes)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest evaluates -m "not slow"
 def pytest_collection_modifyitems(config, items):
     device = config.getoption("device")
-    chosen = [item for item in items if runs_on(device, item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = chosen
+    selected = [item for item in items if runs_on(device, item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in selected])
+    items[:] = selected
+    slow.mark(items)
 
 
 def runs_on(device, item):
@@ -66,15 +81,16 @@ def runs_on(device, item):
         return "device" in item.fixturenames and not item.get_closest_marker("cpu")
     if device == "cpu":
         return True
-    given = item.callspec.params if hasattr(item, "callspec") else {}
-    if given.get("dtype") == torch.float16 and item.originalname != "test_matches_the_oracle":
-        return False  # as bfloat16, and the interpreter is slow
-    return getattr(given.get("case"), "op", None) in kernels.MODULES and item.originalname not in NOT_FOR_TRITON
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    if params.get("dtype") == torch.float16 and item.originalname != "test_matches_the_oracle":
+        return False  # bfloat16 tests the same code, and the interpreter is slow
+    has_triton_kernel = getattr(params.get("case"), "op", None) in kernels.MODULES
+    return has_triton_kernel and item.originalname not in NOT_FOR_TRITON
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """A dtype that an operator's door refuses on a GPU is told as skipped, in the door's words."""
+    """Skips a test when the operator rejects fp64 on a GPU; the reason is its message."""
     try:
         return (yield)
     except TypeError as error:
@@ -85,6 +101,7 @@ def pytest_pyfunc_call(pyfuncitem):
 
 @pytest.fixture
 def device(request):
+    """The device of the tensors: cpu for --device triton."""
     device = request.config.getoption("device")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("--device cuda, but torch sees no CUDA device")
@@ -93,7 +110,7 @@ def device(request):
 
 @pytest.fixture
 def on_device(device):
-    """Tensors and modules that are made without a device are made there."""
+    """Makes `device` the default device of new tensors and modules."""
     torch.set_default_device(device)
     yield
     torch.set_default_device(None)
@@ -101,6 +118,7 @@ def on_device(device):
 
 @pytest.fixture(params=["fused", "reference"])
 def ops(request):
+    """Runs the test with the fused operators and with their oracles."""
     return {"fused": fused, "reference": reference}[request.param]
 
 
@@ -111,6 +129,9 @@ def _seeded():
 
 @pytest.fixture
 def threads():
-    """Calls with another number of threads: `threads(3)`. The tests run on one, which a busy machine disturbs least."""
+    """A function that sets the number of CPU threads: `threads(3)`.
+
+    All other tests run on one thread, which a busy machine disturbs least.
+    """
     yield torch.set_num_threads
     torch.set_num_threads(1)

@@ -1,11 +1,15 @@
-// Which instruction set's kernels run: the widest the machine has, or the one named by FUSEDSEQ_ISA.
+// Chooses at run time which instruction set's CPU kernels run: the widest one that the processor
+// supports, or the one named by the environment variable FUSEDSEQ_ISA.
 #pragma once
-#include "kernels.h"
+#include "cpu/kernels.h"
 
 namespace fusedseq::cpu {
 
-const Kernels& kernels();     // throws std::runtime_error where FUSEDSEQ_ISA names one that can't run here
-const char* isa_compiled();   // space-separated
-const char* isa_found();      // the compiled ones this machine can run
+// Returns the chosen kernels. Throws std::runtime_error if FUSEDSEQ_ISA names an instruction set
+// that is not compiled in or that this processor does not support.
+const Kernels& kernels();
+
+const char* isa_compiled();  // the instruction sets compiled in, separated by spaces
+const char* isa_found();     // those of them that this processor supports
 
 }  // namespace fusedseq::cpu

@@ -1,201 +1,285 @@
-// The CPU kernels: what csrc/<op>.cpp calls and csrc/cpu/kernels.cpp defines once per instruction set. Torch-free.
-// T is float or double; S is the type in memory, float, double or bfloat16 (2 bytes).
+// The interface of the CPU kernels: csrc/ops/*.cpp fills these structs and calls the functions of
+// the table `Kernels`, which csrc/cpu/kernels.cpp defines once per instruction set. Nothing here
+// depends on torch.
+//
+// T is the type of computing, float or double. Type is an element type in memory; bfloat16 is
+// computed in float. Tensors are contiguous unless strides are given. A pointer that may be null
+// says so.
 #pragma once
 #include <cstdint>
 
+#include "math/mask_stream.h"
+
 namespace fusedseq::cpu {
 
-// Runs body(context, begin, end) on the parts [0, n) cut into ranges, each range once and, where there is more than
-// one, all at the same time.
+// A parallel loop: splits [0, n) into ranges, calls body(context, begin, end) once for each, and
+// runs several ranges at the same time. The kernels rely on that: parts wait for each other.
 using Body = void (*)(void* context, int64_t begin, int64_t end);
 using Parallel = void (*)(int64_t n, Body body, void* context);
 
 enum class Type { f32, f64, bf16 };
 
-// Masks of (rows, S): element j of a row is kept by `philox.h`'s rule.
+// A random mask of shape (rows, S) by the rule of math/philox.h.
 struct Mask {
-  uint64_t seed, threshold;  // threshold = round(p * 2^32)
-  double scale;              // of what is kept: 1 / (1 - p)
+  uint64_t seed;
+  uint64_t threshold;  // round(p * 2^32); where a kernel makes the mask optional, 0 means none
+  double scale;        // the factor of the elements that are kept, 1 / (1 - p)
+  MaskStream stream = MaskStream::single;
 };
 
-// Every pointer wears its shape. mask rows are b, columns d.
 struct Dropout {
   Type type;
   int64_t T, B, D;
   const void* x;  // (T, B, D)
   void* y;        // (T, B, D)
-  Mask mask;      // (B, D), the same for every t
+  Mask mask;      // (B, D), the same at every time step
 };
 
+// y[n] = W[ids[n]], scaled or zero if the whole embedding row is dropped.
 struct Embedding {
   Type type;
   int64_t N, V, E;
-  const int64_t* ids;   // (N,)  rows of W; the row's number itself where null
-  const int64_t* keys;  // (V,)  the mask's element for row v of W; v itself where null
+  const int64_t* ids;   // (N,)  rows of W; if null, ids[n] = n
+  const int64_t* keys;  // (V,)  the element of the mask for each row of W; if null, keys[v] = v
   const void* W;        // (V, E)
   void* y;              // (N, E)
   bool masked;
-  Mask mask;  // (keys,), one row
+  Mask mask;  // (1, number of keys)
 };
 
+// alpha * sum(dropped^2) + beta * sum((raw[t + 1] - raw[t])^2).
 struct ActivationRegularization {
   Type type;
-  int64_t T, N;         // N = B * H
-  const void *dropped;  // (T, N)
-  const void *raw;      // (T, N)
-  double alpha, beta;   // alpha / (T N) and beta / ((T - 1) N) once divided
-  void *ddropped, *draw;  // (T, N), backward only
+  int64_t T;
+  int64_t N;            // B * H, the elements of a time step
+  const void* dropped;  // (T, N)  the output after dropout
+  const void* raw;      // (T, N)  the output before dropout
+  double alpha;         // already divided by T * N
+  double beta;          // already divided by (T - 1) * N; 0 if T == 1
+  void* ddropped;       // (T, N)  backward only
+  void* draw;           // (T, N)  backward only
 };
 
-// A recurrence over T steps: the LSTM with rounds = 0, else the Mogrifier LSTM. Hp, Xp, rp: H, X, rank rounded up to
-// PAD. Saved tensors are padded so that every row is whole vectors on any machine.
+// Rows of the tensors that a recurrence saves for backward are padded to multiples of PAD, so that
+// they consist of whole vectors in every instruction set.
 constexpr int64_t PAD = 16;
-inline int64_t padded(int64_t n) { return (n + PAD - 1) / PAD * PAD; }
+inline int64_t padded(int64_t n) {
+  return (n + PAD - 1) / PAD * PAD;
+}
 
-template <class T> struct Recurrence {
-  int64_t steps, B, X, H, rounds, rank;  // rank 0: full
-  bool cap_input_gate, training;
-  Mask state, zoneout_h, zoneout_c;       // a threshold of 0: none
+// A recurrence over `steps` time steps (T in the shapes): an LSTM if rounds == 0, else a Mogrifier
+// LSTM. Hp, Xp and rp stand for padded(H), padded(X) and padded(rank). Round k scales x if k is
+// even and h if k is odd; `out` is the width of what it scales, `in` that of the other operand.
+template <class T>
+struct Recurrence {
+  int64_t steps, B, X, H;
+  int64_t rounds;
+  int64_t rank;  // of the rounds' weights, factored as A F; 0 means one full matrix A
+  bool cap_input_gate;
+  bool training;
+  Mask state;                 // (B, H)  dropout of h, the same at every step; threshold 0: none
+  Mask zoneout_h, zoneout_c;  // (T * B, H)  threshold 0: none
   double zoneout_h_p, zoneout_c_p;
-  const int64_t* lengths;                 // (B,) or null
-  const T *x;                             // (T, B, X)
-  const T *W_ih, *W_hh, *b;               // (4H, X), (4H, H), (4H,) or null
-  const T *h0, *c0;                       // (B, H)
-  const T* const* A;                      // rounds: (out, in), low rank (out, rank)
-  const T* const* F;                      // rounds: (rank, in), the second factor of a low rank
-  const T* const* bias;                   // rounds: (out,) or null
-  T *y, *h, *c;                           // (T, B, H), (B, H), (B, H)
-  T *gates;                               // (T, B, 4, Hp)  activated
-  T *cells;                               // (T, B, Hp)     c after each step
-  T *round_gates;                         // (T, B, sum of padded widths)  sigmoids
-  T *factors;                             // (rounds, T, B, rp)  operand times the second factor
+  const int64_t* lengths;  // (B,) or null
+  const T* x;              // (T, B, X)
+  const T* W_ih;           // (4H, X)
+  const T* W_hh;           // (4H, H)
+  const T* b;              // (4H,) or null
+  const T* h0;             // (B, H)
+  const T* c0;             // (B, H)
+  const T* const* A;       // `rounds` pointers to (out, in), or to (out, rank) with a low rank
+  const T* const* F;       // `rounds` pointers to (rank, in), only with a low rank
+  const T* const* bias;    // `rounds` pointers to (out,) or null
+  T* y;                    // (T, B, H)
+  T* h;                    // (B, H)  the last hidden state
+  T* c;                    // (B, H)  the last cell state
+  T* gates;                // (T, B, 4, Hp)  activated gates, saved
+  T* cells;                // (T, B, Hp)  the cell state after each step, saved
+  T* round_gates;          // (T, B, sum of padded widths)  the rounds' sigmoids, saved
+  T* factors;              // (rounds, T, B, rp)  operand times F^T, saved
 };
 
-template <class T> struct RecurrenceBackward {
-  Recurrence<T> forward;                  // its y, gates, cells, round_gates and factors are read
-  const T *dy, *dh, *dc;                  // (T, B, H), (B, H), (B, H)
-  T *dx, *dh0, *dc0;                      // (T, B, X), (B, H), (B, H)
-  T *dW_ih, *dW_hh, *db;                  // as the weights; null where not needed, as is dx
-  T* const* dA;                           // rounds, null where not needed; a repeated pointer adds up
+template <class T>
+struct RecurrenceBackward {
+  Recurrence<T> forward;  // the inputs, and y, gates, cells, round_gates and factors as saved
+  const T* dy;            // (T, B, H)
+  const T* dh;            // (B, H)
+  const T* dc;            // (B, H)
+  T* dx;                  // (T, B, X) or null if not needed
+  T* dh0;                 // (B, H)
+  T* dc0;                 // (B, H)
+  T* dW_ih;               // (4H, X) or null if not needed
+  T* dW_hh;               // (4H, H) or null if not needed
+  T* db;                  // (4H,) or null if not needed
+  // `rounds` pointers each, to gradients in the shapes of A, F and bias; null if not needed. Rounds
+  // that share a weight share the pointer, and their gradients are summed.
+  T* const* dA;
   T* const* dF;
   T* const* dbias;
 };
 
-template <class T> struct Linear {
+// y = x W^T + b and its gradients.
+template <class T>
+struct Linear {
   int64_t M, K, N;
-  const T *x, *W, *b;  // (M, K), (N, K), (N,) or null
-  T* y;                // (M, N)
-  const T* dy;         // (M, N), backward only, as what follows; null where not needed
-  T *dx, *dW, *db;     // (M, K), (N, K), (N,)
+  const T* x;   // (M, K)
+  const T* W;   // (N, K)
+  const T* b;   // (N,) or null
+  T* y;         // (M, N)
+  const T* dy;  // (M, N)  backward only
+  T* dx;        // (M, K)  backward only, null if not needed
+  T* dW;        // (N, K)  backward only, null if not needed
+  T* db;        // (N,)  backward only, null if not needed
 };
 
-// What runs an attention: see explain.py, which has the kernels in this order.
+// The kernel that runs an attention call. pyext/fusedseq/fused/explain.py lists them in this order.
 enum class AttentionKernel : int64_t { rows, packed, thin };
 struct AttentionPlan {
   AttentionKernel kernel;
-  int64_t block;  // queries at a time, of `rows`
+  int64_t block;  // queries per block of the kernel `rows`
 };
 
-// Attention. Strides are those of the dimensions before the last, in elements; the last has stride 1 but for bias and mask.
+// Attention and its gradients. Strides are in elements and belong to the leading dimensions; the
+// last dimension has stride 1, except in bias and mask, whose last stride is given too.
 struct Attention {
-  Type type;                              // of q, k, v, bias and dout in memory; the rest is of the computing type
-  int64_t B, N, N_kv, L, S, D, K, offset;  // K: the clipping distance of relative_keys
+  Type type;  // of q, k, v, bias and dout; all other tensors have the type of computing
+  int64_t B, N, N_kv, L, S, D;
+  int64_t K;       // the clipping distance of relative_keys
+  int64_t offset;  // the position of query 0 among the keys
   double scale;
-  bool causal, dropped;
-  Mask dropout;                           // (B, N, L, S)
-  const void *q, *k, *v;                  // (B, N, L, D), (B, N_kv, S, D) twice
+  bool causal;
+  bool dropped;   // whether dropout is applied
+  Mask dropout;   // (B, N, L, S)
+  const void* q;  // (B, N, L, D)
+  const void* k;  // (B, N_kv, S, D)
+  const void* v;  // (B, N_kv, S, D)
   int64_t q_strides[3], k_strides[3], v_strides[3];
-  const void* bias;                       // (B, N, L, S) by strides of 0 where it is broadcast, or null, as what follows
+  const void* bias;  // (B, N, L, S) or null; strides are 0 where it is broadcast
   int64_t bias_strides[4];
-  const uint8_t* mask;                    // (B, N, L, S) by strides of 0
+  const uint8_t* mask;  // (B, N, L, S) or null; strides are 0 where it is broadcast
   int64_t mask_strides[4];
-  const int64_t *key_lengths, *key_rows;  // (B,), (B, S)
-  const void *alibi, *relative_keys, *rope;  // (N,), (2K + 1, D), (positions, D)
-  void* out;                              // (B, L, N, D)
-  void* lse;                              // (B, N, L)  +inf where a query sees no key
-  const void* dout;                       // (B, N, L, D), backward only, as what follows; null where not needed
+  const int64_t* key_lengths;  // (B,) or null
+  const int64_t* key_rows;     // (B, S) or null  the batch row of k and v that holds each key
+  const void* alibi;           // (N,) or null
+  const void* relative_keys;   // (2K + 1, D) or null
+  const void* rope;            // (positions, rope_width) or null  cos, sin, cos, sin, ...
+  int64_t rope_width;          // the elements of a head that are rotated, the first ones
+  bool rope_interleaved;       // pairs are (x_2m, x_2m+1), else (x_m, x_m+rope_width/2)
+  void* out;                   // (B, L, N, D)
+  void* lse;                   // (B, N, L)  +inf for a query that sees no key
+  const void* dout;            // (B, N, L, D)  this and all below are for backward only
   int64_t dout_strides[3];
-  void *dq, *dk, *dv;                     // (B, L, N, D), (B, S, N_kv, D) twice, heads D apart
-  int64_t dq_strides[2], dk_strides[2];   // of the first two dimensions, dk's for dv too
-  void* dbias;                            // in the shape of bias, of which dbias_strides are the strides
-  int64_t dbias_strides[4], dbias_size;
-  void* drelative_keys;                   // (2K + 1, D)
+  void* dq;               // (B, L, N, D) or null if not needed; heads are D apart
+  void* dk;               // (B, S, N_kv, D) or null if not needed; heads are D apart
+  void* dv;               // (B, S, N_kv, D) or null if not needed; heads are D apart
+  int64_t dq_strides[2];  // of the first two dimensions
+  int64_t dk_strides[2];  // of the first two dimensions of dk and of dv
+  void* dbias;            // in the shape of bias before broadcasting, or null if not needed
+  int64_t dbias_strides[4];
+  int64_t dbias_size;    // the number of its elements
+  void* drelative_keys;  // (2K + 1, D) or null if not needed
 };
 
-// Rows of LN(residual + dropout(x)); mean and rstd are in the computing type, as are the gradients of weight and bias.
+// y = LayerNorm(s), s = residual + dropout(x), row by row.
 struct ResidualLayerNorm {
   Type type;
   int64_t M, D;
-  const void *x, *residual;   // (M, D), residual may be null
-  const void *weight, *bias;  // (D,) or null
+  const void* x;         // (M, D)
+  const void* residual;  // (M, D) or null
+  const void* weight;    // (D,) or null
+  const void* bias;      // (D,) or null
   double eps;
-  Mask mask;                  // (M, D); a threshold of 0: none
-  void *y, *s;                // (M, D); s null where not wanted
-  void *mean, *rstd;          // (M,)
+  Mask mask;   // (M, D)  threshold 0: none
+  void* y;     // (M, D)
+  void* s;     // (M, D) or null if the caller does not use it
+  void* mean;  // (M,)  in the type of computing
+  void* rstd;  // (M,)  in the type of computing
 };
 
 struct ResidualLayerNormBackward {
-  ResidualLayerNorm forward;  // read: mean, rstd, and s, which is made again from x and residual where it is null
-  const void *dy, *ds;        // (M, D), ds may be null
-  void *dx, *dresidual;       // (M, D), null where not needed, as what follows
-  void *dweight, *dbias;      // (D,)
+  // The inputs, mean, rstd and s. If s is null it is recomputed from x and residual.
+  ResidualLayerNorm forward;
+  const void* dy;   // (M, D)
+  const void* ds;   // (M, D) or null
+  void* dx;         // (M, D) or null if not needed
+  void* dresidual;  // (M, D) or null if not needed
+  void* dweight;    // (D,)  in the type of computing, or null if not needed
+  void* dbias;      // (D,)  in the type of computing, or null if not needed
 };
 
 enum class Activation { relu, gelu, gelu_tanh, tanh };
 
+// y = dropout(activation(x + b)) and its gradients.
 struct BiasActivationDropout {
   Type type;
   Activation activation;
   int64_t M, D;
-  const void *x, *b;  // (M, D), (D,) or null
-  void* y;            // (M, D)
-  Mask mask;          // (M, D); a threshold of 0: none
+  const void* x;  // (M, D)
+  const void* b;  // (D,) or null
+  void* y;        // (M, D)
+  Mask mask;      // (M, D)  threshold 0: none
   bool backward;
-  const void* dy;     // (M, D), backward only, as what follows; null where not needed
-  void *dx, *db;      // (M, D), (D,) in the computing type
+  const void* dy;  // (M, D)  backward only
+  void* dx;        // (M, D)  backward only, null if not needed
+  void* db;        // (D,)  backward only, in the type of computing, null if not needed
 };
 
-// The rows of a cross-entropy over logits z = (x W^T + b) / temperature, every row with a target.
-template <class T> struct LinearCrossEntropy {
+// The cross-entropy of logits z = (x W^T + b) / temperature, whose rows all have a target.
+template <class T>
+struct LinearCrossEntropy {
   int64_t N, E, V;
-  const T *x, *W, *b;      // (N, E), (V, E), (V,) or null
-  const int64_t* target;   // (N,) in [0, V)
-  const T* class_weights;  // (V,), null where all are 1
-  double weights_sum;      // of class_weights
+  const T* x;              // (N, E)
+  const T* W;              // (V, E)
+  const T* b;              // (V,) or null
+  const int64_t* target;   // (N,)  each in [0, V)
+  const T* class_weights;  // (V,), or null if all weights are 1
+  double weights_sum;      // the sum of class_weights, V if all are 1
   double label_smoothing, z_loss, temperature;
-  bool statistics;         // whether loss, lse, log_prob and argmax are to be found; else lse is given
-  T *loss, *lse, *log_prob;  // (N,)
-  int64_t* argmax;         // (N,)
-  double dloss_of_all;     // every row's, where dloss is null
-  const T *dloss, *dlog_prob, *dlse;  // (N,) or null
-  T *dx, *dW, *db;         // (N, E), (V, E), (V,); null where not needed
+  bool statistics;      // true: compute loss, lse, log_prob and argmax; false: lse is an input
+  T* loss;              // (N,)
+  T* lse;               // (N,)
+  T* log_prob;          // (N,)  of the target
+  int64_t* argmax;      // (N,)
+  double dloss_of_all;  // the gradient of every row's loss if dloss is null
+  const T* dloss;       // (N,) or null
+  const T* dlog_prob;   // (N,) or null
+  const T* dlse;        // (N,) or null
+  T* dx;                // (N, E) or null if not needed
+  T* dW;                // (V, E) or null if not needed
+  T* db;                // (V,) or null if not needed
 };
 
-// A tensor of an optimiser. The average is of the computing type, fp32 for bf16, in which a mean would soon stand still.
+// One parameter tensor of the optimiser. The average has the type of computing: float for bfloat16,
+// because in bfloat16 a running mean soon stops changing.
 struct NtAsgdTensor {
   Type type;
   int64_t n;
-  const void* g;  // (n,)
-  void* p;        // (n,)  null where only the norm is asked for
-  void* average;  // (n,)  null where there is none
+  const void* g;  // (n,)  the gradient
+  void* p;        // (n,)  the parameter; null if only the gradient's norm is needed
+  void* average;  // (n,) or null if there is no average
 };
 
 struct NtAsgd {
-  const NtAsgdTensor* tensors;
+  const NtAsgdTensor* tensors;  // (count,)
   int64_t count;
   double clip, lr, weight_decay;
-  double mu;  // 1: the average begins with this p
+  double mu;  // 1 / (number of averaged parameters); 1 means the average starts with this step
 };
 
+// The functions that each instruction set provides. `threads` is the number of parts of the work.
 struct Kernels {
   const char* isa;
   int vector_bytes;
+  // keep[j - begin] = whether the mask keeps element j of row `row`, for j in [begin, end).
   void (*keep_mask)(const Mask&, int64_t row, int64_t S, int64_t begin, int64_t end, uint8_t* keep);
   void (*dropout)(const Dropout&, Parallel, int threads);
   void (*embedding)(const Embedding&, Parallel, int threads);
-  void (*embedding_backward)(const Embedding&, const void* dy, void* dW, bool zeroed, Parallel, int threads);
+  // dW (V, E) is in the type of computing; `zeroed` says that it already contains zeros.
+  void (*embedding_backward)(const Embedding&, const void* dy, void* dW, bool zeroed, Parallel,
+                             int threads);
   double (*activation_regularization)(const ActivationRegularization&, Parallel, int threads);
-  void (*activation_regularization_backward)(const ActivationRegularization&, double dloss, Parallel, int threads);
+  void (*activation_regularization_backward)(const ActivationRegularization&, double dloss,
+                                             Parallel, int threads);
   void (*recurrence_f32)(const Recurrence<float>&, Parallel, int threads);
   void (*recurrence_f64)(const Recurrence<double>&, Parallel, int threads);
   void (*recurrence_backward_f32)(const RecurrenceBackward<float>&, Parallel, int threads);
@@ -212,9 +296,11 @@ struct Kernels {
   void (*bias_activation_dropout)(const BiasActivationDropout&, Parallel);
   void (*linear_cross_entropy_f32)(const LinearCrossEntropy<float>&, Parallel, int threads);
   void (*linear_cross_entropy_f64)(const LinearCrossEntropy<double>&, Parallel, int threads);
-  double (*nt_asgd_squares)(const NtAsgd&, Parallel);  // the sum of the squares of all g
+  double (*nt_asgd_squares)(const NtAsgd&, Parallel);  // the sum of the squares of all gradients
   void (*nt_asgd_step)(const NtAsgd&, Parallel);
-  double (*gemm_f32)(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C, int64_t repeats, Parallel, int threads);
+  // The benchmark of the matrix product. Returns the number of floating-point operations.
+  double (*gemm_f32)(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C,
+                     int64_t repeats, Parallel, int threads);
 };
 
 }  // namespace fusedseq::cpu

@@ -1,6 +1,9 @@
-"""Fused operators for classic sequence models. See `fusedseq.fused`, `fusedseq.reference` and `fusedseq.nn`."""
+"""Fused operators for classic sequence models: functions in `fusedseq.fused`, their definitions in
+plain PyTorch in `fusedseq.reference`, modules in `fusedseq.nn`.
+"""
 
 import importlib
+from types import ModuleType
 
 from fusedseq import _load
 from fusedseq._load import empty_cache
@@ -12,8 +15,9 @@ __all__ = [*MODULES, "empty_cache"]
 _load.require_environment()
 
 
-def __getattr__(name):
-    # Imported where first used: `fusedseq --help` needs no torch, `fusedseq info` works where the operators don't load.
+def __getattr__(name: str) -> ModuleType:
+    # Imported at the first use, so that `fusedseq --help` needs no torch, and `fusedseq info` works
+    # where the operators do not load.
     if name in MODULES:
         return importlib.import_module(f"fusedseq.{name}")
     raise AttributeError(f"module 'fusedseq' has no attribute {name!r}")

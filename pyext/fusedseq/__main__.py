@@ -1,3 +1,5 @@
+"""`python -m fusedseq`: the command line."""
+
 from fusedseq.cli import main
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Finds what fusedseq needs and loads its operators, or says in one sentence what is missing."""
+"""Loads the compiled operators, or raises an error that names in one sentence what is missing."""
 
 import ctypes
 import functools
@@ -10,24 +10,34 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).parent
 LIBRARY = PACKAGE / "_ops.so"
-TORCH = (2, 11)  # the oldest whose stable ABI the operators are built on
+TORCH = (2, 11)  # the oldest torch with the stable ABI that the operators are built on
 
 
 def environment_problem() -> str | None:
-    """Why fusedseq can't work here, in a sentence; None where it can. Does not import torch."""
+    """Returns why fusedseq cannot work in this environment, in one sentence, or None. Does not "
+    "import
+    torch."""
     wanted = ".".join(map(str, TORCH))
     found = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
     if found is None:
-        return f"fusedseq: needs torch >= {wanted}, found none in {sys.prefix}: pip install 'torch>={wanted}'"
+        return (
+            f"fusedseq: needs torch >= {wanted}, found none in {sys.prefix}: pip install "
+            f"'torch>={wanted}'"
+        )
     if tuple(int(n) for n in re.findall(r"\d+", found)[:2]) < TORCH:
-        return f"fusedseq: needs torch >= {wanted}, found {found} in {sys.prefix}: pip install 'torch>={wanted}'"
+        return (
+            f"fusedseq: needs torch >= {wanted}, found {found} in {sys.prefix}: pip install "
+            f"'torch>={wanted}'"
+        )
     if not (PACKAGE / "kernels" / "__init__.py").is_file():
         return (
-            f"fusedseq: {PACKAGE / 'kernels'} must be the Triton kernels or a link to the folder kernels of the sources, "
-            "and is neither: install again from a copy that has symbolic links"
+            f"fusedseq: {PACKAGE / 'kernels'} must be the folder of the Triton kernels or a "
+            f"symbolic "
+            "link to it, and is neither: install again from a copy that has symbolic links"
         )
     return None
 
@@ -41,7 +51,8 @@ def require_environment() -> None:
 
 
 def _is_command() -> bool:
-    """Whether this process is `fusedseq ...` or `python -m fusedseq ...`, whose user wants no traceback."""
+    """Returns whether this process is the command `fusedseq ...` or `python -m fusedseq ...`, whose
+    errors are printed without a traceback."""
     return Path(sys.argv[0]).name == "fusedseq" or ["-m", "fusedseq"] in [
         sys.orig_argv[i : i + 2] for i in range(len(sys.orig_argv))
     ]
@@ -49,32 +60,53 @@ def _is_command() -> bool:
 
 @functools.cache
 def operators() -> ctypes.CDLL:
-    """Loads _ops.so, which registers torch.ops.fusedseq.*; ImportError, in one sentence, where it can't."""
+    """Loads _ops.so, which registers torch.ops.fusedseq.*.
+
+    Errors: ImportError if the library was not built, or does not load under this torch; ValueError
+    for a wrong FUSEDSEQ_RECURRENCE.
+    """
     import torch
 
+    variable("FUSEDSEQ_RECURRENCE", "loop")  # read in C++, which takes any other value for none
     if not LIBRARY.is_file():
-        raise ImportError(
-            f"fusedseq: {LIBRARY} is missing, the operators are not built: pip install --no-build-isolation ."
-        )
+        raise ImportError(f"fusedseq: {LIBRARY} is missing, {how_to_build()}")
     try:
         torch.ops.load_library(str(LIBRARY))
     except OSError as error:
         built = build_info().get("torch", "unknown")
         reason = " ".join(str(error).split())
         raise ImportError(
-            f"fusedseq: {LIBRARY}, built with torch {built}, does not load under torch {torch.__version__}: {reason}"
+            f"fusedseq: {LIBRARY}, built with torch {built}, does not load under torch "
+            f"{torch.__version__}: {reason}"
         ) from None
     return ctypes.CDLL(str(LIBRARY))
 
 
+def how_to_build() -> str:
+    """Says how the operators come into this package, which may be that of a clone."""
+    clone = PACKAGE.parent.parent
+    if PACKAGE.parent.name == "pyext" and (clone / "setup.py").is_file():
+        return (
+            "the operators are not built in this clone, whose package comes before an installed "
+            f"one here: pip install -v --no-build-isolation -e '{clone}[test]'"
+        )
+    return "the operators are not built: pip install -v --no-build-isolation ."
+
+
 @functools.cache
-def recorder():
-    """The module fusedseq._autograd, or None where the build was for another torch or Python, or FUSEDSEQ_AUTOGRAD is
-    python: then Python does the same, and a small call takes some 15 us longer."""
+def recorder() -> Any:
+    """The module fusedseq._autograd, which records small calls in C++.
+
+    None if the build was for another torch or Python, or if FUSEDSEQ_AUTOGRAD is "python": then
+    Python does the same, and a small call takes about 15 us longer (measured manually).
+    """
     import torch
 
     built = build_info().get("torch", "")
-    if os.getenv("FUSEDSEQ_AUTOGRAD") == "python" or built.partition("+")[0] != torch.__version__.partition("+")[0]:
+    if (
+        variable("FUSEDSEQ_AUTOGRAD", "python")
+        or built.partition("+")[0] != torch.__version__.partition("+")[0]
+    ):
         return None
     operators()
     try:
@@ -83,25 +115,41 @@ def recorder():
         return None
 
 
+def variable(name: str, *values: str) -> str | None:
+    """The value of an environment variable; None where it is not set, or empty.
+
+    values: those that it may have
+    Errors: ValueError for another value
+    """
+    value = os.environ.get(name)
+    if value and value not in values:
+        raise ValueError(f"{name} must be {' or '.join(values)}, or not set, got {value!r}")
+    return value or None
+
+
 def isa(question: str) -> str:
-    """What the operators say of their CPU kernels: `question` is compiled, found (both a list) or used."""
+    """The instruction sets of the CPU kernels. question: "compiled" or "found" on this machine "
+    "(both
+    a list), or "used"."""
     function = operators()[f"fusedseq_isa_{question}"]
     function.restype = ctypes.c_char_p
-    return function().decode()
+    return str(function().decode())
 
 
 def empty_cache() -> int:
-    """Gives the memory that the CPU operators keep for reuse back to the system; returns how many bytes it was.
+    """Returns the memory that the CPU operators cache for reuse to the system.
 
-    They keep at most 512 MiB, or FUSEDSEQ_CACHE_MB.
+    At most 512 MiB are cached, or FUSEDSEQ_CACHE_MB MiB if that variable is set.
+    returns: the number of bytes released
     """
     function = operators().fusedseq_empty_cache
     function.restype = ctypes.c_size_t
-    return function()
+    return int(function())
 
 
 @functools.cache
-def build_info() -> dict:
-    """The facts of the build that made _ops.so: see csrc/build.py."""
+def build_info() -> dict[str, Any]:
+    """What csrc/build.py recorded of the build of _ops.so; empty if nothing is recorded."""
     path = PACKAGE / "build_info.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found

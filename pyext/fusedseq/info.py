@@ -1,6 +1,7 @@
-"""`fusedseq info`: what is built and found here, and each operator run against its oracle on every device.
+"""`fusedseq info`: what is built and found on this machine, and every operator compared with its
+oracle on every device.
 
-Exit code 1 where anything is wrong: whatever reads "WRONG" on the way is listed again at the end.
+The exit code is 1 if anything is wrong: every line that reads "WRONG" is repeated at the end.
 """
 
 import importlib.metadata
@@ -8,20 +9,25 @@ import importlib.util
 import os
 import platform
 import re
+from argparse import ArgumentParser, Namespace
 
 from fusedseq import __version__, _load
 
-SMALL = 3000  # numbers in the inputs of a case that is run: a second or two for all of them
+MAX_NUMBERS = 3000  # in the inputs of a case that is run; all such cases take a second or two
 
 
-def add_arguments(parser):
-    parser.add_argument("--no-check", action="store_true", help="print the facts only, without running the operators")
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-check",
+        action="store_true",
+        help="print the facts only, without running the operators",
+    )
 
 
-def run(args):
+def run(args: Namespace) -> int:
     report = Report()
     versions(report)
-    loaded = library(report)
+    loaded = build(report) and library(report)
     threads(report)
     devices = [*["cpu"] * loaded, *gpus(report)]
     triton(report)
@@ -31,46 +37,49 @@ def run(args):
 
 
 class Report:
-    """Lines on the screen, and a list of what is wrong."""
+    """Prints facts, and collects what is wrong."""
 
-    def __init__(self):
-        self.problems = []
+    def __init__(self) -> None:
+        self.problems: list[str] = []
 
-    def fact(self, name, value):
+    def fact(self, name: str, value: str) -> None:
         print(f"{name:26} {value}", flush=True)
 
-    def wrong(self, name, sentence):
+    def wrong(self, name: str, sentence: str) -> None:
         self.fact(name, f"WRONG: {sentence}")
         self.problems.append(f"{name}: {sentence}")
 
-    def close(self):
-        print(
-            f"\n{len(self.problems)} wrong" + "".join(f"\n  {p}" for p in self.problems)
-            if self.problems
-            else "\nnothing wrong"
-        )
+    def close(self) -> int:
+        """Prints the summary; returns the exit code."""
+        lines = [f"{len(self.problems)} wrong", *(f"  {p}" for p in self.problems)]
+        print("\n" + ("\n".join(lines) if self.problems else "nothing wrong"))
         return 1 if self.problems else 0
 
 
-def versions(report):
+def installed(package: str, otherwise: str) -> str:
+    """The version of a package, or a remark if it is not installed."""
+    if not importlib.util.find_spec(package):
+        return otherwise
+    return importlib.metadata.version(package)
+
+
+def versions(report: Report) -> None:
     import torch
 
     report.fact("fusedseq", __version__)
     report.fact("python", f"{platform.python_version()} on {platform.platform()}")
     report.fact("torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}")
-    report.fact("numpy", importlib.metadata.version("numpy") if importlib.util.find_spec("numpy") else "not installed")
+    report.fact("numpy", installed("numpy", "not installed"))
 
 
-def library(report):
-    """Reports on _ops.so, _C and _autograd; returns whether the operators can run."""
+def build(report: Report) -> bool:
+    """Reports how _ops.so was built; returns whether it loads."""
     built = _load.build_info()
     if built:
-        report.fact(
-            "built with",
-            f"{built['compiler']}, torch {built['torch']}, Python {built['python']}, for {built['machine']}",
-        )
-        cuda = f"{built['nvcc']}, {' '.join(built['cuda_codes'])}" if built["nvcc"] else "no CUDA kernels in this build"
-        report.fact("built for CUDA", cuda)
+        made = f"{built['compiler']}, torch {built['torch']}, Python {built['python']}"
+        report.fact("built with", f"{made}, for {built['machine']}")
+        nvcc, codes = built["nvcc"], " ".join(built["cuda_codes"])
+        report.fact("built for CUDA", f"{nvcc}, {codes}" if nvcc else "no CUDA kernels")
     try:
         _load.operators()
     except ImportError as error:
@@ -79,25 +88,33 @@ def library(report):
     if not built:
         report.wrong("built with", "build_info.json is missing: install again")
     report.fact("operators", "loaded")
+    return True
+
+
+def library(report: Report) -> bool:
+    """Reports on _C, _autograd and the CPU kernels; returns whether the operators can run."""
+    built = _load.build_info()
     try:
         from fusedseq import _C
 
-        features = [name for name, found in _C.cpu_features().items() if found]
-        report.fact(
-            "fusedseq._C", f"compiled by {_C.compiler}; this machine has {' '.join(features) or 'no x86 features'}"
-        )
+        features = " ".join(name for name, found in _C.cpu_features().items() if found)
+        machine = f"this machine has {features or 'no x86 features'}"
+        report.fact("fusedseq._C", f"compiled by {_C.compiler}; {machine}")
     except ImportError as error:
         if importlib.util.find_spec("fusedseq._C"):
             report.wrong("fusedseq._C", " ".join(str(error).split()))
         else:
-            report.fact(
-                "fusedseq._C", f"not for this Python: the build was for {built.get('python')}; no operator needs it"
-            )
+            python = f"not for this Python: the build was for {built.get('python')}"
+            report.fact("fusedseq._C", f"{python}; no operator needs it")
     if _load.recorder():
         report.fact("autograd", "small operators are recorded in C++")
     else:
-        report.fact("autograd", f"in Python, which costs a small call some 15 us: fusedseq._autograd is for torch {built.get('torch')} and "
-                    f"Python {built.get('python')}, or FUSEDSEQ_AUTOGRAD is python")  # fmt: skip
+        made = f"torch {built.get('torch')} and Python {built.get('python')}"
+        report.fact(
+            "autograd",
+            "in Python, which makes a small call about 15 us slower: fusedseq._autograd was "
+            f"built for {made}, or FUSEDSEQ_AUTOGRAD is python",
+        )
     for question in ("compiled", "found"):
         report.fact(f"CPU kernels {question}", _load.isa(question))
     used = _load.isa("used")
@@ -109,15 +126,17 @@ def library(report):
     return True
 
 
-def threads(report):
+def threads(report: Report) -> None:
     import torch
 
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    settings = [f"{k}={os.environ[k]}" for k in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if k in os.environ]
-    report.fact("threads", " ".join([f"{torch.get_num_threads()} of torch's on {allowed} processors", *settings]))
+    variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    settings = "".join(f" {k}={os.environ[k]}" for k in variables if k in os.environ)
+    used = f"{torch.get_num_threads()} of torch's on {allowed} processors"
+    report.fact("threads", f"{used}{settings}")
 
 
-def gpus(report):
+def gpus(report: Report) -> list[str]:
     """Reports on the GPUs that torch sees; returns the devices."""
     import torch
 
@@ -127,39 +146,43 @@ def gpus(report):
     codes = _load.build_info().get("cuda_codes", [])
     for i in range(torch.cuda.device_count()):
         capability = torch.cuda.get_device_capability(i)
-        what = f"{torch.cuda.get_device_name(i)}, compute capability {capability[0]}.{capability[1]}"
+        name = (
+            f"{torch.cuda.get_device_name(i)}, compute capability {'.'.join(map(str, capability))}"
+        )
         if any(runs_on(code, capability) for code in codes):
-            report.fact(f"cuda:{i}", what)
+            report.fact(f"cuda:{i}", name)
         else:
-            report.wrong(
-                f"cuda:{i}",
-                f"{what}: the build has no CUDA kernel for it, only {' '.join(codes) or 'those of the CPU'}",
-            )
+            only = " ".join(codes) or "those of the CPU"
+            report.wrong(f"cuda:{i}", f"{name}: the build has no CUDA kernel for it, only {only}")
     return [f"cuda:{i}" for i in range(torch.cuda.device_count())]
 
 
-def runs_on(code, capability):
-    """Whether a GPU of this (major, minor) runs code such as sm_90a (machine code) or compute_100 (PTX)."""
+def runs_on(code: str, capability: tuple[int, int]) -> bool:
+    """Whether a GPU of this compute capability runs sm_90a (machine code) or compute_100 (PTX)."""
     ((kind, major, minor, exact),) = re.findall(r"^(sm|compute)_(\d+)(\d)([af]?)$", code)
     built = int(major), int(minor)
     if exact:
         return built == capability
-    return built <= capability if kind == "compute" else built[0] == capability[0] and built <= capability
+    return built <= capability and (kind == "compute" or built[0] == capability[0])
 
 
-def triton(report):
-    found = importlib.util.find_spec("triton")
-    report.fact("triton", importlib.metadata.version("triton") if found else "not installed; only GPUs need it")
+def triton(report: Report) -> None:
+    report.fact("triton", installed("triton", "not installed; only GPUs need it"))
 
 
-def operators(report, device):
-    """Runs every operator's small cases, forward and backward, against its oracle."""
+def operators(report: Report, device: str) -> None:
+    """Compares every operator with its oracle on small cases, forward and backward."""
     from fusedseq import fused, reference
     from fusedseq.testing import CASES, check, differentiable
 
-    print(f"\noperators on {device}, float32, against their oracles")
+    print(f"\noperators on {device}, float32, compared with their oracles")
     for op in reference.__all__:
-        cases = [c for c in CASES if c.op == op and sum(t.numel() for t in differentiable(*c.inputs())) <= SMALL]
+        cases = [
+            case
+            for case in CASES
+            if case.op == op
+            and sum(t.numel() for t in differentiable(*case.inputs())) <= MAX_NUMBERS
+        ]
         errors = []
         for case in cases:
             args, kwargs = case.inputs(device)
@@ -170,4 +193,5 @@ def operators(report, device):
                 break
         else:
             kernel = fused.explain(op, *args, **kwargs).removeprefix(f"{op} ")
-            report.fact(op, f"{len(errors)} cases agree, largest error {max(errors):.2f} of its budget; {kernel}")
+            largest = f"largest error {max(errors):.2f} of its budget"
+            report.fact(op, f"{len(errors)} cases agree, {largest}; {kernel}")

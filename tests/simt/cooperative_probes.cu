@@ -1,11 +1,11 @@
-// Kernels whose blocks wait for each other, with named barriers, and with products in tensor cores: right, and with one
-// defect each that tests/simt must report. For tests/test_simt.py.
+// Kernels for tests/simt/test_simt.py: blocks that wait for each other, named barriers, and matrix
+// products on tensor cores. Each kernel is correct or has one defect, which must be reported.
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
-#include <ptx.cuh>
+#include <cuda/ptx.cuh>
 
-#include "fp32_product.cuh"
+#include "cuda/recurrence/fp32_product.cuh"
 
 namespace {
 
@@ -13,38 +13,64 @@ namespace ptx = fusedseq::cuda::ptx;
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 constexpr int THREADS = 64;
-enum Defect { NONE, NO_BARRIER, NO_RELEASE, NO_WAIT, NO_ACQUIRE, NO_SYNCWARP, NO_SECOND_BARRIER, NO_FENCE, NO_SECOND_FENCE, NO_STORE, TOO_FAR };
+enum Defect {
+  NONE,
+  NO_BARRIER,
+  NO_RELEASE,
+  NO_WAIT,
+  NO_ACQUIRE,
+  NO_SYNCWARP,
+  NO_SECOND_BARRIER,
+  NO_FENCE,
+  NO_SECOND_FENCE,
+  NO_STORE,
+  TOO_FAR
+};
 
-template <class... P, class... A> const char* launch(void (*kernel)(P...), int blocks, int threads, int shared, A... arguments) {
+template <class... P, class... A>
+const char* launch(void (*kernel)(P...), int blocks, int threads, int shared, A... arguments) {
   cudaLaunchAttribute cooperative;
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;
   cudaLaunchConfig_t c{};
-  c.gridDim = dim3(blocks), c.blockDim = dim3(threads), c.dynamicSmemBytes = shared, c.attrs = &cooperative, c.numAttrs = 1;
+  c.gridDim = dim3(blocks);
+  c.blockDim = dim3(threads);
+  c.dynamicSmemBytes = shared;
+  c.attrs = &cooperative;
+  c.numAttrs = 1;
   const cudaError_t error = cudaLaunchKernelEx(&c, kernel, arguments...);
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-// x' [i] = i + the sum of x, so many times, where each block has THREADS of the elements.
-// flags: (blocks,) zeros    x: (2, blocks * THREADS), of which x[0] is the start and x[steps % 2] the result
+// Repeats x[i] = i + the sum of x for this many steps; each block computes THREADS of the elements.
+// flags: (blocks,) zeros
+// x: (2, blocks * THREADS): x[0] is the initial value, x[steps % 2] the result
 __global__ void exchange(Defect defect, int steps, uint32_t* flags, uint16_t* x) {
-  const int n = gridDim.x * THREADS, i = blockIdx.x * THREADS + threadIdx.x, lane = threadIdx.x % 32;
+  const int n = gridDim.x * THREADS, i = blockIdx.x * THREADS + threadIdx.x,
+            lane = threadIdx.x % 32;
   for (int t = 1; t <= steps; ++t) {
     const uint16_t* from = x + (t - 1) % 2 * n;
     uint16_t sum = uint16_t(i);
     for (int j = 0; j < n; j += 8) {
       const uint4 v = ptx::load_relaxed(reinterpret_cast<const uint4*>(from + j));
-      for (uint32_t two : {v.x, v.y, v.z, v.w}) sum = uint16_t(sum + two + (two >> 16));
+      for (uint32_t two : {v.x, v.y, v.z, v.w})
+        sum = uint16_t(sum + two + (two >> 16));
     }
     ptx::store_relaxed(x + t % 2 * n + i, sum);
     if (defect != NO_BARRIER) __syncthreads();
     if (threadIdx.x == 0 && defect != NO_STORE) {
-      if (defect == NO_RELEASE) ptx::store_relaxed(flags + blockIdx.x, uint32_t(t));
-      else ptx::store_release(flags + blockIdx.x, uint32_t(t));
+      if (defect == NO_RELEASE)
+        ptx::store_relaxed(flags + blockIdx.x, uint32_t(t));
+      else
+        ptx::store_release(flags + blockIdx.x, uint32_t(t));
     }
     if (defect != NO_WAIT && lane < int(gridDim.x)) {
-      if (defect == NO_ACQUIRE) while (ptx::load_relaxed(flags + lane) < uint32_t(t)) ptx::pause();
-      else while (ptx::load_acquire(flags + lane) < uint32_t(t)) ptx::pause();
+      if (defect == NO_ACQUIRE)
+        while (ptx::load_relaxed(flags + lane) < uint32_t(t))
+          ptx::pause();
+      else
+        while (ptx::load_acquire(flags + lane) < uint32_t(t))
+          ptx::pause();
     }
     if (defect != NO_SYNCWARP) __syncwarp();
   }
@@ -55,12 +81,14 @@ __device__ void grid_barrier(Defect defect, unsigned* arrived, unsigned all) {
   if (threadIdx.x == 0) {
     if (defect != NO_FENCE) __threadfence();
     atomicAdd(arrived, 1u);
-    while (defect != NO_WAIT && atomicAdd(arrived, 0u) < all) ptx::pause();
+    while (defect != NO_WAIT && atomicAdd(arrived, 0u) < all)
+      ptx::pause();
     if (defect != NO_SECOND_FENCE) __threadfence();
   }
   if (defect != NO_SECOND_BARRIER) __syncthreads();
 }
-// x[i] goes to where the element of the next block is, so many times.    arrived: (1,) zero    x: (2, blocks * THREADS)
+// Moves x[i] to the same place of the next block, for this many steps, with a grid barrier made of
+// atomics and fences.    arrived: (1,) zero    x: (2, blocks * THREADS)
 __global__ void rotate(Defect defect, int steps, unsigned* arrived, int* x) {
   const int n = gridDim.x * THREADS, i = blockIdx.x * THREADS + threadIdx.x;
   for (int t = 1; t <= steps; ++t) {
@@ -69,7 +97,7 @@ __global__ void rotate(Defect defect, int steps, unsigned* arrived, int* x) {
   }
 }
 
-// The same by CUDA's own barrier.
+// The same with CUDA's grid barrier.
 __global__ void rotate_in_groups(Defect defect, int steps, int* x) {
   const int n = gridDim.x * THREADS, i = blockIdx.x * THREADS + threadIdx.x;
   for (int t = 1; t <= steps; ++t) {
@@ -78,7 +106,7 @@ __global__ void rotate_in_groups(Defect defect, int steps, int* x) {
   }
 }
 
-// Each pair of warps turns its part of x around, in dynamic shared memory.    x: (blocks, threads)
+// Each pair of warps reverses its part of x in dynamic shared memory.    x: (blocks, threads)
 __global__ void turn_around(Defect defect, int* x) {
   int* s = reinterpret_cast<int*>(ptx::dynamic_shared()) + threadIdx.x / 64 * 64;
   const int i = threadIdx.x % 64;
@@ -89,32 +117,38 @@ __global__ void turn_around(Defect defect, int* x) {
   x[i] = s[63 - i];
 }
 
-template <class S> __device__ uint32_t two(const S* p, int apart) {
+template <class S>
+__device__ uint32_t two(const S* p, int apart) {
   uint16_t low, high;
   memcpy(&low, p, 2);
   memcpy(&high, p + apart, 2);
   return low | uint32_t(high) << 16;
 }
 // d = a b    a: (16, K)    b: (K, 8)    d: (16, 8)
-template <class S> __global__ void product(int K, const S* a, const S* b, float* d) {
+template <class S>
+__global__ void product(int K, const S* a, const S* b, float* d) {
   const int g = threadIdx.x / 4, t = threadIdx.x % 4 * 2;
   float sum[4] = {};
   for (int k = 0; k < K; k += 16) {
     const S *low = a + g * K + k + t, *high = low + 8 * K, *column = b + (k + t) * 8 + g;
-    ptx::mma(sum, {two(low, 1), two(high, 1), two(low + 8, 1), two(high + 8, 1)}, {two(column, 8), two(column + 64, 8)}, S());
+    ptx::mma(sum, {two(low, 1), two(high, 1), two(low + 8, 1), two(high + 8, 1)},
+             {two(column, 8), two(column + 64, 8)}, S());
   }
-  for (int r = 0; r < 4; ++r) d[(g + r / 2 * 8) * 8 + t + r % 2] = sum[r];
+  for (int r = 0; r < 4; ++r)
+    d[(g + r / 2 * 8) * 8 + t + r % 2] = sum[r];
 }
 
-// As csrc/fp32_product.cuh makes it.
+// The same of fp32 elements, by csrc/cuda/recurrence/fp32_product.cuh.
 __global__ void product_of_floats(int K, const uint32_t* a, const uint32_t* b, float* d) {
   const int g = threadIdx.x / 4, t = threadIdx.x % 4 * 2;
   float sum[4] = {};
   for (int k = 0; k < K; k += 8) {
     const uint32_t *low = a + g * K + k + t, *high = low + 8 * K, *column = b + (k + t) * 8 + g;
-    fusedseq::cuda::multiply_add(sum, {low[0], high[0], low[1], high[1]}, {column[0], column[8]}, float());
+    fusedseq::cuda::fragment_multiply_add(sum, {low[0], high[0], low[1], high[1]},
+                                          {column[0], column[8]}, float());
   }
-  for (int r = 0; r < 4; ++r) d[(g + r / 2 * 8) * 8 + t + r % 2] = sum[r];
+  for (int r = 0; r < 4; ++r)
+    d[(g + r / 2 * 8) * 8 + t + r % 2] = sum[r];
 }
 
 }  // namespace
@@ -132,14 +166,21 @@ EXPORT const char* probe_turn_around(int defect, int blocks, int threads, int* x
   return launch(turn_around, blocks, threads, threads * int(sizeof(int)), Defect(defect), x);
 }
 EXPORT const char* probe_product(int type, int K, const void* a, const void* b, float* d) {
-  if (type == 0) return launch(product_of_floats, 1, 32, 0, K, static_cast<const uint32_t*>(a), static_cast<const uint32_t*>(b), d);
-  if (type == 3) return launch(product<__half>, 1, 32, 0, K, static_cast<const __half*>(a), static_cast<const __half*>(b), d);
-  return launch(product<__nv_bfloat16>, 1, 32, 0, K, static_cast<const __nv_bfloat16*>(a), static_cast<const __nv_bfloat16*>(b), d);
+  if (type == 0)
+    return launch(product_of_floats, 1, 32, 0, K, static_cast<const uint32_t*>(a),
+                  static_cast<const uint32_t*>(b), d);
+  if (type == 3)
+    return launch(product<__half>, 1, 32, 0, K, static_cast<const __half*>(a),
+                  static_cast<const __half*>(b), d);
+  return launch(product<__nv_bfloat16>, 1, 32, 0, K, static_cast<const __nv_bfloat16*>(a),
+                static_cast<const __nv_bfloat16*>(b), d);
 }
 
-// What CUDA says of the device, and of turn_around on it: (6,) multiprocessors, shared memory of a block, cooperative, the
-// capability, blocks on a multiprocessor, and the error of a launch that turns y around into x.
-EXPORT const char* probe_device(int blocks, int threads, int shared, bool allow, int* facts, const int* y, int* x) {
+// Queries the device and launches turn_around, which reverses y into x. facts (6,):
+// multiprocessors, maximal shared memory of a block, cooperative launch, capability, blocks of
+// turn_around on one multiprocessor, the error of the launch.
+EXPORT const char* probe_device(int blocks, int threads, int shared, bool allow, int* facts,
+                                const int* y, int* x) {
   int device, major, minor;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(facts, cudaDevAttrMultiProcessorCount, device);

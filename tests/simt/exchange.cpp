@@ -1,5 +1,6 @@
-// What blocks see of each other's stores. One that is relaxed is in memory at once, and the thread's own block sees it; a thread
-// of another block sees the old bytes until releases and acquires put the store before what it does, or chance has shown it.
+// Memory order between blocks. A relaxed store is written to memory at once, where the threads of
+// its own block read it. A thread of another block reads the old bytes until releases and acquires
+// order the store before its load, or until a random number decides that the store has arrived.
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -9,68 +10,80 @@
 namespace simt {
 namespace {
 
-constexpr size_t MOST_LATE = 1 << 16;  // lines of memory; with more, all is seen at once
+constexpr size_t MAX_DELAYED = 1 << 16;  // lines of memory; with more, all stores become visible
 
-struct Late {
+struct DelayedStore {
   uintptr_t p;
   size_t bytes;
   unsigned char old[16];
   unsigned block, thread, epoch;
   bool has(uintptr_t a) const { return a - p < bytes; }
-  bool overlaps(const Late& other) const { return has(other.p) || other.has(p); }
+  bool overlaps(const DelayedStore& other) const { return has(other.p) || other.has(p); }
 };
-std::unordered_map<uintptr_t, std::vector<Late>> late;  // by line of 16 bytes, in the order of the stores
-std::unordered_map<uintptr_t, Known> releases;          // what who reads there is to know
-bool may_be_late;
+// By line of 16 bytes; the stores to a line in their order.
+std::unordered_map<uintptr_t, std::vector<DelayedStore>> delayed;
+// By address: the clock that a load_acquire or an atomic there receives.
+std::unordered_map<uintptr_t, SharedClock> releases;
+bool delays_stores;
 
-bool is_past(const Late& l, const Fiber& f) { return before(l.block, l.thread, l.epoch, f); }
+bool is_ordered(const DelayedStore& l, const Fiber& f) {
+  return happens_before(l.block, l.thread, l.epoch, f);
+}
 
+// Remembers the old bytes of a relaxed store that f is about to make.
 void hide(const Fiber& f, void* p, size_t bytes) {
-  if (late.size() > MOST_LATE) late.clear();
-  Late stored{uintptr_t(p), bytes, {}, f.in->number, f.number, f.epoch};
+  if (delayed.size() > MAX_DELAYED) delayed.clear();
+  DelayedStore stored{uintptr_t(p), bytes, {}, f.owner->number, f.number, f.epoch};
   std::memcpy(stored.old, p, bytes);
-  auto& line = late[stored.p >> 4];
-  const auto is_replaced = [&](const Late& l) { return l.overlaps(stored) && is_past(l, f); };
+  auto& line = delayed[stored.p >> 4];
+  const auto is_replaced = [&](const DelayedStore& l) {
+    return l.overlaps(stored) && is_ordered(l, f);
+  };
   line.erase(std::remove_if(line.begin(), line.end(), is_replaced), line.end());
   line.push_back(stored);
 }
 
-// What the fiber sees instead of what is in memory.
+// Replaces in `bytes`, read from memory at p, what the fiber does not see yet by the old bytes.
 void undo(const Fiber& f, uintptr_t p, unsigned char* bytes, size_t n) {
-  const auto at = late.find(p >> 4);
-  if (at == late.end()) return;
-  if (random_below(8) == 0) return void(late.erase(at));
-  unsigned seen = 0;  // bytes of a store that it sees, and so none before it
+  const auto at = delayed.find(p >> 4);
+  if (at == delayed.end()) return;
+  if (random_below(8) == 0) return void(delayed.erase(at));
+  unsigned seen = 0;  // bit i: byte i is of a store that it sees, so older stores do not matter
   for (auto l = at->second.rbegin(); l != at->second.rend(); ++l) {
-    const bool is_seen = l->block == f.in->number || is_past(*l, f);
+    const bool is_seen = l->block == f.owner->number || is_ordered(*l, f);
     for (size_t i = 0; i < n; ++i) {
       if (!l->has(p + i) || seen >> i & 1) continue;
-      if (is_seen) seen |= 1u << i;
-      else bytes[i] = l->old[p + i - l->p];
+      if (is_seen)
+        seen |= 1u << i;
+      else
+        bytes[i] = l->old[p + i - l->p];
     }
   }
 }
 
 void require_aligned(const void* p, size_t bytes, void* pc) {
-  if (uintptr_t(p) % bytes) fault_in_kernel("a pointer that needs alignment to %zu bytes, %s", bytes, line_of(pc).c_str());
+  if (uintptr_t(p) % bytes)
+    fault_in_kernel("a pointer that needs alignment to %zu bytes, %s", bytes, line_of(pc).c_str());
 }
 
 void acquire(Fiber& f, const void* p) {
   const auto release = releases.find(uintptr_t(p));
-  if (release != releases.end()) f.known = joined(f.known, release->second);
+  if (release != releases.end()) f.clock = joined(f.clock, release->second);
 }
 
 }  // namespace
 
-void start_exchange(bool late_) {
-  late.clear();
+void start_exchange(bool delays) {
+  delayed.clear();
   releases.clear();
-  may_be_late = late_;
+  delays_stores = delays;
 }
 
 void load(const void* p, void* out, size_t bytes, bool acquires, int line, void* pc) {
-  if (acquires) spin(line);
-  else if (seed && random_below(16) == 0) yield();
+  if (acquires)
+    spin(line);
+  else if (seed && random_below(16) == 0)
+    yield();
   require_aligned(p, bytes, pc);
   check_access(p, bytes, false, acquires, pc);
   std::memcpy(out, p, bytes);
@@ -84,11 +97,11 @@ void store(void* p, const void* value, size_t bytes, bool releases_, void* pc) {
   require_aligned(p, bytes, pc);
   check_access(p, bytes, true, releases_, pc);
   if (releases_) {
-    late.erase(uintptr_t(p) >> 4);
-    releases[uintptr_t(p)] = published(f);
+    delayed.erase(uintptr_t(p) >> 4);
+    releases[uintptr_t(p)] = publish(f);
   } else {
     releases.erase(uintptr_t(p));
-    if (may_be_late) hide(f, p, bytes);
+    if (delays_stores) hide(f, p, bytes);
   }
   std::memcpy(p, value, bytes);
   progress();
@@ -96,8 +109,8 @@ void store(void* p, const void* value, size_t bytes, bool releases_, void* pc) {
 
 void fence() {
   Fiber& f = current();
-  f.known = joined(f.known, f.received);
-  f.fenced = published(f);
+  f.clock = joined(f.clock, f.received);
+  f.fenced = publish(f);
   if (seed) yield();
 }
 
@@ -106,8 +119,8 @@ void atomic(const volatile void* p, size_t bytes, int line, void* pc) {
   f.line = line;
   if (!seed || random_below(4) == 0) yield();
   check_access(const_cast<void*>(p), bytes, true, true, pc);
-  late.erase(uintptr_t(p) >> 4);
-  Known& release = releases[uintptr_t(p)];
+  delayed.erase(uintptr_t(p) >> 4);
+  SharedClock& release = releases[uintptr_t(p)];
   f.received = joined(f.received, release);
   release = joined(release, f.fenced);
 }

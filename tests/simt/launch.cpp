@@ -1,4 +1,5 @@
-// The simulated device: what it has, what it refuses, and the errors it gives, by CUDA's numbers.
+// The simulated device: its limits, the launches that it rejects, and its errors, which have CUDA's
+// numbers.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -14,17 +15,27 @@ Range call;
 
 namespace {
 
-enum Error { SUCCESS, INVALID_VALUE = 1, INVALID_CONFIGURATION = 9, NO_KERNEL_IMAGE = 209, LAUNCH_FAILURE = 719, TOO_LARGE = 720, NOT_SUPPORTED = 801 };
+enum Error {
+  SUCCESS,
+  INVALID_VALUE = 1,
+  INVALID_CONFIGURATION = 9,
+  NO_KERNEL_IMAGE = 209,
+  LAUNCH_FAILURE = 719,
+  TOO_LARGE = 720,
+  NOT_SUPPORTED = 801
+};
 
-constexpr size_t RESERVED = 1024;       // of shared memory, for each block
-constexpr size_t USUAL_SHARED = 48 << 10;
-constexpr unsigned MOST_THREADS = 1024, MOST_RESIDENT = 2048, MOST_BLOCKS = 32;
+constexpr size_t RESERVED = 1024;  // bytes of shared memory that CUDA reserves in each block
+constexpr size_t DEFAULT_SHARED = 48 << 10;
+constexpr unsigned MAX_THREADS = 1024, MAX_RESIDENT_THREADS = 2048, MAX_RESIDENT_BLOCKS = 32;
 
-struct Device { int sms = 4, shared = 232448, cooperative = 1, capability = 90; } device;
-std::map<const void*, size_t> allowed;  // shared memory, by kernel
-int error;                              // that nobody has asked for yet
-std::string text;                       // what was wrong
-bool any_memory = false;                // is the device's, not only what simt_allocate gave
+struct Device {
+  int sms = 4, shared = 232448, cooperative = 1, capability = 90;
+} device;
+std::map<const void*, size_t> allowed;  // bytes that cudaFuncSetAttribute allowed, by kernel
+int error;                              // that cudaGetLastError has not returned yet
+std::string text;                       // the description of the last error
+bool accept_any_memory = false;  // as the device's; otherwise only what simt_allocate returned
 
 int refuse(Error e, const char* format, ...) __attribute__((format(printf, 2, 3)));
 int refuse(Error e, const char* format, ...) {
@@ -39,41 +50,56 @@ int refuse(Error e, const char* format, ...) {
 
 size_t most_shared(const void* kernel) {
   const auto it = allowed.find(kernel);
-  return it == allowed.end() ? std::min(USUAL_SHARED, size_t(device.shared)) : it->second;
+  return it == allowed.end() ? std::min(DEFAULT_SHARED, size_t(device.shared)) : it->second;
 }
 
 int blocks_on_one(const void* kernel, size_t threads, size_t shared) {
   if (shared > most_shared(kernel)) return 0;
-  return int(std::min({size_t(MOST_BLOCKS), MOST_RESIDENT / ((threads + 31) / 32 * 32), (device.shared + RESERVED) / (shared + RESERVED)}));
+  return int(
+      std::min({size_t(MAX_RESIDENT_BLOCKS), MAX_RESIDENT_THREADS / ((threads + 31) / 32 * 32),
+                (device.shared + RESERVED) / (shared + RESERVED)}));
 }
 
 int refused(const Launch& l) {
-  const size_t threads = size_t(l.block.x) * l.block.y * l.block.z, blocks = size_t(l.grid.x) * l.grid.y * l.grid.z;
-  const auto name = [&] { return function_of(l.kernel); };
-  if (device.capability < 80) return refuse(NO_KERNEL_IMAGE, "%s: not compiled for the device", name().c_str());
-  if (!threads || threads > MOST_THREADS || l.block.z > 64)
+  const size_t threads = size_t(l.block.x) * l.block.y * l.block.z,
+               blocks = size_t(l.grid.x) * l.grid.y * l.grid.z;
+  const auto name = [&] {
+    return function_of(l.kernel);
+  };
+  if (device.capability < 80)
+    return refuse(NO_KERNEL_IMAGE, "%s: not compiled for the device", name().c_str());
+  if (!threads || threads > MAX_THREADS || l.block.z > 64)
     return refuse(INVALID_CONFIGURATION, "%s: a block of %zu threads", name().c_str(), threads);
   if (!blocks || l.grid.x > 0x7fffffffu || l.grid.y > 65535 || l.grid.z > 65535)
-    return refuse(INVALID_CONFIGURATION, "%s: a grid of %u x %u x %u blocks", name().c_str(), l.grid.x, l.grid.y, l.grid.z);
+    return refuse(INVALID_CONFIGURATION, "%s: a grid of %u x %u x %u blocks", name().c_str(),
+                  l.grid.x, l.grid.y, l.grid.z);
   if (l.shared > most_shared(l.kernel))
-    return refuse(INVALID_VALUE, "%s: %zu bytes of dynamic shared memory, %zu are allowed", name().c_str(), l.shared, most_shared(l.kernel));
+    return refuse(INVALID_VALUE, "%s: %zu bytes of dynamic shared memory, %zu are allowed",
+                  name().c_str(), l.shared, most_shared(l.kernel));
   if (!l.cooperative) return SUCCESS;
-  if (!device.cooperative) return refuse(NOT_SUPPORTED, "%s: the device has no cooperative launch", name().c_str());
+  if (!device.cooperative)
+    return refuse(NOT_SUPPORTED, "%s: the device has no cooperative launch", name().c_str());
   const size_t most = size_t(device.sms) * blocks_on_one(l.kernel, threads, l.shared);
-  if (blocks > most) return refuse(TOO_LARGE, "%s: a cooperative grid of %zu blocks, %zu fit", name().c_str(), blocks, most);
+  if (blocks > most)
+    return refuse(TOO_LARGE, "%s: a cooperative grid of %zu blocks, %zu fit", name().c_str(),
+                  blocks, most);
   return SUCCESS;
 }
 
+// Rejects a range of memory that is not inside one buffer.
 int no_buffer(const char* name, const void* p, size_t bytes) {
   if (error == LAUNCH_FAILURE) return error;
   const Region* r = region_of(p);
-  if (!r && any_memory) return SUCCESS;
-  return r && r->inside.has(uintptr_t(p), bytes) ? SUCCESS : refuse(INVALID_VALUE, "%s: %zu bytes that are not of one buffer", name, bytes);
+  if (!r && accept_any_memory) return SUCCESS;
+  return r && r->inside.has(uintptr_t(p), bytes)
+             ? SUCCESS
+             : refuse(INVALID_VALUE, "%s: %zu bytes that are not of one buffer", name, bytes);
 }
 
-unsigned slots_of(const Launch& l) {  // blocks at a time
+unsigned slots_of(const Launch& l) {  // how many blocks are resident at a time
   const size_t blocks = size_t(l.grid.x) * l.grid.y * l.grid.z;
-  return unsigned(l.cooperative ? blocks : std::min<size_t>(blocks, seed ? 1 + random_below(3) : 1));
+  return unsigned(l.cooperative ? blocks
+                                : std::min<size_t>(blocks, seed ? 1 + random_below(3) : 1));
 }
 
 }  // namespace
@@ -92,13 +118,14 @@ void fault(const char* format, ...) {
 }
 
 int launch(const Launch& l) {
-  if (error == LAUNCH_FAILURE) return error;  // as on a GPU, where nothing runs after a failed kernel
+  if (error == LAUNCH_FAILURE) return error;  // as on a GPU: after a failed kernel nothing runs
   if (const int refusal = refused(l)) return refusal;
   text.clear();
   failed = false;
   cooperative = l.cooperative;
   call = {uintptr_t(l.call), l.bytes};
-  globals.block = l.block, globals.grid = l.grid;
+  globals.block = l.block;
+  globals.grid = l.grid;
   start_random();
   const unsigned slots = slots_of(l);
   start_memory(l, slots);
@@ -118,45 +145,81 @@ int last_error() {
 
 const char* error_name(int e) {
   switch (e) {
-    case SUCCESS: return "cudaSuccess";
-    case INVALID_VALUE: return "cudaErrorInvalidValue";
-    case INVALID_CONFIGURATION: return "cudaErrorInvalidConfiguration";
-    case NO_KERNEL_IMAGE: return "cudaErrorNoKernelImageForDevice";
-    case LAUNCH_FAILURE: return "cudaErrorLaunchFailure";
-    case TOO_LARGE: return "cudaErrorCooperativeLaunchTooLarge";
-    case NOT_SUPPORTED: return "cudaErrorNotSupported";
+    case SUCCESS:
+      return "cudaSuccess";
+    case INVALID_VALUE:
+      return "cudaErrorInvalidValue";
+    case INVALID_CONFIGURATION:
+      return "cudaErrorInvalidConfiguration";
+    case NO_KERNEL_IMAGE:
+      return "cudaErrorNoKernelImageForDevice";
+    case LAUNCH_FAILURE:
+      return "cudaErrorLaunchFailure";
+    case TOO_LARGE:
+      return "cudaErrorCooperativeLaunchTooLarge";
+    case NOT_SUPPORTED:
+      return "cudaErrorNotSupported";
   }
   return "unrecognized error code";
 }
-const char* error_text(int e) { return e == SUCCESS || text.empty() ? error_name(e) : text.c_str(); }
+const char* error_text(int e) {
+  return e == SUCCESS || text.empty() ? error_name(e) : text.c_str();
+}
 
 int device_attribute(int attribute, int* value) {
   switch (attribute) {
-    case 1: *value = MOST_THREADS; break;
-    case 8: *value = int(USUAL_SHARED); break;
-    case 10: *value = 32; break;
-    case 16: *value = device.sms; break;
-    case 39: *value = MOST_RESIDENT; break;
-    case 75: *value = device.capability / 10; break;
-    case 76: *value = device.capability % 10; break;
-    case 81: *value = device.shared + int(RESERVED); break;
-    case 95: *value = device.cooperative; break;
-    case 97: *value = device.shared; break;
-    case 111: *value = int(RESERVED); break;
-    default: return refuse(INVALID_VALUE, "cudaDeviceGetAttribute: tests/simt does not have attribute %d", attribute);
+    case 1:
+      *value = MAX_THREADS;
+      break;
+    case 8:
+      *value = int(DEFAULT_SHARED);
+      break;
+    case 10:
+      *value = 32;
+      break;
+    case 16:
+      *value = device.sms;
+      break;
+    case 39:
+      *value = MAX_RESIDENT_THREADS;
+      break;
+    case 75:
+      *value = device.capability / 10;
+      break;
+    case 76:
+      *value = device.capability % 10;
+      break;
+    case 81:
+      *value = device.shared + int(RESERVED);
+      break;
+    case 95:
+      *value = device.cooperative;
+      break;
+    case 97:
+      *value = device.shared;
+      break;
+    case 111:
+      *value = int(RESERVED);
+      break;
+    default:
+      return refuse(INVALID_VALUE, "cudaDeviceGetAttribute: tests/simt does not have attribute %d",
+                    attribute);
   }
   return SUCCESS;
 }
 
 int allow_shared(const void* kernel, size_t bytes) {
   if (bytes > size_t(device.shared))
-    return refuse(INVALID_VALUE, "%s: %zu bytes of dynamic shared memory, the device has %d", function_of(kernel).c_str(), bytes, device.shared);
+    return refuse(INVALID_VALUE, "%s: %zu bytes of dynamic shared memory, the device has %d",
+                  function_of(kernel).c_str(), bytes, device.shared);
   allowed[kernel] = bytes;
   return SUCCESS;
 }
 
 int blocks_that_fit(const void* kernel, int threads, size_t shared, int* blocks) {
-  if (threads <= 0) return refuse(INVALID_VALUE, "cudaOccupancyMaxActiveBlocksPerMultiprocessor: %d threads", threads);
+  if (threads <= 0)
+    return refuse(INVALID_VALUE, "cudaOccupancyMaxActiveBlocksPerMultiprocessor: %d threads",
+                  threads);
   *blocks = blocks_on_one(kernel, size_t(threads), shared);
   return SUCCESS;
 }
@@ -177,12 +240,15 @@ int copy(void* p, const void* from, size_t bytes) {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Of the order in which threads and blocks run, 0 for the plain one. What went wrong before is forgotten.
+// Sets the seed of the order in which threads and blocks run (0: that of their numbers), and clears
+// the last error.
 EXPORT void simt_seed(unsigned long s) {
   simt::seed = s;
   simt::last_error();
 }
-EXPORT void simt_take_any_memory() { simt::any_memory = true; }
+EXPORT void simt_accept_any_memory() {
+  simt::accept_any_memory = true;
+}
 EXPORT void simt_device(int sms, int shared, int cooperative, int capability) {
   simt::device = {sms, shared, cooperative, capability};
   simt::allowed.clear();

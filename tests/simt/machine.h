@@ -1,4 +1,4 @@
-// What the parts of the runtime need of each other.
+// The declarations that the parts of the runtime share.
 #pragma once
 #include <cstdarg>
 #include <cstddef>
@@ -12,35 +12,45 @@
 
 namespace simt {
 
-enum class State { ready, barrier, grid, warp, done };
+enum class State { ready, barrier, grid, warp, done };  // what a thread waits for
 
 struct Block;
 struct Warp;
 struct Fiber : Thread {
   void* stack;
-  Block* in;
+  Block* owner;
   Warp* warp;
-  unsigned number;        // in the block
+  unsigned number;  // in the block
   State state;
-  int line;               // where it waits
-  int barrier;            // which one of the block's
-  Collective collective;  // what a warp waits for: what does it (null: __syncwarp), the lanes, and this lane's arguments
+  int line;     // of the source, where it waits
+  int barrier;  // State::barrier: the barrier's number
+  // State::warp: the work of the collective (null: __syncwarp), its lanes, this lane's arguments
+  Collective collective;
   unsigned lanes;
   void* arguments;
-  unsigned epoch;
-  Known known;
-  Known fenced, received;  // known at its last fence; what it has read of, which its next fence will make known
+  unsigned epoch;        // see order.h
+  SharedClock clock;     // what is ordered before the thread's next access
+  SharedClock fenced;    // its clock at its last fence, which its atomics publish
+  SharedClock received;  // read by its atomics; its next fence joins it to the clock
 };
-struct Warp { unsigned alive, waiting; Fiber* lane[32]; };
-struct Barrier { unsigned waiting, threads, predicates, answer; int line; };
+struct Warp {
+  unsigned alive, waiting;  // bit masks of lanes
+  Fiber* lane[32];
+};
+struct Barrier {
+  unsigned waiting, threads;    // threads that have arrived; threads that must
+  unsigned predicates, answer;  // true predicates so far; those of the last completed barrier
+  int line;
+};
 struct Block {
-  unsigned number, slot, threads, alive;
-  Barrier barriers[16];  // 0: __syncthreads
+  unsigned number, slot, threads, alive;  // slot: its place among the resident blocks
+  Barrier barriers[16];                   // 0: __syncthreads
   std::vector<Warp> warps;
-  const Warp* unlucky;    // passed over for a while
+  const Warp* starved;  // a warp that is not scheduled for a while, or null
   std::vector<Fiber*> fibers, ready;
-  size_t taken;                           // of those ready
-  std::vector<unsigned char> variables;   // its __shared__ ones, while those of another block are in their place
+  size_t taken;  // how many of `ready` have run
+  // A copy of its __shared__ variables while those of another block are at their address.
+  std::vector<unsigned char> variables;
 };
 
 struct Range {
@@ -50,57 +60,62 @@ struct Range {
   bool has(uintptr_t a, size_t n) const { return n <= bytes && a - p <= bytes - n; }
 };
 
-// Memory that kernels may use, and that with the guard zones around it.
-struct Region { Range inside, whole; };
+// A buffer: the memory that kernels may use, and the same with its guard zones.
+struct Region {
+  Range inside, whole;
+};
 
-inline Fiber& current() { return *static_cast<Fiber*>(globals.current); }
+inline Fiber& current() {
+  return *static_cast<Fiber*>(globals.current);
+}
 
 // launch.cpp
-extern unsigned long seed;  // 0: everything in order
-extern Range call;          // the launch in progress: its kernel and arguments
+extern unsigned long seed;  // of the order of threads and blocks; 0: the order of their numbers
+extern Range call;          // the kernel and its arguments of the launch in progress
 extern bool cooperative;
-extern bool failed;         // the kernel did something wrong: it ends here
-void record(const char* format, va_list arguments);  // what
+extern bool failed;  // an error was recorded: the launch ends
+// Records an error; its first message is reported.
+void record(const char* format, va_list arguments);
 void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // schedule.cpp
-extern std::vector<std::unique_ptr<Block>> blocks;  // those that have begun, by slot; null: ended
-void run_blocks(const Launch&, unsigned slots);     // so many at a time
+extern std::vector<std::unique_ptr<Block>> blocks;  // resident blocks, by slot; null: ended
+void run_blocks(const Launch&, unsigned slots);     // with so many blocks resident at a time
 void make_ready(Fiber*);
-void to_scheduler();        // the other threads run; this one when it is ready
-void yield();               // the same, and it is
-void progress();            // who spins may go on doing so
+void to_scheduler();  // lets other threads run until this one is ready
+void yield();         // makes this thread ready and lets others run
+void progress();      // another thread may have waited for this: resets the limit of spin()
 [[noreturn]] void fault_in_kernel(const char* format, ...) __attribute__((format(printf, 1, 2)));
 unsigned random_below(unsigned n);
 void start_random();
 
 // waiting.cpp
-extern size_t at_grid_barrier;  // threads
+extern size_t at_grid_barrier;  // how many threads wait there
 void end_thread();
 
 // memory.cpp
-extern Range stacks, variables;           // of the fibers; the __shared__ ones
-extern size_t dynamic_bytes;              // of a block's dynamic shared memory
+extern Range stacks, variables;  // the fibers' stacks; the __shared__ variables
+extern size_t dynamic_bytes;     // of dynamic shared memory in a block
 constexpr size_t STACK = 64 << 10;
 void start_memory(const Launch&, unsigned slots);
-void end_memory();                        // looks for what was written where it must not be
-void start_shared(Block&);                // poisoned
+void end_memory();          // reports writes to guard zones
+void start_shared(Block&);  // poisons the block's shared memory
 char* dynamic_shared(const Block&);
 bool is_shared(const void* p);
-void show_variables(Block&);
+void show_variables(Block&);  // puts the block's __shared__ variables at their address
 void end_shared(const Block&);
-const Region* region_of(const void* p);   // in it or in a guard zone of it; null: in none
+const Region* region_of(const void* p);  // the buffer with p, also in a guard zone; null: none
 
 // exchange.cpp
-void start_exchange(bool late);           // late: stores may be
+void start_exchange(bool delays);  // delays: other blocks may see relaxed stores late
 
 // source.cpp
 std::string line_of(const void* pc);            // file:line
-std::string function_of(const void* function);  // its name
+std::string function_of(const void* function);  // the name of a kernel
 
-// checker.cpp, which does nothing in the plain build
-void check_launch();             // it forgets all it knew
-void check_block(const Block&);  // shared memory is fresh
+// checker.cpp; these do nothing in the plain build
+void check_launch();             // forgets the accesses of the last launch
+void check_block(const Block&);  // marks shared memory as uninitialised
 void check_access(const void* p, size_t bytes, bool write, bool atomic, void* pc);
 
 }  // namespace simt

@@ -1,4 +1,4 @@
-// Memory of the simulated machine: guarded buffers, the blocks' shared memory, the fibers' stacks.
+// The memory of the simulated device: guarded buffers, shared memory, and the fibers' stacks.
 #include <link.h>
 #include <sys/mman.h>
 
@@ -18,28 +18,32 @@ namespace {
 
 constexpr size_t GUARD = 4096;
 
-std::map<uintptr_t, Region> regions;  // by the beginning of their guard zones
-std::vector<unsigned char> variables_before;
-Block* shown;         // whose __shared__ variables are in place; null: nobody's
-std::vector<uintptr_t> dynamic;  // by slot
-size_t room;          // for stacks
+std::map<uintptr_t, Region> regions;          // by the address of their first guard zone
+std::vector<unsigned char> variables_before;  // the TLS segment before the launch
+Block* shown_block;  // whose __shared__ variables are at their address; null: no block's
+std::vector<uintptr_t> dynamic;  // the dynamic shared memory of each slot
+size_t stack_bytes;              // allocated for all stacks
 
-// Poison reads as NaN in every floating-point format, and differs from byte to byte.
-unsigned char poison(uintptr_t a) { return a & 1 ? 0xff : 0x81 | (a * 0x9E3779B1u >> 20 & 0x7e); }
+// Poison reads as NaN in every floating-point format, and its bytes differ from each other.
+unsigned char poison(uintptr_t a) {
+  return a & 1 ? 0xff : 0x81 | (a * 0x9E3779B1u >> 20 & 0x7e);
+}
 void poison(uintptr_t p, size_t bytes) {
-  for (uintptr_t a = p; a < p + bytes; ++a) *reinterpret_cast<unsigned char*>(a) = poison(a);
+  for (uintptr_t a = p; a < p + bytes; ++a)
+    *reinterpret_cast<unsigned char*>(a) = poison(a);
 }
 void check_guards() {
   for (const auto& [base, r] : regions)
     for (uintptr_t a = r.whole.p; a < r.whole.p + r.whole.bytes; ++a) {
       if (a == r.inside.p) a += r.inside.bytes;
       if (*reinterpret_cast<unsigned char*>(a) == poison(a)) continue;
-      fault("the guard zone of a buffer of %zu bytes was written at its byte %td", r.inside.bytes, ptrdiff_t(a - r.inside.p));
+      fault("the guard zone of a buffer of %zu bytes was written at its byte %td", r.inside.bytes,
+            ptrdiff_t(a - r.inside.p));
       *reinterpret_cast<unsigned char*>(a) = poison(a);
     }
 }
 
-// Poisoned, with guard zones.
+// A poisoned buffer with guard zones; `before` bytes are in front of it.
 Region new_region(size_t before, size_t bytes) {
   const size_t whole = (before + bytes + GUARD + 1023) / 1024 * 1024;
   const auto base = uintptr_t(aligned_alloc(1024, whole));
@@ -52,28 +56,39 @@ void free_region(uintptr_t base) {
 }
 
 Range find_variables(const void* anchor) {
-  struct Query { uintptr_t anchor; Range found; } query{uintptr_t(anchor), {}};
-  dl_iterate_phdr([](dl_phdr_info* library, size_t, void* q) {
-    Query& query = *static_cast<Query*>(q);
-    for (int i = 0; i < library->dlpi_phnum; ++i) {
-      const Range range{uintptr_t(library->dlpi_tls_data), library->dlpi_phdr[i].p_memsz};
-      if (library->dlpi_phdr[i].p_type == PT_TLS && range.p && range.has(query.anchor)) query.found = range;
-    }
-    return 0;
-  }, &query);
+  struct Query {
+    uintptr_t anchor;
+    Range found;
+  } query{uintptr_t(anchor), {}};
+  dl_iterate_phdr(
+      [](dl_phdr_info* library, size_t, void* q) {
+        Query& query = *static_cast<Query*>(q);
+        for (int i = 0; i < library->dlpi_phnum; ++i) {
+          const Range range{uintptr_t(library->dlpi_tls_data), library->dlpi_phdr[i].p_memsz};
+          if (library->dlpi_phdr[i].p_type == PT_TLS && range.p && range.has(query.anchor))
+            query.found = range;
+        }
+        return 0;
+      },
+      &query);
   return query.found;
 }
 
-void* variable_bytes() { return reinterpret_cast<void*>(variables.p); }
+void* variable_bytes() {
+  return reinterpret_cast<void*>(variables.p);
+}
 
 void need_stacks(size_t fibers) {
   stacks.bytes = fibers * STACK;
-  if (stacks.bytes <= room) return;
-  if (stacks.p) munmap(reinterpret_cast<void*>(stacks.p), room);
-  room = stacks.bytes;
-  void* p = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (stacks.bytes <= stack_bytes) return;
+  if (stacks.p) munmap(reinterpret_cast<void*>(stacks.p), stack_bytes);
+  stack_bytes = stacks.bytes;
+  void* p = mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   stacks.p = p == MAP_FAILED ? 0 : uintptr_t(p);
-  if (!stacks.p) room = 0, fault("no room for the stacks of %zu threads", fibers);
+  if (stacks.p) return;
+  stack_bytes = 0;
+  fault("no memory for the stacks of %zu threads", fibers);
 }
 
 }  // namespace
@@ -83,23 +98,30 @@ void start_memory(const Launch& l, unsigned slots) {
   variables = find_variables(l.anchor);
   const auto first = static_cast<unsigned char*>(variable_bytes());
   variables_before.assign(first, first + variables.bytes);
-  shown = nullptr;
+  shown_block = nullptr;
   dynamic_bytes = l.shared;
-  for (unsigned slot = 0; l.shared && slot < slots; ++slot) dynamic.push_back(new_region(GUARD, l.shared).inside.p);
+  for (unsigned slot = 0; l.shared && slot < slots; ++slot)
+    dynamic.push_back(new_region(GUARD, l.shared).inside.p);
   check_launch();
 }
 
 void end_memory() {
   check_guards();
-  for (const uintptr_t p : dynamic) free_region(p - GUARD);
+  for (const uintptr_t p : dynamic)
+    free_region(p - GUARD);
   dynamic.clear();
-  std::copy(variables_before.begin(), variables_before.end(), static_cast<unsigned char*>(variable_bytes()));
+  std::copy(variables_before.begin(), variables_before.end(),
+            static_cast<unsigned char*>(variable_bytes()));
 }
 
-char* dynamic_shared(const Block& b) { return dynamic.empty() ? nullptr : reinterpret_cast<char*>(dynamic[b.slot]); }
+char* dynamic_shared(const Block& b) {
+  return dynamic.empty() ? nullptr : reinterpret_cast<char*>(dynamic[b.slot]);
+}
 bool is_shared(const void* p) {
   if (variables.has(uintptr_t(p))) return true;
-  const auto own = [p](uintptr_t block) { return Range{block, dynamic_bytes}.has(uintptr_t(p)); };
+  const auto own = [p](uintptr_t block) {
+    return Range{block, dynamic_bytes}.has(uintptr_t(p));
+  };
   return std::any_of(dynamic.begin(), dynamic.end(), own);
 }
 
@@ -111,15 +133,15 @@ void start_shared(Block& b) {
 }
 
 void show_variables(Block& b) {
-  if (shown == &b) return;
-  if (shown) std::memcpy(shown->variables.data(), variable_bytes(), variables.bytes);
+  if (shown_block == &b) return;
+  if (shown_block) std::memcpy(shown_block->variables.data(), variable_bytes(), variables.bytes);
   b.variables.resize(variables.bytes);
   std::memcpy(variable_bytes(), b.variables.data(), variables.bytes);
-  shown = &b;
+  shown_block = &b;
 }
 
 void end_shared(const Block& b) {
-  if (shown == &b) shown = nullptr;
+  if (shown_block == &b) shown_block = nullptr;
 }
 
 const Region* region_of(const void* p) {
@@ -137,4 +159,6 @@ const Region* region_of(const void* p) {
 EXPORT void* simt_allocate(size_t bytes, size_t misaligned) {
   return reinterpret_cast<void*>(simt::new_region(simt::GUARD + misaligned, bytes).inside.p);
 }
-EXPORT void simt_free(void* p) { simt::free_region(simt::region_of(static_cast<char*>(p) - 1)->whole.p); }
+EXPORT void simt_free(void* p) {
+  simt::free_region(simt::region_of(static_cast<char*>(p) - 1)->whole.p);
+}

@@ -1,21 +1,43 @@
-"""A library of tests/simt/build.py in Python, and tensors in the memory that it guards."""
+"""Python bindings of a library built by tests/simt/build.py, and tensors in the memory that the
+library guards.
+"""
 
 import ctypes
-from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_ulong, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    c_bool,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_ulong,
+    c_void_p,
+)
 
 import torch
 
 
 class NtAsgdTensor(Structure):  # csrc/cpu/kernels.h
-    _fields_ = [("type", c_int), ("n", c_int64), ("g", c_void_p), ("p", c_void_p), ("average", c_void_p)]
+    _fields_ = [
+        ("type", c_int),
+        ("n", c_int64),
+        ("g", c_void_p),
+        ("p", c_void_p),
+        ("average", c_void_p),
+    ]
 
 
-MAX_ROUNDS = 64  # csrc/recurrence_cuda.h, as what follows
+# The structures of csrc/cuda/recurrence/arguments.h.
+MAX_ROUNDS = 64
 ROUNDS = c_void_p * MAX_ROUNDS
 
 
 class Mask(Structure):
-    _fields_ = [("stream", c_uint64), ("threshold", c_uint64), ("p", c_double), ("scale", c_double)]
+    _fields_ = [("stream", c_uint32), ("threshold", c_uint64), ("p", c_double), ("scale", c_double)]
 
 
 def fields(text, kind):
@@ -24,36 +46,53 @@ def fields(text, kind):
 
 class Recurrence(Structure):
     _fields_ = [
-        ("type", c_int), *fields("steps B X H rounds Xp Hp round_width", c_int64),
-        *fields("cap_input_gate training", c_bool), ("seed", c_void_p), *fields("state zoneout_h zoneout_c weight", Mask),
-        ("weight_by_row", c_bool), *fields("lengths x W_ih W_hh b h0 c0", c_void_p), ("rank", c_int64),
-        *fields("Q A F bias", ROUNDS), *fields("y h c gates cells round_gates", c_void_p),
-    ]  # fmt: skip
+        ("type", c_int),
+        *fields("steps B X H rounds Xp Hp round_width", c_int64),
+        *fields("cap_input_gate training", c_bool),
+        ("seed", c_void_p),
+        *fields("state zoneout_h zoneout_c weight", Mask),
+        ("variational", c_bool),
+        *fields("lengths x W_ih W_hh b h0 c0", c_void_p),
+        ("rank", c_int64),
+        *fields("Q A F bias", ROUNDS),
+        *fields("y h c gates cells round_gates", c_void_p),
+    ]
 
 
 class RecurrenceBackward(Structure):
     _fields_ = [("forward", Recurrence), *fields("dy dh dc dz dround dx dh0 dc0", c_void_p)]
 
 
-class Between(Structure):  # csrc/persistent.h
-    _fields_ = [("mask", Mask), ("locked", c_bool), ("seed", c_void_p), ("handed", c_void_p)]
+class LayerInterface(Structure):  # csrc/cuda/recurrence/persistent.h
+    _fields_ = [("mask", Mask), ("locked", c_bool), ("seed", c_void_p), ("tensor", c_void_p)]
 
 
 class Layers(Structure):  # entries.cpp
-    _fields_ = [("first", POINTER(Recurrence)), ("second", POINTER(Recurrence)), ("between", Between)]
+    _fields_ = [
+        ("first", POINTER(Recurrence)),
+        ("second", POINTER(Recurrence)),
+        ("between", LayerInterface),
+    ]
 
 
 class LayersBackward(Structure):
-    _fields_ = [("first", POINTER(RecurrenceBackward)), ("second", POINTER(RecurrenceBackward)), ("between", Between)]
+    _fields_ = [
+        ("first", POINTER(RecurrenceBackward)),
+        ("second", POINTER(RecurrenceBackward)),
+        ("between", LayerInterface),
+    ]
 
 
 class RecurrenceGradients(Structure):
     _fields_ = [
-        ("backward", RecurrenceBackward), *fields("dx dW_ih dW_hh db", c_void_p), *fields("dQ dF dbias", ROUNDS)
-    ]  # fmt: skip
+        ("backward", RecurrenceBackward),
+        *fields("dx dW_ih dW_hh db", c_void_p),
+        *fields("dQ dF dbias", ROUNDS),
+    ]
 
 
-# What works on one of them in a workspace; with _bytes: how large that is.
+# Entry points that take one of these structures and a workspace: the function that returns the
+# workspace's size, and the structure.
 RECURRENCES = {
     "multiply_out": ("multiplied_out_bytes", POINTER(Recurrence)),
     "loop_forward": ("loop_bytes", POINTER(Recurrence)),
@@ -66,7 +105,7 @@ RECURRENCES = {
 }
 
 TABLE = [POINTER(NtAsgdTensor), c_int64]
-# What returns a sentence about what a kernel did wrong, or null.
+# Entry points that return an error message, or null: their arguments.
 KERNELS = {
     "probe": [c_int] * 3 + [c_void_p],
     "probe_exchange": [c_int] * 3 + [c_void_p] * 2,
@@ -81,7 +120,17 @@ KERNELS = {
     "embedding": [c_int, *[c_int64] * 3, *[c_void_p] * 4, c_uint64, c_double],
     "embedding_ids": [c_int64, c_int64, c_void_p, c_void_p],
     "embedding_backward": [c_int, *[c_int64] * 3, *[c_void_p] * 7, c_uint64, c_double],
-    "activation_regularization": [c_int, c_int64, c_int64, c_void_p, c_void_p, c_double, c_double, c_void_p, c_void_p],
+    "activation_regularization": [
+        c_int,
+        c_int64,
+        c_int64,
+        c_void_p,
+        c_void_p,
+        c_double,
+        c_double,
+        c_void_p,
+        c_void_p,
+    ],
     "activation_regularization_backward": [
         c_int,
         c_int64,
@@ -96,7 +145,9 @@ KERNELS = {
 
 
 class Simulated:
-    """The kernels of one library, as functions that raise RuntimeError; `with` it, its tensors live."""
+    """The kernels of one library. Errors are raised as RuntimeError. Its tensors are freed at the
+    end of a `with` block.
+    """
 
     def __init__(self, path):
         self.library = ctypes.CDLL(str(path))
@@ -129,24 +180,30 @@ class Simulated:
         self.allocated.clear()
 
     def run(self, name, *arguments, seed):
-        """seed: of the order in which threads and blocks run, 0 for the plain one"""
+        """Calls an entry point. seed: of the order in which threads and blocks run; 0: by their
+        numbers
+        """
         self.library.simt_seed(seed)
         if error := getattr(self.library, name)(*arguments):
             raise RuntimeError(error.decode())
 
     def device(self, sms=4, shared=232448, cooperative=True, capability=90):
-        """A new device from here on. shared: bytes, the most of a block    capability: 90 is 9.0"""
+        """Replaces the simulated device. shared: bytes that a block can have    capability: 90 is
+        9.0
+        """
         self.library.simt_device(sms, shared, cooperative, capability)
 
     def recur(self, name, structure, seed):
-        """One of RECURRENCES, in a workspace of its own: the workspace."""
+        """Calls one of RECURRENCES with a new workspace, which it returns."""
         size = getattr(self.library, RECURRENCES[name][0])(structure)
         workspace = self.empty((size,), torch.uint8)
         self.run(name, structure, workspace.data_ptr(), seed=seed)
         return workspace
 
     def empty(self, shape, dtype, misaligned=0):
-        """Poisoned memory between guard zones, which starts `misaligned` elements after a multiple of 256 bytes."""
+        """Returns poisoned memory between guard zones, `misaligned` elements after a multiple of
+        256 bytes.
+        """
         n, size = torch.Size(shape).numel(), dtype.itemsize
         if n == 0:
             return torch.empty(shape, dtype=dtype)

@@ -1,5 +1,5 @@
-// mma.sync.m16n8k16 as PTX documents it. Products are exact in fp32; sums are rounded one after the other, k ascending, which
-// no GPU promises.
+// mma.sync.m16n8k16 with the fragment layout that PTX documents. Products are exact in fp32. Sums
+// are rounded after each addition in ascending k, an order that no GPU guarantees.
 #include <cstring>
 
 #include "machine.h"
@@ -7,7 +7,11 @@
 namespace simt {
 namespace {
 
-struct Fragments { float* d; const uint32_t *a, *b; bool half; };
+struct Fragments {
+  float* d;
+  const uint32_t *a, *b;
+  bool half;
+};
 
 float number(uint32_t bits, bool half) {
   const uint32_t wide = bits << 16;
@@ -19,13 +23,16 @@ float number(uint32_t bits, bool half) {
   return half ? float(h) : f;
 }
 
+// The product of a warp: arguments holds the fragments of each lane.
 void mma_all(void** arguments, unsigned lanes) {
-  if (lanes != ~0u) fault_in_kernel("line %d: mma by the lanes %08x of a warp, must be all", current().line, lanes);
+  if (lanes != ~0u)
+    fault_in_kernel("line %d: mma by the lanes %08x of a warp, must be all", current().line, lanes);
   float a[16][16], b[16][8], d[16][8];  // (row, k), (k, column), (row, column)
   for (int l = 0; l < 32; ++l) {
     const Fragments& f = *static_cast<Fragments*>(arguments[l]);
-    if (f.half != static_cast<Fragments*>(arguments[0])->half) fault_in_kernel("line %d: mma of bf16 with f16", current().line);
-    const int g = l / 4, t = l % 4;
+    if (f.half != static_cast<Fragments*>(arguments[0])->half)
+      fault_in_kernel("line %d: mma of bf16 with f16", current().line);
+    const int g = l / 4, t = l % 4;  // PTX: groupID, threadID_in_group
     for (int half = 0; half < 2; ++half)
       for (int r = 0; r < 4; ++r) {
         a[g + r % 2 * 8][t * 2 + r / 2 * 8 + half] = number(f.a[r] >> 16 * half & 0xffff, f.half);
@@ -35,9 +42,11 @@ void mma_all(void** arguments, unsigned lanes) {
   }
   for (int row = 0; row < 16; ++row)
     for (int k = 0; k < 16; ++k)
-      for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
+      for (int column = 0; column < 8; ++column)
+        d[row][column] += a[row][k] * b[k][column];
   for (int l = 0; l < 32; ++l)
-    for (int r = 0; r < 4; ++r) static_cast<Fragments*>(arguments[l])->d[r] = d[l / 4 + r / 2 * 8][l % 4 * 2 + r % 2];
+    for (int r = 0; r < 4; ++r)
+      static_cast<Fragments*>(arguments[l])->d[r] = d[l / 4 + r / 2 * 8][l % 4 * 2 + r % 2];
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
-// What comes before what: a thread counts how often it has let others know of it (its epoch), and knows of each thread up to
-// which epoch all that this one did is before what it does itself. Vector clocks; threads that have met share one.
+// The happens-before order of memory accesses, by vector clocks. The epoch of a thread is how often
+// it has published its accesses. A clock holds an epoch for each thread: the accesses of that
+// thread up to this epoch happen before those that the owner of the clock makes now. Threads that
+// have synchronized share one clock.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -18,14 +20,17 @@ class Clock {
 
  private:
   using Epochs = std::shared_ptr<const std::vector<unsigned>>;  // (threads of the block,)
-  std::vector<std::pair<unsigned, Epochs>> blocks_;             // ascending; those that anything is known of
+  // By number of the block, ascending; a block without an entry has epoch 0.
+  std::vector<std::pair<unsigned, Epochs>> blocks_;
 };
-using Known = std::shared_ptr<const Clock>;  // null: of nobody but itself
+using SharedClock = std::shared_ptr<const Clock>;  // null: nothing of another thread is ordered
 
-Known joined(const Known&, const Known&);
-void meet(Fiber* const* fibers, size_t n);  // each knows what any of them knew and did
-Known published(Fiber&);                    // all that it knows and did; what it does from here on is not in it
-// Whether what a thread did is before what f does now.
-bool before(unsigned block, unsigned thread, unsigned epoch, const Fiber& f);
+SharedClock joined(const SharedClock&, const SharedClock&);
+// Synchronizes the threads: the accesses of each so far happen before those of all from now on.
+void join_clocks(Fiber* const* fibers, size_t n);
+// A clock that includes all accesses of the thread so far, and begins its next epoch.
+SharedClock publish(Fiber&);
+// Whether the access that a thread made in this epoch happens before what f does now.
+bool happens_before(unsigned block, unsigned thread, unsigned epoch, const Fiber& f);
 
 }  // namespace simt

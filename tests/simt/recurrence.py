@@ -1,13 +1,30 @@
-"""lstm and mogrifier_lstm by the CUDA kernels of a simulated library: differentiable functions with the arguments of the
-operators, so that testing.check takes them for fused.lstm and fused.mogrifier_lstm."""
+"""lstm, mogrifier_lstm and mogrifier_lstm_pair by the CUDA kernels on the simulated GPU.
+
+Differentiable functions with the operators' arguments, so that testing.check tests them like
+fused.lstm.
+"""
 
 import ctypes
 
 import torch
-from fusedseq.reference.mogrifier_lstm import INPUT, STATE, WEIGHT, ZONEOUT_C, ZONEOUT_H
-from simt.memory import Between, Layers, LayersBackward, Mask, Recurrence, RecurrenceBackward, RecurrenceGradients
+from fusedseq.reference.dropout_mask import INPUT, STATE, WEIGHT, ZONEOUT_C, ZONEOUT_H
 
-TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]  # in the order of csrc/cuda_type.h
+from tests.simt.memory import (
+    LayerInterface,
+    Layers,
+    LayersBackward,
+    Mask,
+    Recurrence,
+    RecurrenceBackward,
+    RecurrenceGradients,
+)
+
+TYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+]  # in the order of csrc/cuda/type.h
 ROUND_WEIGHTS = ["Q", "Q_factor", "Q_bias", "R", "R_factor", "R_bias"]
 
 
@@ -20,7 +37,9 @@ def mask(p, stream):
 
 
 def each_round(rounds, q, r):
-    """The address of each round's part of (n, ...) tensors, 0 where there is none: even rounds of q, odd ones of r."""
+    """Returns each round's address in (n, ...) tensors: even rounds in q, odd ones in r; 0 if
+    absent.
+    """
     found = []
     for k in range(rounds):
         t = r if k % 2 else q
@@ -29,11 +48,15 @@ def each_round(rounds, q, r):
 
 
 class Layer:
-    """A layer's tensors in guarded memory, and what csrc/recurrence_cuda.h has for them."""
+    """A layer's tensors in guarded memory, and the structures of csrc/cuda/recurrence/arguments.h
+    that point to them.
+    """
 
     def __init__(self, kernels, order, lengths, rounds, options, given):
         self.kernels, self.order, self.names = kernels, order, list(given)
-        s = dict.fromkeys(["b", *ROUND_WEIGHTS]) | {name: kernels.copy(t) for name, t in given.items()}
+        s = dict.fromkeys(["b", *ROUND_WEIGHTS]) | {
+            name: kernels.copy(t) for name, t in given.items()
+        }
         x, h0 = s["x"], s["h0"]
         (T, B, X), H, own = x.shape, h0.size(1), x.dtype
         computing = own if own == torch.float64 else torch.float32
@@ -42,53 +65,96 @@ class Layer:
         key = kernels.copy(torch.tensor([options["seed"]]))
         Xp, Hp = pad(X), pad(H)
         width = (rounds + 1) // 2 * Xp + rounds // 2 * Hp
-        y, h, c = kernels.empty((T, B, H), own), kernels.empty((B, H), own), kernels.empty((B, H), own)
+        y, h, c = (
+            kernels.empty((T, B, H), own),
+            kernels.empty((B, H), own),
+            kernels.empty((B, H), own),
+        )
         saved = [
             kernels.empty((T, B, 4, Hp), own),
             kernels.empty((T, B, Hp), computing),
             kernels.empty((T, B, width), own),
         ]
-        dense, factors = (None, None) if factored else (s["Q"], s["R"]), (s["Q"], s["R"]) if factored else (None, None)
+        dense, factors = (
+            (None, None) if factored else (s["Q"], s["R"]),
+            (s["Q"], s["R"]) if factored else (None, None),
+        )
         self.r = r = Recurrence(
-            type=TYPES.index(own), steps=T, B=B, X=X, H=H, rounds=rounds, Xp=Xp, Hp=Hp, round_width=width,
-            cap_input_gate=options["cap_input_gate"], training=options["training"], seed=key.data_ptr(),
+            type=TYPES.index(own),
+            steps=T,
+            B=B,
+            X=X,
+            H=H,
+            rounds=rounds,
+            Xp=Xp,
+            Hp=Hp,
+            round_width=width,
+            cap_input_gate=options["cap_input_gate"],
+            training=options["training"],
+            seed=key.data_ptr(),
             state=mask(options["state_dropout"] if options["training"] else 0.0, STATE),
-            zoneout_h=mask(options["zoneout_h"], ZONEOUT_H), zoneout_c=mask(options["zoneout_c"], ZONEOUT_C),
+            zoneout_h=mask(options["zoneout_h"], ZONEOUT_H),
+            zoneout_c=mask(options["zoneout_c"], ZONEOUT_C),
             weight=mask(options["weight_drop"] if options["training"] else 0.0, WEIGHT),
-            weight_by_row=options["variational"],
-            lengths=None if lengths is None else lengths.data_ptr(), x=x.data_ptr(), W_ih=s["W_ih"].data_ptr(),
-            W_hh=s["W_hh"].data_ptr(), b=None if s["b"] is None else s["b"].data_ptr(), h0=h0.data_ptr(),
-            c0=s["c0"].data_ptr(), rank=s["Q_factor"].size(1) if factored else 0,
-            y=y.data_ptr(), h=h.data_ptr(), c=c.data_ptr(), gates=saved[0].data_ptr(), cells=saved[1].data_ptr(),
+            variational=options["variational"],
+            lengths=None if lengths is None else lengths.data_ptr(),
+            x=x.data_ptr(),
+            W_ih=s["W_ih"].data_ptr(),
+            W_hh=s["W_hh"].data_ptr(),
+            b=None if s["b"] is None else s["b"].data_ptr(),
+            h0=h0.data_ptr(),
+            c0=s["c0"].data_ptr(),
+            rank=s["Q_factor"].size(1) if factored else 0,
+            y=y.data_ptr(),
+            h=h.data_ptr(),
+            c=c.data_ptr(),
+            gates=saved[0].data_ptr(),
+            cells=saved[1].data_ptr(),
             round_gates=saved[2].data_ptr(),
-        )  # fmt: skip
+        )
         r.Q[:] = each_round(rounds, *dense)
         r.A[:] = each_round(rounds, *factors)
         r.F[:] = each_round(rounds, s["Q_factor"], s["R_factor"])
         r.bias[:] = each_round(rounds, s["Q_bias"], s["R_bias"])
         self.multiplied_out = kernels.recur("multiply_out", r, order) if factored else None
-        self.inputs, self.results, self.saved, self.lengths, self.key = s, (y, h, c), saved, lengths, key
+        self.inputs, self.results, self.saved, self.lengths, self.key = (
+            s,
+            (y, h, c),
+            saved,
+            lengths,
+            key,
+        )
 
     def outputs(self):
         return tuple(t.clone() for t in self.results)
 
     def backward(self, dy, dh, dc):
-        """The argument of an engine's backward, with memory for what it makes; dy may be None."""
+        """Returns the argument of a backward loop, with memory for its results; dy may be None."""
         kernels, r = self.kernels, self.r
         own, (_, h, c) = self.inputs["x"].dtype, self.results
         dh, dc = (torch.zeros_like(t) if d is None else d for d, t in ((dh, h), (dc, c)))
-        self.upstream = [None if t is None else kernels.copy(t.contiguous()) for t in (dy, dh, dc)]
-        self.d = {name: None if t is None else kernels.empty(t.shape, own) for name, t in self.inputs.items()}
+        self.output_gradients = [
+            None if t is None else kernels.copy(t.contiguous()) for t in (dy, dh, dc)
+        ]
+        self.d = {
+            name: None if t is None else kernels.empty(t.shape, own)
+            for name, t in self.inputs.items()
+        }
         self.dz = kernels.empty((r.steps, r.B, 4 * r.H), own)
         self.dround = kernels.empty((r.steps, r.B, r.round_width), own)
         self.g = RecurrenceBackward(
-            r, *(None if t is None else t.data_ptr() for t in self.upstream), self.dz.data_ptr(), self.dround.data_ptr(),
-            self.d["x"].data_ptr() if r.rounds else None, self.d["h0"].data_ptr(), self.d["c0"].data_ptr(),
-        )  # fmt: skip
+            r,
+            *(None if t is None else t.data_ptr() for t in self.output_gradients),
+            self.dz.data_ptr(),
+            self.dround.data_ptr(),
+            self.d["x"].data_ptr() if r.rounds else None,
+            self.d["h0"].data_ptr(),
+            self.d["c0"].data_ptr(),
+        )
         return self.g
 
     def gradients(self):
-        """Those of the tensors given, after the engine's backward."""
+        """Returns the gradients of the tensors, after the backward loop."""
         r, d = self.r, self.d
         db = None if d["b"] is None else d["b"].data_ptr()
         dx = None if r.rounds else d["x"].data_ptr()
@@ -118,7 +184,9 @@ class Simulation(torch.autograd.Function):
 
 
 class Wavefront(torch.autograd.Function):
-    """Two layers at once; settings: of each (lengths, rounds, options, names of its tensors)."""
+    """Two layers in one launch. settings: (lengths, rounds, options, names of its tensors) of each
+    layer
+    """
 
     @staticmethod
     def forward(ctx, kernels, order, p, locked, settings, *tensors):
@@ -133,66 +201,116 @@ class Wavefront(torch.autograd.Function):
         first, second = layers
         second.inputs["x"] = kernels.empty(x.shape, x.dtype) if p else x
         second.r.x = second.inputs["x"].data_ptr()
-        between = Between(mask(p, INPUT), locked, second.key.data_ptr(), second.r.x if p else None)
-        kernels.recur("wavefront_forward", Layers(ctypes.pointer(first.r), ctypes.pointer(second.r), between), order)
+        between = LayerInterface(
+            mask(p, INPUT), locked, second.key.data_ptr(), second.r.x if p else None
+        )
+        kernels.recur(
+            "wavefront_forward",
+            Layers(ctypes.pointer(first.r), ctypes.pointer(second.r), between),
+            order,
+        )
         ctx.kernels, ctx.order, ctx.layers, ctx.between = kernels, order, layers, between
         return *first.outputs(), *second.outputs()
 
     @staticmethod
-    def backward(ctx, *upstream):
+    def backward(ctx, *output_gradients):
         first, second = ctx.layers
-        dy, dh, dc = upstream[3:]
+        dy, dh, dc = output_gradients[3:]
         b = (
-            first.backward(*upstream[:3]),
+            first.backward(*output_gradients[:3]),
             second.backward(torch.zeros_like(second.results[0]) if dy is None else dy, dh, dc),
         )
-        ctx.between.handed = second.d["x"].data_ptr()
+        ctx.between.tensor = second.d["x"].data_ptr()
         both = LayersBackward(ctypes.pointer(b[0]), ctypes.pointer(b[1]), ctx.between)
         ctx.kernels.recur("wavefront_backward", both, ctx.order)
         return (None,) * 5 + (*first.gradients(), *second.gradients()[1:])
 
 
 NO_OPTIONS = {
-    "cap_input_gate": False, "training": True, "state_dropout": 0.0, "zoneout_h": 0.0, "zoneout_c": 0.0,
-    "weight_drop": 0.0, "variational": False, "seed": 0,
-}  # fmt: skip
+    "cap_input_gate": False,
+    "training": True,
+    "state_dropout": 0.0,
+    "zoneout_h": 0.0,
+    "zoneout_c": 0.0,
+    "weight_drop": 0.0,
+    "variational": False,
+    "seed": 0,
+}
 
 
 def operators(kernels, order, engine="loop"):
-    """{name: function}; order: the seed of the order in which threads run    engine: loop or persistent"""
+    """Returns {operator: function}. order: seed of the threads' order    engine: "loop" or
+    "persistent"
+    """
 
     def call(tensors, lengths, rounds, options):
         given = {name: t for name, t in tensors.items() if t is not None}
         y, h, c = Simulation.apply(
-            kernels, engine, order, lengths, rounds, NO_OPTIONS | options, list(given), *given.values()
+            kernels,
+            engine,
+            order,
+            lengths,
+            rounds,
+            NO_OPTIONS | options,
+            list(given),
+            *given.values(),
         )
         return y, (h, c)
 
     def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None, **options):
-        return call({"x": x, "W_ih": W_ih, "W_hh": W_hh, "b": b, "h0": h0, "c0": c0}, lengths, 0, options)
+        return call(
+            {"x": x, "W_ih": W_ih, "W_hh": W_hh, "b": b, "h0": h0, "c0": c0}, lengths, 0, options
+        )
 
-    def mogrifier_lstm(x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias=None, R_bias=None, *, rounds, lengths=None, **options):
-        return call({"x": x, **named(W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias)}, lengths, rounds, options)
+    def mogrifier_lstm(
+        x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias=None, R_bias=None, *, rounds, lengths=None, **options
+    ):
+        return call(
+            {"x": x, **named(W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias)}, lengths, rounds, options
+        )
 
     def mogrifier_lstm_pair(x, first, second):
         (a, *of_first), (b, *of_second) = settings(**first), settings(**second)
         p = b[2].get("input_dropout", 0.0) if b[2].get("training", True) else 0.0
         y, h, c, *others = Wavefront.apply(
-            kernels, order, p, b[2].get("locked_input", False),
-            [(lengths, rounds, NO_OPTIONS | options, names) for lengths, rounds, options, names in (a, b)],
-            x, *of_first, *of_second,
-        )  # fmt: skip
+            kernels,
+            order,
+            p,
+            b[2].get("locked_input", False),
+            [
+                (lengths, rounds, NO_OPTIONS | options, names)
+                for lengths, rounds, options, names in (a, b)
+            ],
+            x,
+            *of_first,
+            *of_second,
+        )
         return (y, (h, c)), (others[0], tuple(others[1:]))
 
-    return {"lstm": lstm, "mogrifier_lstm": mogrifier_lstm, "mogrifier_lstm_pair": mogrifier_lstm_pair}
+    return {
+        "lstm": lstm,
+        "mogrifier_lstm": mogrifier_lstm,
+        "mogrifier_lstm_pair": mogrifier_lstm_pair,
+    }
 
 
 def named(W_ih, W_hh, b, h0, c0, Q, R, Q_bias=None, R_bias=None):
-    """A layer's tensors but x, those that there are."""
+    """Returns the tensors of a layer without x and without those that are None."""
     Q, Q_factor = Q if isinstance(Q, tuple) else (Q, None)
     R, R_factor = R if isinstance(R, tuple) else (R, None)
-    found = {"W_ih": W_ih, "W_hh": W_hh, "b": b, "h0": h0, "c0": c0, "Q": Q, "Q_factor": Q_factor, "R": R, "R_factor": R_factor,
-             "Q_bias": Q_bias, "R_bias": R_bias}  # fmt: skip
+    found = {
+        "W_ih": W_ih,
+        "W_hh": W_hh,
+        "b": b,
+        "h0": h0,
+        "c0": c0,
+        "Q": Q,
+        "Q_factor": Q_factor,
+        "R": R,
+        "R_factor": R_factor,
+        "Q_bias": Q_bias,
+        "R_bias": R_bias,
+    }
     return {name: t for name, t in found.items() if t is not None}
 
 
@@ -210,6 +328,6 @@ def settings(
     R_bias=None,
     **options,
 ):
-    """What `Wavefront` takes of a layer: the settings, then the tensors."""
+    """Returns the arguments of `Wavefront` for one layer: its settings, then its tensors."""
     tensors = named(W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias)
     return (lengths, rounds, options, list(tensors)), *tensors.values()

@@ -1,12 +1,15 @@
-// What the shim's CUDA headers (include/) ask of its runtime: a CUDA thread is a fiber, and all fibers are on the one thread
-// that launches. machine.h is what the runtime's parts know of each other.
+// The runtime of the simulation as its CUDA headers in include/ call it. A CUDA thread is a fiber,
+// and all fibers run on the thread that launches. machine.h declares what the parts of the runtime
+// share.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <tuple>
 #include <utility>
 
-struct uint3 { unsigned x, y, z; };
+struct uint3 {
+  unsigned x, y, z;
+};
 struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -14,71 +17,92 @@ struct dim3 {
 
 namespace simt {
 
-// ---- threads (blocks.cpp)
+// ---- threads (schedule.cpp, waiting.cpp)
 struct Thread {
   uint3 thread, block;
   unsigned lane;
   char* shared;  // the block's dynamic shared memory
 };
-struct Globals { Thread* current; dim3 block, grid; };
+struct Globals {
+  Thread* current;
+  dim3 block, grid;
+};
 extern Globals globals;
 
-using Collective = void (*)(void** arguments, unsigned lanes);  // arguments: (32,), null where a lane takes no part
-int sync_block(int line, bool predicate);                       // how many threads say true
-void sync_named(int id, int threads, int line);
+// The work of a collective of a warp. arguments: (32,), null for a lane that takes no part
+using Collective = void (*)(void** arguments, unsigned lanes);
+// line: the source line of the call, for error messages
+int sync_block(int line, bool predicate);  // __syncthreads; returns how many predicates are true
+void sync_named(int id, int threads, int line);  // a named barrier of a block
 void sync_grid(int line);
-void sync_warp(unsigned lanes, int line);                       // which orders what the lanes do before and after
-void together(unsigned lanes, void* arguments, Collective work, int line);  // which does not
-void spin(int line);                                            // lets other threads run, and counts
-// d (4,) += a (4,) b (2,): csrc/ptx.cuh's fragments of bf16, or of f16 where `half`  (mma.cpp)
+void sync_warp(unsigned lanes, int line);  // __syncwarp; orders memory
+// A shuffle, vote or mma: `work` runs when all lanes have come. It does not order memory.
+void together(unsigned lanes, void* arguments, Collective work, int line);
+// One iteration of a waiting loop: lets other threads run, and reports a loop without end.
+void spin(int line);
+// d (4,) += a (4,) b (2,): fragments as in csrc/cuda/ptx.cuh, of f16 if `half`, otherwise of bf16.
 void mma(float* d, const uint32_t* a, const uint32_t* b, bool half, int line);
 
-// ---- what blocks see of each other (exchange.cpp). pc: the kernel's, for a message
+// ---- memory accesses between blocks (exchange.cpp). pc: the address in the kernel, for messages
 void load(const void* p, void* out, size_t bytes, bool acquire, int line, void* pc);
 void store(void* p, const void* value, size_t bytes, bool release, void* pc);
-void fence();                                                   // __threadfence
-void atomic(const volatile void* p, size_t bytes, int line, void* pc);  // what comes before the access
+void fence();                                                           // __threadfence
+void atomic(const volatile void* p, size_t bytes, int line, void* pc);  // call before the access
 
-// ---- launches (launch.cpp); the numbers are CUDA's
+// ---- launches (launch.cpp); errors and attributes have CUDA's numbers
 struct Launch {
   const void* kernel;
   dim3 grid, block;
   size_t shared;
   bool cooperative;
-  void* anchor;  // a thread_local of the kernels' library, which shows where their __shared__ variables are
-  void *call, (*run)(void* call);
-  size_t bytes;  // of the call
+  // A thread_local of the kernel's library: its __shared__ variables are in the same TLS segment.
+  void* anchor;
+  void *call, (*run)(void* call);  // the kernel with its arguments; run(call) calls it
+  size_t bytes;                    // of the call
 };
 int launch(const Launch&);
-int last_error();  // and forget it
+int last_error();  // returns the last error and clears it
 const char* error_text(int error);
 const char* error_name(int error);
 int device_attribute(int attribute, int* value);
 int allow_shared(const void* kernel, size_t bytes);
-int blocks_that_fit(const void* kernel, int threads, size_t shared, int* blocks);  // on a multiprocessor
+// *blocks: how many blocks of the kernel fit on one multiprocessor.
+int blocks_that_fit(const void* kernel, int threads, size_t shared, int* blocks);
 int fill(void* p, int value, size_t bytes);
 int copy(void* p, const void* from, size_t bytes);
 
 static thread_local char anchor;
 
 template <class... P, class... A>
-int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, bool cooperative, A&&... arguments) {
-  struct Call { void (*kernel)(P...); std::tuple<P...> arguments; } call{kernel, {std::forward<A>(arguments)...}};
+int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, bool cooperative,
+           A&&... arguments) {
+  struct Call {
+    void (*kernel)(P...);
+    std::tuple<P...> arguments;
+  } call{kernel, {std::forward<A>(arguments)...}};
   anchor = 0;
-  const auto run = [](void* c) { std::apply(static_cast<Call*>(c)->kernel, static_cast<Call*>(c)->arguments); };
-  return launch({reinterpret_cast<const void*>(kernel), grid, block, shared, cooperative, &anchor, &call, run, sizeof call});
+  const auto run = [](void* c) {
+    std::apply(static_cast<Call*>(c)->kernel, static_cast<Call*>(c)->arguments);
+  };
+  return launch({reinterpret_cast<const void*>(kernel), grid, block, shared, cooperative, &anchor,
+                 &call, run, sizeof call});
 }
 
-template <class... P> struct Launcher {
+template <class... P>
+struct Launcher {
   void (*kernel)(P...);
   dim3 grid, block;
   size_t shared;
-  template <class... A> void operator()(A&&... arguments) const {
+  template <class... A>
+  void operator()(A&&... arguments) const {
     launch(kernel, grid, block, shared, false, std::forward<A>(arguments)...);
   }
 };
-// build.py writes kernel<<<grid, block, shared, stream>>>(...) as launcher(kernel, grid, block, shared, stream)(...)
-template <class... P> Launcher<P...> launcher(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0, void* = nullptr) {
+// build.py replaces kernel<<<grid, block, shared, stream>>>(...) by
+// launcher(kernel, grid, block, shared, stream)(...).
+template <class... P>
+Launcher<P...> launcher(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared = 0,
+                        void* = nullptr) {
   return {kernel, grid, block, shared};
 }
 

@@ -1,4 +1,4 @@
-// Where in the source an address of machine code is, by binutils' addr2line.
+// The source line and function of an address of machine code, from binutils' addr2line.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -13,7 +13,8 @@ std::vector<std::string> lines_of(const char* options, const void* pc) {
   Dl_info library;
   if (!dladdr(pc, &library)) return {};
   char text[1024];
-  const auto offset = size_t(static_cast<const char*>(pc) - static_cast<const char*>(library.dli_fbase));
+  const auto offset =
+      size_t(static_cast<const char*>(pc) - static_cast<const char*>(library.dli_fbase));
   snprintf(text, sizeof text, "addr2line %s -e '%s' %#zx", options, library.dli_fname, offset);
   std::vector<std::string> lines;
   FILE* process = popen(text, "r");
@@ -33,11 +34,13 @@ std::string line_of(const void* pc) {
 }
 
 std::string function_of(const void* function) {
-  const auto lines = lines_of("-f -i -C", function);  // of each, innermost first: the function, the line
+  // addr2line -i prints two lines for each inlined frame, innermost first: function, file:line.
+  const auto lines = lines_of("-f -i -C", function);
   if (lines.size() < 2) return "kernel";
   std::string name = lines[lines.size() - 2];
   const std::string anonymous = "(anonymous namespace)::";
-  for (size_t at; (at = name.find(anonymous)) != name.npos;) name.erase(at, anonymous.size());
+  for (size_t at; (at = name.find(anonymous)) != name.npos;)
+    name.erase(at, anonymous.size());
   name = name.substr(0, name.find_first_of("(<"));
   return name.substr(name.find_last_of(": ") + 1);
 }

@@ -1,4 +1,4 @@
-"""Corpora, vocabularies, batching and the generated miniatures."""
+"""Corpora, vocabularies, batching and the generated miniature data sets."""
 
 SPLITS = ("train", "valid", "test")
-PAD = 0  # the id that fills short sequences up, in every task that has such
+PAD = 0  # the id of padding, in every task that pads sequences

@@ -1,27 +1,38 @@
-"""Running Catalan text as words: what the files hold besides text, and where a word ends."""
+"""Splits running Catalan text into words and removes markup."""
 
 import html
 import re
+from collections.abc import Iterable, Iterator
 
 NUMBERED = re.compile(r"\d{5}\. ")  # Apertium's Wikipedia corpus numbers its sentences
-MARKUP = [(re.compile(pattern), to) for pattern, to in (
-    (r"[\u00ad\u200b-\u200d\u2060\ufeff]", ""),  # soft hyphens and blanks of no width, which would part a word
-    (r"'{2,}", ""),  # bold and italic, before what may leave an apostrophe beside them
-    (r"\{\{'\}\}", "'"),  # Wikipedia's template for an apostrophe before bold: L{{'}}'''aigua'''
-    (r"\{\{[^{}]*\}\}", " "),
-    (r"\[\[(?:[^\[\]|]*\|)?([^\[\]]*)\]\]", r"\1"),  # [[article|text]]
-    (r"\[([^\[\]]*)\]\([^()]*\)", r"\1"),  # [text](address), Markdown
-    (r"</?[a-zA-Z][^<>]*>", " "),
-    (r"\S+@\S+\.\S+|(?:https?://|www\.)[^\s)\]]+", " "),
-    (r"={2,}", " "),  # headings
-)]  # fmt: skip
-# A middle dot is inside a word (col·lecció), an apostrophe ends one (l'aigua is l' aigua), a hyphen stands alone.
+# (pattern, replacement), applied in this order
+MARKUP = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        # soft hyphens and zero-width spaces, which would split a word
+        (r"[\u00ad\u200b-\u200d\u2060\ufeff]", ""),
+        # bold and italic, before the next patterns leave an apostrophe next to them
+        (r"'{2,}", ""),
+        # Wikipedia's template for an apostrophe before bold text: L{{'}}'''aigua'''
+        (r"\{\{'\}\}", "'"),
+        (r"\{\{[^{}]*\}\}", " "),
+        (r"\[\[(?:[^\[\]|]*\|)?([^\[\]]*)\]\]", r"\1"),  # [[article|text]]
+        (r"\[([^\[\]]*)\]\([^()]*\)", r"\1"),  # [text](address), Markdown
+        (r"</?[a-zA-Z][^<>]*>", " "),
+        (r"\S+@\S+\.\S+|(?:https?://|www\.)[^\s)\]]+", " "),
+        (r"={2,}", " "),  # headings
+    )
+]
+# A middle dot is part of a word (col·lecció), an apostrophe ends one (l'aigua is l' aigua), and a
+# hyphen is a token of its own.
 WORD = re.compile(r"\w+(?:·\w+)*(?:'(?=\w))?|[^\w\s]")
 
 
-def sentences(lines, lower=False):
-    """For each line of a file that has a word its words, a list; markup, addresses and line numbers are not among them.
-    lower: in lower case"""
+def sentences(lines: Iterable[str], lower: bool = False) -> Iterator[list[str]]:
+    """Yields the words of each line of a file that has any, without markup and line numbers.
+
+    lower: converts the words to lower case
+    """
     numbered = None
     for line in lines:
         if numbered is None:
@@ -33,8 +44,9 @@ def sentences(lines, lower=False):
             yield words
 
 
-def tokenize(text):
+def tokenize(text: str) -> list[str]:
+    """Returns the words and punctuation marks of a text without its markup."""
     text = html.unescape(text)
-    for pattern, to in MARKUP:
-        text = pattern.sub(to, text)
+    for pattern, replacement in MARKUP:
+        text = pattern.sub(replacement, text)
     return WORD.findall(text.replace("’", "'"))

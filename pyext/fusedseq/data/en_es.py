@@ -1,29 +1,43 @@
-"""English-Spanish sentence pairs of Tatoeba (manythings.org/anki), with word-level Hugging Face tokenizers."""
+"""English-Spanish sentence pairs of Tatoeba (manythings.org/anki), with word-level tokenizers."""
 
 import random
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
+from typing import Any
 
 from fusedseq.data import SPLITS, synthetic_pairs
 from fusedseq.data.locate import locate
-from fusedseq.data.parallel import build
+from fusedseq.data.parallel import ParallelCorpus, SplitPairs, TextPair, build
 from fusedseq.data.parallel_files import read_parallel, read_tabbed, without_gaps
 from fusedseq.data.vocabulary import Vocabulary
 
 LANGUAGES = "English", "Spanish"
 SPECIALS = ("[PAD]", "[UNK]", "[SOS]", "[EOS]")
 FOLDERS = ("tatoeba_en_es",)
-CHOICES = (
-    [["spa.txt"], ["pairs.tsv"]]
-    + [[f"{split}.{side}" for split in ("train", name, "test") for side in ("en", "es")] for name in ("valid", "dev")]
-)  # fmt: skip
+# Each list is a complete set of files.
+CHOICES = [["spa.txt"], ["pairs.tsv"]] + [
+    [f"{split}.{side}" for split in ("train", name, "test") for side in ("en", "es")]
+    for name in ("valid", "dev")
+]
 
 
-def load(data=None, *, seed=0, held_out=0.05, min_frequency=2, max_length=90):
-    """The ParallelCorpus in `data` (a directory, or 'synthetic'): spa.txt or pairs.tsv (English <tab> Spanish), split
-    here, or train.en, train.es, valid.en and so on, split already.
+def load(
+    data: str | None = None,
+    *,
+    seed: int = 0,
+    held_out: float = 0.05,
+    min_frequency: int = 2,
+    max_length: int = 90,
+) -> ParallelCorpus:
+    """Loads the ParallelCorpus in `data`, a directory or 'synthetic'; None reads FUSEDSEQ_DATA.
 
-    seed: of the split (and of the synthetic pairs)    held_out: the share of English sentences in valid, and in test
-    min_frequency: of a word in the training split, to be in the vocabulary    max_length: ids in a sentence
+    The files are spa.txt or pairs.tsv (English <tab> Spanish), which are split here, or train.en,
+    train.es, valid.en and so on, which are already split.
+    seed: of the split and of the synthetic pairs
+    held_out: the fraction of English sentences in valid, and in test
+    min_frequency: the least frequency of a word of the vocabulary in the training split
+    max_length: of a sentence in ids
+    Errors: FileNotFoundError, see `locate`; ValueError for a held_out outside (0, 0.5).
     """
     if data == "synthetic":
         pairs = synthetic_pairs.pairs("es", seed=seed)
@@ -35,48 +49,68 @@ def load(data=None, *, seed=0, held_out=0.05, min_frequency=2, max_length=90):
             splits = split_by_source(pairs, seed, held_out)
         else:
             read = [without_gaps(read_parallel(*files[i : i + 2])) for i in (0, 2, 4)]
-            splits, dropped = {split: read[i][0] for i, split in enumerate(SPLITS)}, sum(n for _, n in read)
-    return build(splits, LANGUAGES, tokenize, partial(count, min_frequency=min_frequency),
-                 max_length=max_length, dropped={"empty": dropped})  # fmt: skip
+            splits = {split: read[i][0] for i, split in enumerate(SPLITS)}
+            dropped = sum(n for _, n in read)
+    return build(
+        splits,
+        LANGUAGES,
+        tokenize,
+        partial(count, min_frequency=min_frequency),
+        max_length=max_length,
+        dropped={"empty": dropped},
+    )
 
 
-def split_by_source(pairs, seed, held_out):
-    """Train, valid and test, with all pairs of an English sentence (and of its spellings with other capitals or blanks)
-    in one of them: a test sentence with another translation in train would be learnt by heart."""
+def split_by_source(pairs: Iterable[TextPair], seed: int | str, held_out: float) -> SplitPairs:
+    """Splits pairs into train, valid and test by their English sentences.
+
+    All pairs of an English sentence are in one split, also if its spellings differ in case or
+    whitespace: otherwise a test sentence with another translation in train would be memorized.
+    Errors: ValueError for a held_out outside (0, 0.5).
+    """
     if not 0 < held_out < 0.5:
         raise ValueError(f"held_out must be between 0 and 0.5, got {held_out}")
-    groups: dict = {}
+    groups: dict[str, list[TextPair]] = {}
     for pair in pairs:
         groups.setdefault(" ".join(pair[0].casefold().split()), []).append(pair)
-    keys = sorted(groups)  # the file's order must not matter
+    keys = sorted(groups)  # so that the split does not depend on the order of the file
     random.Random(f"{seed}/split").shuffle(keys)
-    each = round(len(keys) * held_out)
-    parts = {"valid": keys[:each], "test": keys[each : 2 * each], "train": keys[2 * each :]}
+    size = round(len(keys) * held_out)
+    parts = {"valid": keys[:size], "test": keys[size : 2 * size], "train": keys[2 * size :]}
     return {split: [pair for key in parts[split] for pair in groups[key]] for split in SPLITS}
 
 
-def tokenize(text):
-    """Runs of letters and digits, and runs of anything else but blanks; case is kept."""
+def tokenize(text: str) -> list[str]:
+    """Returns runs of letters and digits, and runs of other characters except whitespace.
+
+    Case is not changed.
+    """
     return [word for word, _ in _whitespace().pre_tokenize_str(text)]
 
 
-def count(sentences, min_frequency=2):
-    """The Vocabulary of a word-level tokenizer trained on sentences, each a list of words: by frequency, ties in
-    alphabetical order."""
+def count(sentences: Iterable[Sequence[str]], min_frequency: int = 2) -> Vocabulary:
+    """Returns the Vocabulary of a word-level tokenizer of Hugging Face trained on sentences.
+
+    Words are ordered by frequency, and alphabetically where frequencies are equal.
+    sentences: lists of words
+    """
     from tokenizers import Tokenizer, models, trainers
 
     tokenizer = Tokenizer(models.WordLevel(unk_token=SPECIALS[1]))
     tokenizer.pre_tokenizer = _whitespace()
     trainer = trainers.WordLevelTrainer(
-        vocab_size=2**31, min_frequency=min_frequency, special_tokens=[*SPECIALS], show_progress=False
+        vocab_size=2**31,
+        min_frequency=min_frequency,
+        special_tokens=[*SPECIALS],
+        show_progress=False,
     )
     tokenizer.train_from_iterator(map(" ".join, sentences), trainer)
     ids = tokenizer.get_vocab()
-    return Vocabulary(sorted(ids, key=ids.get))
+    return Vocabulary(sorted(ids, key=lambda word: int(ids[word])))
 
 
 @cache
-def _whitespace():
+def _whitespace() -> Any:
     from tokenizers import pre_tokenizers
 
     return pre_tokenizers.Whitespace()

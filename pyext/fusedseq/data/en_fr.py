@@ -1,12 +1,17 @@
-"""English-French sentence pairs, TED talks or Multi30k: lower case, numbers as <NUM>, NLTK's words, a least frequency."""
+"""English-French sentence pairs: TED talks or Multi30k.
+
+Text is in lower case, numbers are replaced by <NUM>, and NLTK splits it into words.
+"""
 
 import re
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache, partial
 from itertools import product
+from typing import Any
 
 from fusedseq.data import SPLITS, synthetic_pairs
 from fusedseq.data.locate import locate
-from fusedseq.data.parallel import build
+from fusedseq.data.parallel import ParallelCorpus, TextPair, build
 from fusedseq.data.parallel_files import read_parallel, without_gaps
 from fusedseq.data.vocabulary import Vocabulary
 
@@ -14,60 +19,90 @@ LANGUAGES = "English", "French"
 SPECIALS = ("<PAD>", "<UNK>", "<s>", "</s>")
 FOLDERS = ("ted_en_fr", "multi30k_en_fr", "multi30k_en_fr/raw", "raw")
 NAMES = product(("dev", "valid", "val"), ("test", "test_2016_flickr"))
-CHOICES = [[f"{name}.{side}" for name in ("train", *names) for side in ("en", "fr")] for names in NAMES]
+# Each list is a complete set of files.
+CHOICES = [
+    [f"{name}.{side}" for name in ("train", *names) for side in ("en", "fr")] for names in NAMES
+]
 NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
-ABBREVIATIONS = {"mr", "mrs", "ms", "dr", "prof", "st", "vs", "m", "mm", "u.s"}  # after which no sentence ends
-BROKEN = "\ufffd"  # where a decoder met bytes that were no text
+# Abbreviations whose period does not end a sentence.
+ABBREVIATIONS = {"mr", "mrs", "ms", "dr", "prof", "st", "vs", "m", "mm", "u.s"}
+REPLACEMENT_CHARACTER = "\ufffd"  # of a decoder, for bytes that are not valid text
 
 
-def load(data=None, *, seed=0, min_frequency=2, max_length=100):
-    """The ParallelCorpus in `data` (a directory, or 'synthetic'): train.en, train.fr, dev.en (or val.en, valid.en) and
-    so on, line i of the one file being line i of the other. The splits are the files' own.
+def load(
+    data: str | None = None, *, seed: int = 0, min_frequency: int = 2, max_length: int = 100
+) -> ParallelCorpus:
+    """Loads the ParallelCorpus in `data`, a directory or 'synthetic'; None reads FUSEDSEQ_DATA.
 
-    Of train are dropped: pairs with an empty side or a broken character, those over `max_length` ids, and those that also
-    stand in valid or test.
-    seed: of the synthetic pairs    min_frequency: of a word in train, to be in the vocabulary
+    The files are train.en, train.fr, dev.en (or val.en, valid.en) and so on; line i of one file is
+    the translation of line i of the other. The splits are those of the files.
+
+    These training pairs are dropped: pairs with an empty side or a replacement character, those of
+    more than `max_length` ids, and those that are also in valid or test.
+    seed: of the synthetic pairs
+    min_frequency: the least frequency of a word of the vocabulary in train
+    max_length: of a sentence in ids
+    Errors: FileNotFoundError, see `locate`.
     """
     if data == "synthetic":
         splits = synthetic_pairs.splits("fr", seed=seed)
     else:
         files = locate("en-fr", CHOICES, data, FOLDERS)
         splits = {split: read_parallel(*files[2 * i : 2 * i + 2]) for i, split in enumerate(SPLITS)}
-    dropped: dict = {}
+    dropped: dict[str, int] = {}
     for split in SPLITS:
         splits[split], gaps = without_gaps(splits[split])
         dropped["empty"] = dropped.get("empty", 0) + gaps
-    splits["train"], why = cleaned(splits["train"], {*splits["valid"], *splits["test"]})
-    return build(splits, LANGUAGES, tokenize, partial(count, min_frequency=min_frequency),
-                 max_length=max_length, dropped=dropped | why)  # fmt: skip
+    splits["train"], reasons = cleaned(splits["train"], {*splits["valid"], *splits["test"]})
+    return build(
+        splits,
+        LANGUAGES,
+        tokenize,
+        partial(count, min_frequency=min_frequency),
+        max_length=max_length,
+        dropped=dropped | reasons,
+    )
 
 
-def cleaned(pairs, held_out):
-    """The training pairs that are to be learnt from, and how many were dropped for what."""
+def cleaned(
+    pairs: Sequence[TextPair], held_out: Collection[TextPair]
+) -> tuple[list[TextPair], dict[str, int]]:
+    """Returns the usable training pairs, and for each reason how many others were dropped."""
     unseen = [pair for pair in pairs if pair not in held_out]
-    kept = [pair for pair in unseen if BROKEN not in "".join(pair)]
-    return kept, {"also in valid or test": len(pairs) - len(unseen), "broken": len(unseen) - len(kept)}
+    clean = [pair for pair in unseen if REPLACEMENT_CHARACTER not in "".join(pair)]
+    return clean, {
+        "also in valid or test": len(pairs) - len(unseen),
+        "broken": len(unseen) - len(clean),
+    }
 
 
-def tokenize(text):
-    """The words of a sentence: lower-cased, as nltk.word_tokenize parts them, each number <NUM> ("20th": "<NUM>th").
+def tokenize(text: str) -> list[str]:
+    """Returns the words of a sentence as nltk.word_tokenize splits them, in lower case.
 
-    word_tokenize reads a trained Punkt model from a file that must be downloaded first, to find sentences within the
-    line; here an untrained one that knows ABBREVIATIONS finds them.
-    The numbers are replaced afterwards, for NLTK would part <NUM> into three words.
+    Each number is replaced by <NUM> ("20th" becomes "<NUM>th"), after splitting, because NLTK would
+    split <NUM> into three words.
+    word_tokenize finds the sentences within the line with a trained Punkt model, whose file must be
+    downloaded first. Here an untrained model that knows ABBREVIATIONS finds them.
     """
-    sentences, words = _tokenizers()
-    parted = (word for sentence in sentences.tokenize(text.lower()) for word in words.tokenize(sentence))
-    return [NUMBER.sub("<NUM>", word) for word in parted]
+    sentence_tokenizer, word_tokenizer = _tokenizers()
+    words = (
+        word
+        for sentence in sentence_tokenizer.tokenize(text.lower())
+        for word in word_tokenizer.tokenize(sentence)
+    )
+    return [NUMBER.sub("<NUM>", word) for word in words]
 
 
-def count(sentences, min_frequency=2):
-    """The Vocabulary of sentences, each a list of words, the most frequent first."""
-    return Vocabulary.count((word for sentence in sentences for word in sentence), SPECIALS, min_frequency)
+def count(sentences: Iterable[Iterable[str]], min_frequency: int = 2) -> Vocabulary:
+    """Returns the Vocabulary of sentences, each a list of words, the most frequent first."""
+    return Vocabulary.count(
+        (word for sentence in sentences for word in sentence), SPECIALS, min_frequency
+    )
 
 
 @cache
-def _tokenizers():
+def _tokenizers() -> tuple[Any, Any]:
+    """Returns NLTK's sentence tokenizer and word tokenizer."""
     from nltk.tokenize import NLTKWordTokenizer
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer
 

@@ -1,14 +1,19 @@
-"""Batches of sequences of about the same length, so that little of them is padding."""
+"""Batches of sequences of similar length, so that little of them is padding."""
 
 import random
+from collections.abc import Sequence
+
+Length = int | tuple[int, ...]
 
 
-def by_length(lengths, batch, key=None):
-    """How sequences go into batches: a list of lists of their numbers, each number once.
+def by_length(lengths: Sequence[Length], batch: int, key: str | None = None) -> list[list[int]]:
+    """Returns batches of the numbers of sequences, each number once.
 
-    lengths: an int, or a tuple of ints (the first decides), for each sequence    batch: sequences in one
-    key: any string, e.g. seed and epoch: sequences of one length are drawn in random order, and so are the batches.
-        None: the batches from the shortest to the longest
+    lengths: for each sequence an int, or a tuple of ints that are compared in order
+    batch: sequences in a batch
+    key: any string, e.g. seed and epoch, from which the order of the batches, and of sequences of
+        equal length, is drawn. None: the batches from the shortest to the longest sequences
+    Errors: ValueError for a batch below 1.
     """
     if batch < 1:
         raise ValueError(f"by_length: batch must be at least 1, got {batch}")
@@ -23,7 +28,12 @@ def by_length(lengths, batch, key=None):
     return batches
 
 
-def padding(lengths, batches):
-    """The share of padding in the ids of all batches, each padded to the longest of its sequences; 0 to 1."""
+def padding(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:
+    """Returns the fraction of padding in the ids of all batches, 0 to 1.
+
+    Each batch is padded to the longest of its sequences.
+    """
+    if not batches:
+        return 0.0
     ids = sum(lengths[i] for batch in batches for i in batch)
-    return 1 - ids / sum(len(batch) * max(lengths[i] for i in batch) for batch in batches) if batches else 0.0
+    return 1 - ids / sum(len(batch) * max(lengths[i] for i in batch) for batch in batches)

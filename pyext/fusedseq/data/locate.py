@@ -1,45 +1,64 @@
-"""Where a task's files are: `--data DIR`, else the environment variable FUSEDSEQ_DATA."""
+"""Finds the files of a task: in `--data DIR`, or in the environment variable FUSEDSEQ_DATA."""
 
-import gzip
+import io
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from fusedseq.data.compressed import DAMAGE, opened
 
 VARIABLE = "FUSEDSEQ_DATA"
 
 
-def locate(task, choices, data=None, folders=()):
-    """The files of a task, all from the first directory and naming that has them all.
+def locate(
+    task: str,
+    choices: Sequence[Sequence[str]],
+    data: str | None = None,
+    folders: Sequence[str] = (),
+) -> list[Path]:
+    """Returns the paths of the first complete set of files, all in one directory.
 
-    choices: lists of file names, each list one complete set; a name may be there plain or with .gz after it
-    data: a directory holding them, or holding a directory named as the task, or as one of `folders`, that does; None
-        reads FUSEDSEQ_DATA
-    returns the paths of the first complete set; FileNotFoundError names every file looked for
+    choices: lists of file names, each list one complete set; a file may also be compressed, with
+        .gz after its name
+    data: a directory that contains them, or that contains a directory, named as the task or as one
+        of `folders`, which does; None reads FUSEDSEQ_DATA
+    Errors: FileNotFoundError that names every file searched for.
     """
-    looked = []
+    searched = []
     for directory in directories(task, data, folders):
         for names in choices:
             candidates = [(directory / name, directory / f"{name}.gz") for name in names]
             found = [next((path for path in pair if path.is_file()), None) for pair in candidates]
-            if all(found):
-                return found
-            looked.append(f"{directory}/{{{','.join(names)}}}[.gz]")
-    raise FileNotFoundError(f"{task}: data files not found, looked for {' and '.join(looked)}")
+            files = [path for path in found if path is not None]
+            if len(files) == len(names):
+                return files
+            searched.append(f"{directory}/{{{','.join(names)}}}[.gz]")
+    raise FileNotFoundError(f"{task}: data files not found, looked for {' and '.join(searched)}")
 
 
-def directories(task, data=None, folders=()):
-    """Where the files of a task may lie, in the order they are looked for; see `locate`."""
+def directories(task: str, data: str | None = None, folders: Sequence[str] = ()) -> list[Path]:
+    """Returns the directories in which the files of a task may be, in order; see `locate`.
+
+    Errors: FileNotFoundError if neither `data` nor FUSEDSEQ_DATA is given.
+    """
     root = data or os.environ.get(VARIABLE)
     if not root:
-        raise FileNotFoundError(f"{task}: no data given: use --data DIR, --data synthetic, or set {VARIABLE}")
+        raise FileNotFoundError(
+            f"{task}: no data given: use --data DIR, --data synthetic, or set {VARIABLE}"
+        )
     return [Path(root), *(Path(root) / folder for folder in (task, *folders))]
 
 
-def read_lines(path):
-    """The lines of a UTF-8 text file, gzip-compressed where its name ends in .gz; only \\n ends one: a stray carriage
-    return within a line would set parallel files off against each other."""
-    opener = gzip.open if path.suffix == ".gz" else open
+def read_lines(path: Path) -> Iterator[str]:
+    r"""Yields the lines of a UTF-8 text file, which is gzip-compressed if its name ends in .gz.
+
+    Only \n ends a line: a stray carriage return within a line would shift parallel files against
+    each other.
+    Errors: ValueError, which names the file, for one that is not such text, is damaged, or expands
+        to more than data.compressed allows.
+    """
     try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+        with io.TextIOWrapper(opened(path), encoding="utf-8-sig", newline="\n") as file:
             yield from file
-    except (EOFError, gzip.BadGzipFile, UnicodeDecodeError) as error:
+    except (*DAMAGE, ValueError) as error:
         raise ValueError(f"{path} is not readable text: {error}") from None

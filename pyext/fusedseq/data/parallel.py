@@ -1,12 +1,13 @@
-"""Sentence pairs of two languages, as ids: vocabularies, splits and batches."""
+"""Sentence pairs of two languages as ids: vocabularies, splits and batches."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fusedseq.data import PAD, SPLITS
 from fusedseq.data.length_batching import by_length, padding
@@ -14,33 +15,41 @@ from fusedseq.data.row_batches import RowBatches
 from fusedseq.data.statistics import Side
 from fusedseq.data.vocabulary import Vocabulary
 
-UNKNOWN, START, END = range(PAD + 1, 4)  # the ids of the other special words, whatever they are called
+# The ids of the special words after PAD, in every vocabulary, whatever their spelling.
+UNKNOWN, START, END = range(PAD + 1, 4)
+
+TextPair = tuple[str, str]  # a source and a target sentence
+SplitPairs = dict[str, list[TextPair]]  # the pairs of each split
 
 
 @dataclass(frozen=True)
 class Language:
-    """A language as the model sees it: how a sentence falls into words, and their ids.
+    """A language: how a sentence is split into words, and their ids.
 
-    vocabulary: begins with the words for padding, the unknown, the start and the end of a sentence
-    tokenize: from a string to a list of words
+    vocabulary: begins with the words for padding, unknown words, the start and the end
+    tokenize: splits a sentence into a list of words
     """
 
     name: str
     vocabulary: Vocabulary
-    tokenize: Callable
+    tokenize: Callable[[str], list[str]]
 
     @property
-    def specials(self):
+    def specials(self) -> list[str]:
+        """The special words, in the order of their ids."""
         return self.vocabulary.words[: END + 1]
 
-    def encode(self, words, max_length=None):
-        """The ids of a sentence between START and END, a list; of a longer one than `max_length` the first words."""
+    def encode(self, words: Sequence[str], max_length: int | None = None) -> list[int]:
+        """Returns the ids of a sentence between START and END.
+
+        max_length: the largest number of ids; later words of a longer sentence are cut off
+        """
         words = words if max_length is None else words[: max_length - 2]
         ids = self.vocabulary.ids
         return [START, *(ids.get(word, UNKNOWN) for word in words), END]
 
-    def decode(self, ids):
-        """The words up to END, without START and padding."""
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Returns the words before END, without START and padding."""
         words = []
         for i in ids:
             if i == END:
@@ -51,88 +60,119 @@ class Language:
 
 
 class Pairs(NamedTuple):
-    """A split: its pairs as text, as words, and as ids; lists of one entry a pair, and of two within `text`."""
+    """The pairs of a split as text, as words and as ids; each list has one entry per pair."""
 
-    text: list  # (source, target)
-    source_words: list
-    target_words: list
-    source: list
-    target: list
+    text: list[TextPair]
+    source_words: list[list[str]]
+    target_words: list[list[str]]
+    source: list[list[int]]
+    target: list[list[int]]
 
 
 class PairBatch(NamedTuple):
-    source: torch.Tensor  # (B, S) int64, START ... END, then PAD
-    source_lengths: torch.Tensor  # (B,) int64
-    target: torch.Tensor  # (B, T): a decoder reads target[:, :-1] and predicts target[:, 1:]
-    target_lengths: torch.Tensor  # (B,)
-    pairs: list  # their numbers in the split
-    items: int  # words that are predicted
+    """A batch of pairs."""
+
+    source: Tensor  # (B, S) int64, START ... END, then PAD
+    source_lengths: Tensor  # (B,) int64
+    target: Tensor  # (B, T): a decoder reads target[:, :-1] and predicts target[:, 1:]
+    target_lengths: Tensor  # (B,)
+    pairs: list[int]  # their numbers in the split
+    items: int  # the number of predicted words
 
 
 class PairBatches(RowBatches):
-    """One pass over a split in batches of about equal length; a pure function of (pairs, batch, key)."""
+    """The batches of one pass over a split, of about equal length.
 
-    def __init__(self, pairs, batch, key=None):
+    They are determined by (pairs, batch, key); see `by_length`.
+    """
+
+    def __init__(self, pairs: Pairs, batch: int, key: str | None = None) -> None:
         self.pairs = pairs
         self.lengths = [(len(t), len(s)) for s, t in zip(pairs.source, pairs.target, strict=True)]
         self.numbers = by_length(self.lengths, batch, key)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.numbers)
 
-    def rows(self, i):
+    def rows(self, i: int) -> list[int]:
         return self.numbers[i]
 
-    def batch_of(self, numbers):
-        source, source_lengths = padded([self.pairs.source[n] for n in numbers])
-        target, target_lengths = padded([self.pairs.target[n] for n in numbers])
-        items = int(target_lengths.sum()) - len(numbers)
-        return PairBatch(source, source_lengths, target, target_lengths, list(numbers), items)
+    def batch_of(self, rows: Sequence[int]) -> PairBatch:
+        source, source_lengths = padded([self.pairs.source[n] for n in rows])
+        target, target_lengths = padded([self.pairs.target[n] for n in rows])
+        items = int(target_lengths.sum()) - len(rows)  # START is not predicted
+        return PairBatch(source, source_lengths, target, target_lengths, list(rows), items)
 
-    def padding(self):
-        """The share of padding in the source and in the target ids."""
-        return tuple(padding([pair[side] for pair in self.lengths], self.numbers) for side in (1, 0))
+    def padding(self) -> tuple[float, float]:
+        """Returns the fraction of padding in the source ids and in the target ids."""
+        target, source = (
+            padding([pair[side] for pair in self.lengths], self.numbers) for side in (0, 1)
+        )
+        return source, target
 
 
-def padded(rows):
-    """Lists of ids as one tensor (B, L), PAD after their ends, and their lengths (B,)."""
+def padded(rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Returns lists of ids as one tensor (B, L), padded with PAD, and their lengths (B,)."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     longest = int(lengths.max())
-    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows], dtype=torch.int64), lengths
+    ids = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows], dtype=torch.int64)
+    return ids, lengths
 
 
 @dataclass(frozen=True)
 class ParallelCorpus:
+    """Two languages and the pairs of each split."""
+
     source: Language
     target: Language
     train: Pairs
     valid: Pairs
     test: Pairs
-    dropped: dict  # why a pair of the files is not in the splits: how many
+    dropped: dict[str, int]  # for each reason how many pairs of the files are in no split
 
-    def sides(self):
-        """What is in the splits, for the statistics."""
-        return [Side(language.name, language.vocabulary, {split: getattr(getattr(self, split), words) for split in SPLITS})
-                for language, words in ((self.source, "source_words"), (self.target, "target_words"))]  # fmt: skip
+    def sides(self) -> list[Side]:
+        """Returns the sentences of both languages, for the statistics."""
+        return [
+            Side(
+                language.name,
+                language.vocabulary,
+                {split: getattr(getattr(self, split), words) for split in SPLITS},
+            )
+            for language, words in ((self.source, "source_words"), (self.target, "target_words"))
+        ]
 
-    def fingerprint(self):
-        """One number for words and ids: a run is not resumed on other data than it began with."""
+    def fingerprint(self) -> int:
+        """Returns a checksum of words and ids: a run cannot be resumed on other data."""
         crc = 0
-        for part in (self.source.vocabulary.words, self.target.vocabulary.words,
-                     *(ids for split in SPLITS for ids in getattr(self, split)[3:])):  # fmt: skip
+        for part in (
+            self.source.vocabulary.words,
+            self.target.vocabulary.words,
+            *(ids for split in SPLITS for ids in getattr(self, split)[3:]),
+        ):
             crc = zlib.crc32(repr(part).encode(), crc)
         return crc
 
 
-def build(splits, names, tokenize, count, *, max_length, dropped=None):
-    """A ParallelCorpus.
+def build(
+    splits: Mapping[str, list[TextPair]],
+    names: Sequence[str],
+    tokenize: Callable[[str], list[str]],
+    count: Callable[[list[list[str]]], Vocabulary],
+    *,
+    max_length: int,
+    dropped: Mapping[str, int] | None = None,
+) -> ParallelCorpus:
+    """Builds a ParallelCorpus.
 
-    splits: for each of train, valid and test its pairs of sentences, a list of (source, target)
-    names: of the two languages    tokenize: from a sentence to its words
-    count: from a list of sentences, each a list of words, to their Vocabulary, the four special words first
-    max_length: ids in a sentence, START and END counted. Training pairs over it are dropped; of longer sentences in
-        the other splits the ids end there, while their text and words are whole, for the figures are of the whole
-    dropped: why pairs were left out before, and how many
+    splits: the pairs (source, target) of train, valid and test    names: of the two languages
+    tokenize: splits a sentence into words
+    count: returns the Vocabulary of a list of sentences, each a list of words, beginning with the
+        four special words
+    max_length: of a sentence in ids, counting START and END. Longer training pairs are dropped. The
+        ids of longer sentences in the other splits are cut off, but their text and words are whole,
+        because metrics are computed on whole sentences
+    dropped: for each reason how many pairs were dropped before
+    Errors: ValueError for an empty split or a max_length that leaves no training pair.
     """
     if max_length < 3:
         raise ValueError(f"max_length must be at least 3, got {max_length}")
@@ -140,19 +180,34 @@ def build(splits, names, tokenize, count, *, max_length, dropped=None):
         if not splits[split]:
             raise ValueError(f"{split} must have at least 1 pair, got 0")
     words = {split: [(tokenize(s), tokenize(t)) for s, t in splits[split]] for split in SPLITS}
-    fits = [max(map(len, pair)) + 2 <= max_length for pair in words["train"]]
-    if not any(fits):
+    short_enough = [max(map(len, pair)) + 2 <= max_length for pair in words["train"]]
+    if not any(short_enough):
         raise ValueError(f"max_length must leave a training pair, got {max_length}")
-    text = splits | {"train": list(compress(splits["train"], fits))}
-    words["train"] = list(compress(words["train"], fits))
-    languages = [Language(name, count([pair[side] for pair in words["train"]]), tokenize)
-                 for side, name in enumerate(names)]  # fmt: skip
-    parts = {split: _pairs(text[split], words[split], languages, max_length) for split in SPLITS}
-    dropped = {**(dropped or {}), "too long": fits.count(False)}
-    return ParallelCorpus(*languages, **parts, dropped={why: n for why, n in dropped.items() if n})
+    text = {**splits, "train": list(compress(splits["train"], short_enough))}
+    words["train"] = list(compress(words["train"], short_enough))
+    source, target = (
+        Language(name, count([pair[side] for pair in words["train"]]), tokenize)
+        for side, name in enumerate(names)
+    )
+    train, valid, test = (
+        _pairs(text[split], words[split], source, target, max_length) for split in SPLITS
+    )
+    dropped = {**(dropped or {}), "too long": short_enough.count(False)}
+    dropped = {why: n for why, n in dropped.items() if n}
+    return ParallelCorpus(source, target, train, valid, test, dropped)
 
 
-def _pairs(text, words, languages, max_length):
-    sides = [[pair[side] for pair in words] for side in range(2)]
-    ids = ([language.encode(s, max_length) for s in side] for language, side in zip(languages, sides, strict=True))
-    return Pairs(text, *sides, *ids)
+def _pairs(
+    text: list[TextPair],
+    words: list[tuple[list[str], list[str]]],
+    source: Language,
+    target: Language,
+    max_length: int,
+) -> Pairs:
+    return Pairs(
+        text,
+        source_words=[pair[0] for pair in words],
+        target_words=[pair[1] for pair in words],
+        source=[source.encode(pair[0], max_length) for pair in words],
+        target=[target.encode(pair[1], max_length) for pair in words],
+    )

@@ -1,33 +1,43 @@
-"""A generated miniature corpus: sentences of a small probabilistic grammar, the same ones for the same seed.
+"""A generated miniature corpus: sentences of a small probabilistic grammar, determined by a seed.
 
-What there is to learn: word frequencies (Zipf), word order, agreement of subject and verb in number, also across a
-relative clause (which needs a memory), and nouns that prefer certain verbs.
+A model can learn from it word frequencies (Zipf), word order, the agreement of subject and verb in
+number, also across a relative clause (which needs memory), and that nouns prefer certain verbs.
 """
 
 import random
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
-NOUNS = "dog cat king ship bird child fund share bank trader market price plan law city river house book song star"
+Entry = TypeVar("Entry")
+NOUNS = (
+    "dog cat king ship bird child fund share bank trader market price plan law city river house "
+    "book song star"
+)
 VERBS = "see like follow find lose hold move open help watch carry build leave meet call push"
 ADJECTIVES = "old new small big quiet dark bright red heavy slow"
 ADVERBS = "often never soon today again here"
 SIZES = {"train": 2000, "valid": 200, "test": 200}  # sentences
 
 
-def sentences(seed=0, sizes=SIZES):
-    """For each split of `sizes` its sentences, as strings; about 7 words a sentence, 93 word types."""
-    return {split: [sentence(rng) for _ in range(n)]
-            for split, n in sizes.items() for rng in [random.Random(f"{seed}/{split}")]}  # fmt: skip
+def sentences(seed: int | str = 0, sizes: Mapping[str, int] = SIZES) -> dict[str, list[str]]:
+    """Returns the sentences of each split of `sizes`: about 7 words each, 93 word types."""
+    return {
+        split: [sentence(rng) for _ in range(n)]
+        for split, n in sizes.items()
+        for rng in [random.Random(f"{seed}/{split}")]
+    }
 
 
-def sentence(rng):
+def sentence(rng: random.Random) -> str:
+    """Draws a sentence."""
     plural = rng.random() < 0.4
     subject, noun = noun_phrase(rng, plural, depth=0)
     words = subject + verb_phrase(rng, plural, noun)
     return " ".join(words + ([zipf(rng, ADVERBS.split())] if rng.random() < 0.3 else []))
 
 
-def noun_phrase(rng, plural, depth):
-    """Its words, and the number of its head noun."""
+def noun_phrase(rng: random.Random, plural: bool, depth: int) -> tuple[list[str], int]:
+    """Draws a noun phrase; returns its words and the index of its head noun in NOUNS."""
     nouns = NOUNS.split()
     head = zipf(rng, nouns)
     words = [rng.choice(["the", "the", "some" if plural else "a"])]
@@ -41,16 +51,19 @@ def noun_phrase(rng, plural, depth):
     return words, nouns.index(head)
 
 
-def verb_phrase(rng, plural, noun):
+def verb_phrase(rng: random.Random, plural: bool, noun: int) -> list[str]:
+    """Draws a verb and its object; noun: the index of the subject's head noun."""
     return [verb(rng, plural, noun), *noun_phrase(rng, rng.random() < 0.4, depth=1)[0]]
 
 
-def verb(rng, plural, noun):
+def verb(rng: random.Random, plural: bool, noun: int) -> str:
+    """Draws a verb, in 80% of the cases one of those that the subject's noun prefers."""
     verbs = VERBS.split()
-    favourites = verbs[noun % 4 :: 4]
-    word = zipf(rng, favourites if rng.random() < 0.8 else verbs)
+    preferred = verbs[noun % 4 :: 4]
+    word = zipf(rng, preferred if rng.random() < 0.8 else verbs)
     return word if plural else word + "s"
 
 
-def zipf(rng, words):
-    return rng.choices(words, [1 / (rank + 1) for rank in range(len(words))])[0]
+def zipf(rng: random.Random, entries: Sequence[Entry]) -> Entry:
+    """Draws an entry with a probability proportional to 1 / rank."""
+    return rng.choices(entries, [1 / (rank + 1) for rank in range(len(entries))])[0]

@@ -1,10 +1,12 @@
-"""Generated lines of two domains for the word task, the same ones for the same seed.
+"""Generated lines of two domains for the word task, determined by a seed.
 
-The general domain is the grammar of `synthetic`. The news have the same grammar, but other frequent nouns, so that verbs
-follow other nouns; words of their own; and a source named before or after, which moves the words by some places.
+The general domain has the grammar of `synthetic`. The news domain has the same grammar but other
+frequent nouns, so verbs follow other nouns; words of its own; and a source that is named before or
+after the sentence, which shifts the words by some positions.
 """
 
 import random
+from collections.abc import Mapping
 
 from fusedseq.data import synthetic
 
@@ -13,14 +15,18 @@ CLOSINGS = (", the mayor said", "during the campaign", "after the vote")
 SIZES = {"general": 3000, "news": 1500}  # lines
 
 
-def lines(seed=0, sizes=SIZES):
-    """For each domain its lines."""
-    make = {"general": synthetic.sentence, "news": news}
-    return {domain: [make[domain](rng) for _ in range(n)]
-            for domain, n in sizes.items() for rng in [random.Random(f"{seed}/{domain}")]}  # fmt: skip
+def lines(seed: int | str = 0, sizes: Mapping[str, int] = SIZES) -> dict[str, list[str]]:
+    """Returns the lines of each domain of `sizes`."""
+    draw = {"general": synthetic.sentence, "news": news}
+    return {
+        domain: [draw[domain](rng) for _ in range(n)]
+        for domain, n in sizes.items()
+        for rng in [random.Random(f"{seed}/{domain}")]
+    }
 
 
-def news(rng):
+def news(rng: random.Random) -> str:
+    """Draws a line of the news domain."""
     nouns = synthetic.NOUNS.split()
     swapped = dict(zip(nouns, reversed(nouns), strict=True))
     swapped |= {noun + "s": other + "s" for noun, other in swapped.items()}

@@ -1,8 +1,10 @@
-"""Contexts for word prediction in two domains: general text to learn from, and news."""
+"""Contexts for word prediction in two domains: general text for training, and news."""
 
 import random
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from fusedseq.data import synthetic_domains
 from fusedseq.data.catalan_text import sentences
@@ -16,11 +18,16 @@ FOLDERS = ("catalan",)
 DOMAINS = ("general", "news")
 SPLITS = ("train", "valid", "test", "news_train", "news_valid", "news_test")
 
+Line = list[str]  # the words of a line
+
 
 @dataclass(frozen=True)
 class Domains:
-    """Contexts of both domains, and the vocabulary of the general training split. The words of news_train serve
-    adaptation: its contexts are read, its targets only where a variant fine-tunes on them."""
+    """Contexts of both domains, and the vocabulary of the general training split.
+
+    The split news_train is for domain adaptation: the contexts are used, and the targets only by
+    variants that fine-tune on them.
+    """
 
     vocabulary: Vocabulary
     train: Contexts
@@ -29,73 +36,113 @@ class Domains:
     news_train: Contexts
     news_valid: Contexts
     news_test: Contexts
-    lines: dict  # for each split its lines, lists of words
+    lines: dict[str, list[Line]]  # of each split
 
-    def sides(self):
+    def sides(self) -> list[Side]:
+        """Returns the lines of all splits, for the statistics."""
         return [Side("both domains", self.vocabulary, self.lines)]
 
-    def fingerprint(self):
+    def fingerprint(self) -> int:
+        """Returns a checksum of words and streams: a run cannot be resumed on other data."""
         crc = zlib.crc32("\n".join(self.vocabulary.words).encode())
         for split in SPLITS:
             crc = zlib.crc32(getattr(self, split).stream.numpy().tobytes(), crc)
         return crc
 
 
-def load(data=None, *, seed=0, held_out=0.05, limit=100_000, min_frequency=2, radius=3, lower=False):
-    """The Domains in `data` (a directory, or 'synthetic'): all of its files general*.txt and news*.txt, plain or .gz,
-    one sentence or paragraph a line.
+def load(
+    data: str | None = None,
+    *,
+    seed: int = 0,
+    held_out: float = 0.05,
+    limit: int | None = 100_000,
+    min_frequency: int = 2,
+    radius: int = 3,
+    lower: bool = False,
+) -> Domains:
+    """Loads the Domains in `data`, a directory or 'synthetic'; None reads FUSEDSEQ_DATA.
 
-    A line that repeats an earlier one is dropped (general comes first), so that none is in two splits. The rest is split
-    at random, for some files are in alphabetical order.
-    seed: of the split (and of the synthetic lines)    held_out: the share of a domain's lines in valid, and in test
-    limit, min_frequency: of the vocabulary. With a min_frequency of 1 the Catalan texts' 90,771 words would all be in it, and
-        <unk>, which is 2.8% of the news, would never be seen in training; with 2 it is 1.5% of the training text, and the
-        vocabulary has 51,456 words    radius: context words to either side    lower: in lower case
+    All files general*.txt and news*.txt are read, plain or .gz, with one sentence or paragraph per
+    line. A line that repeats an earlier one is dropped (general comes first), so that no line is in
+    two splits. The others are split at random, because some files are in alphabetical order.
+    seed: of the split and of the synthetic lines
+    held_out: the fraction of a domain's lines in valid, and in test
+    limit: the largest size of the vocabulary
+    min_frequency: the least frequency of its words. With 1, all 90,771 words of the Catalan texts
+        are in the vocabulary, and <unk>, which is 2.8% of the news, never occurs in training; with
+        2 it is 1.5% of the training text, and the vocabulary has 51,456 words
+    radius: context words on each side    lower: converts the text to lower case
+    Errors: FileNotFoundError, see `find`; ValueError for a held_out outside (0, 0.5) and for a
+    split without a line of 2 words.
     """
     if not 0 < held_out < 0.5:
         raise ValueError(f"held_out must be between 0 and 0.5, got {held_out}")
-    if data == "synthetic":
-        texts = {domain: [iter(lines)] for domain, lines in synthetic_domains.lines(seed).items()}
-    else:
-        texts = {domain: [read_lines(path) for path in paths] for domain, paths in find(data).items()}
-    splits: dict = {}
-    seen: set = set()
-    for domain, prefix in zip(DOMAINS, ("", "news_"), strict=True):
-        distinct = [words for text in texts[domain] for words in sentences(text, lower) if not repeated(words, seen)]
+    splits: dict[str, list[Line]] = {}
+    seen: set[str] = set()
+    for (domain, texts), prefix in zip(_texts(data, seed).items(), ("", "news_"), strict=True):
+        distinct = [
+            words for text in texts for words in sentences(text, lower) if not repeated(words, seen)
+        ]
         for split, lines in split_lines(distinct, f"{seed}/{domain}", held_out).items():
             if not any(len(line) > 1 for line in lines):
                 raise ValueError(
-                    f"words: {prefix}{split} must have a line of 2 words, got {len(lines)} lines, none such"
+                    f"words: {prefix}{split} must have a line of 2 words, got {len(lines)} lines, "
+                    "none such"
                 )
             splits[prefix + split] = lines
-    vocabulary = Vocabulary.count((w for line in splits["train"] for w in line), SPECIALS, min_frequency, limit)
+    vocabulary = Vocabulary.count(
+        (w for line in splits["train"] for w in line), SPECIALS, min_frequency, limit
+    )
     ids = vocabulary.ids
-    contexts = (Contexts.of(([ids.get(w, ids["<unk>"]) for w in line] for line in splits[split]), radius)
-                for split in SPLITS)  # fmt: skip
-    return Domains(vocabulary, *contexts, lines=splits)
+    train, valid, test, news_train, news_valid, news_test = (
+        Contexts.of(([ids.get(w, ids["<unk>"]) for w in line] for line in splits[split]), radius)
+        for split in SPLITS
+    )
+    return Domains(vocabulary, train, valid, test, news_train, news_valid, news_test, splits)
 
 
-def find(data):
-    """For each domain its files, in alphabetical order, from the first directory that has both."""
-    looked = []
+def _texts(data: str | None, seed: int) -> dict[str, list[Iterable[str]]]:
+    """Returns the texts of each domain, each an iterable of lines, in the order of DOMAINS."""
+    if data == "synthetic":
+        lines = synthetic_domains.lines(seed)
+        return {domain: [lines[domain]] for domain in DOMAINS}
+    files = find(data)
+    return {domain: [read_lines(path) for path in files[domain]] for domain in DOMAINS}
+
+
+def find(data: str | None) -> dict[str, list[Path]]:
+    """Returns the files of each domain, in alphabetical order.
+
+    They are those of the first directory that has files of both domains; see `directories`.
+    Errors: FileNotFoundError that names every file searched for.
+    """
+    searched = []
     for directory in directories("words", data, FOLDERS):
-        files = {domain: sorted([*directory.glob(f"{domain}*.txt"), *directory.glob(f"{domain}*.txt.gz")])
-                 for domain in DOMAINS}  # fmt: skip
+        files = {
+            domain: sorted(
+                [*directory.glob(f"{domain}*.txt"), *directory.glob(f"{domain}*.txt.gz")]
+            )
+            for domain in DOMAINS
+        }
         if all(files.values()):
             return files
-        looked.append(f"{directory}/{{{','.join(f'{d}*.txt' for d in DOMAINS)}}}[.gz]")
-    raise FileNotFoundError(f"words: data files not found, looked for {' and '.join(looked)}")
+        searched.append(f"{directory}/{{{','.join(f'{d}*.txt' for d in DOMAINS)}}}[.gz]")
+    raise FileNotFoundError(f"words: data files not found, looked for {' and '.join(searched)}")
 
 
-def repeated(words, seen):
-    """Whether the line is in `seen`, where it is after this."""
+def repeated(words: Line, seen: set[str]) -> bool:
+    """Returns whether the line is in `seen`, and adds it."""
     line = " ".join(words)
     before = line in seen
     seen.add(line)
     return before
 
 
-def split_lines(lines, key, held_out):
+def split_lines(lines: list[Line], key: str, held_out: float) -> dict[str, list[Line]]:
+    """Shuffles the lines in place and splits them into train, valid and test.
+
+    key: of the random order    held_out: the fraction of valid, and of test
+    """
     random.Random(key).shuffle(lines)
-    each = round(len(lines) * held_out)
-    return {"train": lines[2 * each :], "valid": lines[:each], "test": lines[each : 2 * each]}
+    size = round(len(lines) * held_out)
+    return {"train": lines[2 * size :], "valid": lines[:size], "test": lines[size : 2 * size]}

@@ -1,1 +1,1 @@
-"""What trained models write: search over a translator, samples of a language model, and BLEU."""
+"""Decoding: beam search over a translator, samples of a language model, and BLEU."""

@@ -1,37 +1,57 @@
-"""BLEU (Papineni et al., 2002) in two definitions that give different numbers: NLTK's of sentences, averaged, and
-sacreBLEU's of a corpus. Both here are of words as the caller parted them, and tell capitals from small letters."""
+"""BLEU (Papineni et al., 2002): NLTK's sentence BLEU and sacreBLEU's corpus BLEU.
+
+The two definitions give different numbers. Both functions take sentences that the caller has split
+into words, and both are case-sensitive.
+"""
 
 import warnings
+from collections.abc import Sequence
 
 SMOOTHING = ("method0", "method1")
 
 
-def sentence_bleu(reference, hypothesis, smoothing="method1"):
-    """nltk.translate.bleu_score.sentence_bleu of one reference, to 4-grams, equally weighted: 0 to 1.
+def sentence_bleu(
+    reference: Sequence[str], hypothesis: Sequence[str], smoothing: str = "method1"
+) -> float:
+    """Returns NLTK's sentence_bleu with one reference and equal weights up to 4-grams: 0 to 1.
 
-    reference, hypothesis: lists of words    smoothing: a method of NLTK's SmoothingFunction (Chen & Cherry, 2014): "method1"
-        counts 0.1 for n-grams of which none is in the reference, "method0", NLTK's default, takes 1e-308 for their precision, so
-        that a sentence without a 4-gram in common, or of fewer than 4 words, has a BLEU of nearly 0
+    reference, hypothesis: lists of words
+    smoothing: a method of NLTK's SmoothingFunction (Chen & Cherry, 2014). "method1" counts 0.1 for
+        an n-gram order without a match in the reference. "method0", NLTK's default, takes 1e-308
+        for its precision, so a sentence without a matching 4-gram, or with fewer than 4 words, has
+        a BLEU of nearly 0
 
-    The document's figure is the mean of this over a split's sentences. It does not say with which smoothing.
+    The source reports take the mean of this over the sentences of a split. They do not state which
+    smoothing they use.
+    Errors: ValueError for another smoothing.
     """
     from nltk.translate import bleu_score
 
     if smoothing not in SMOOTHING:
-        raise ValueError(f"sentence_bleu: smoothing must be {' or '.join(SMOOTHING)}, got {smoothing!r}")
+        raise ValueError(
+            f"sentence_bleu: smoothing must be {' or '.join(SMOOTHING)}, got {smoothing!r}"
+        )
     method = getattr(bleu_score.SmoothingFunction(), smoothing)
-    with warnings.catch_warnings(action="ignore"):  # at n-grams that are not smoothed
+    # NLTK warns about n-gram orders without a match that are not smoothed.
+    with warnings.catch_warnings(action="ignore"):
         return float(bleu_score.sentence_bleu([reference], hypothesis, smoothing_function=method))
 
 
-def corpus_bleu(references, hypotheses):
-    """sacreBLEU (Post, 2018), 0 to 100, and its signature, which says how it was computed and must go with the number.
+def corpus_bleu(
+    references: Sequence[Sequence[str]], hypotheses: Sequence[Sequence[str]]
+) -> tuple[float, str]:
+    """Returns sacreBLEU (Post, 2018), 0 to 100, and its signature.
 
-    references, hypotheses: for each sentence its words, a list. They are joined by blanks, and sacreBLEU takes them so (its
-    option tokenize="none"): a score of these words, not comparable with one of detokenised text.
+    The signature states how the score was computed and must be reported with it.
+    references, hypotheses: for each sentence a list of its words. The words are joined by spaces,
+    and sacreBLEU does not tokenize them again (its option tokenize="none"), so the score is not
+    comparable with one of detokenized text.
     """
     from sacrebleu.metrics import BLEU
 
-    metric = BLEU(tokenize="none", force=True)  # force: no warning that the text has been parted already
-    score = metric.corpus_score([" ".join(words) for words in hypotheses], [[" ".join(words) for words in references]])
+    # force suppresses the warning that the text is already tokenized
+    metric = BLEU(tokenize="none", force=True)
+    score = metric.corpus_score(
+        [" ".join(words) for words in hypotheses], [[" ".join(words) for words in references]]
+    )
     return score.score, metric.get_signature().format()

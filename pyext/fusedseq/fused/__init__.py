@@ -1,6 +1,13 @@
-"""The operators: one public function each, over `torch.ops.fusedseq`. `fusedseq.reference` says what they mean."""
+"""The operators: one public function each, over `torch.ops.fusedseq`. `fusedseq.reference` says
+what they mean.
 
-from fusedseq import _load, kernels
+The docstring of an operator is that of its oracle, which describes the arguments and the result,
+followed by what is special to the fused function.
+"""
+
+import inspect
+
+from fusedseq import _load, kernels, reference
 
 _load.operators()
 kernels.register("CUDA")
@@ -40,3 +47,9 @@ __all__ = [
     "split_cross_entropy",
     "weight_drop",
 ]
+
+for _op in reference.__all__:
+    _function = globals()[_op]
+    if _function.__doc__:  # python -OO removes the docstrings
+        _definition = inspect.getdoc(getattr(reference, _op))
+        _function.__doc__ = f"{_definition}\n\n{inspect.getdoc(_function)}"

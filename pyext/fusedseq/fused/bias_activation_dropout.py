@@ -1,25 +1,37 @@
 import torch
+from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import autograd, check
+from fusedseq.fused import autocast, autograd, check
+from fusedseq.fused.schema import Named
 
 OP = "bias_activation_dropout"
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "tanh")
 
 
-def bias_activation_dropout(x, b=None, activation="relu", p=0.0, seed=0):
-    """As `fusedseq.reference.bias_activation_dropout`. One pass forward and one backward, which starts from x again:
-    neither the activation nor the mask is kept.
+def bias_activation_dropout(
+    x: Tensor,
+    b: Tensor | None = None,
+    activation: str = "relu",
+    p: float = 0.0,
+    seed: int | Tensor = 0,
+) -> Tensor:
+    """Computes `fusedseq.reference.bias_activation_dropout` with one pass over memory forward and
+    one backward.
 
-    The gradient of b does not depend on the number of threads. bf16 is computed in fp32. Under autocast b is cast to
+    Backward starts from x again: neither the activation nor the mask is saved. The gradient of b
+    does not depend on the number of threads. bf16 is computed in fp32. Under autocast b is cast to
     the dtype of x, as in torch's linear.
-    Errors: ValueError for another activation, shapes, devices, p outside [0, 1]; TypeError for other dtypes than fp32,
-    bf16, on a CPU fp64, on CUDA fp16, or two of them.
+
+    Errors: ValueError for an unknown activation, a wrong shape or device, or p outside [0, 1];
+    TypeError for tensors of two dtypes, or of a dtype other than fp32, bf16, fp64 (CPU) and fp16
+    (CUDA).
     """
-    if (y := autograd.unchecked(OP, x, b, activation, p, seed)) is not NotImplemented:
+    y: Tensor = autograd.unchecked(OP, x, b, activation, p, seed)
+    if y is not NotImplemented:
         return y
     check.tensor(OP, "x", x)
-    if isinstance(b, torch.Tensor) and b.is_floating_point() and autograd.autocast_is_on(x.device.type):
+    if isinstance(b, Tensor) and b.is_floating_point() and autocast.is_on(x.device.type):
         b = b.to(x.dtype)
     check.like(OP, x, "x", ("b",), check.TRITON, b=b)
     if x.dim() == 0:
@@ -27,37 +39,33 @@ def bias_activation_dropout(x, b=None, activation="relu", p=0.0, seed=0):
     if b is not None:
         check.shape(OP, "b", b, "(D,)", x.shape[-1:])
     if activation not in ACTIVATIONS:
-        raise ValueError(f"{OP}: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        raise ValueError(
+            f"{OP}: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
+        )
     check.probability(OP, "p", p)
-    return autograd.call("bias_activation_dropout", x, b, activation, p, check.seed(OP, seed, x.device))
+    y = autograd.call(OP, x, b, activation, p, check.seed(OP, seed, x.device))
+    return y
 
 
-def setup(ctx, inputs, output):
-    x, b, ctx.activation, ctx.p, seed = inputs
-    ctx.save_for_backward(x, b, seed)
-
-
-def backward(ctx, dy):
-    x, b, seed = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    if torch.is_grad_enabled():
-        inputs = [x, b, ctx.activation, ctx.p, seed]
-        return tuple(autograd.through_oracle(reference.bias_activation_dropout, inputs, needs, [dy]))
-    dx, db = torch.ops.fusedseq.bias_activation_dropout_backward(
-        dy, x, b, ctx.activation, ctx.p, seed, needs[0] + 2 * needs[1]
-    )
-    return dx if needs[0] else None, db if needs[1] else None, None, None, None
-
-
-def fake_backward(dy, x, b, activation, p, seed, needs):
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format) if needs & 1 else x.new_empty(0)
-    return dx, x.new_empty(x.size(-1) if needs & 2 else 0)
+def fake(named: Named) -> Tensor:
+    x: Tensor = named["x"]
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 autograd.register(
     OP,
-    lambda x, b, activation, p, seed: torch.empty_like(x, memory_format=torch.contiguous_format),
-    backward,
-    setup,
-    fakes=[(f"{OP}_backward", fake_backward)],
+    fake,
+    autograd.Gradient(
+        results=("y",),
+        backwards=("bias_activation_dropout_backward",),
+        oracle=lambda named: autograd.call_reference(reference.bias_activation_dropout, named),
+    ),
 )
+
+
+def new_gradient(named: Named, name: str) -> Tensor:
+    x: Tensor = named["x"]
+    return x.new_empty(x.shape if name == "x" else x.shape[-1:])
+
+
+autograd.register_fake_backward(OP, new_gradient)

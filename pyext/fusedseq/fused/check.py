@@ -1,91 +1,179 @@
-"""The checks at the door: in one sentence who, what, wanted, got. Past the door nobody checks again."""
+"""Argument checks of the public functions. Every message names the operator, the argument, what was
+required and what was given. The registered operators repeat only those checks without which they
+would touch foreign memory.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
-CPU = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
-DTYPES = {**CPU, "cuda": (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
-# Of the operators whose CUDA kernels are Triton's.
-TRITON = {**CPU, "cuda": (torch.float32, torch.bfloat16, torch.float16)}
+CPU: dict[str, tuple[torch.dtype, ...]] = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
+DTYPES: dict[str, tuple[torch.dtype, ...]] = {
+    **CPU,
+    "cuda": (torch.float32, torch.float64, torch.bfloat16, torch.float16),
+}
+# The dtypes of the operators whose CUDA kernels are written in Triton.
+TRITON: dict[str, tuple[torch.dtype, ...]] = {
+    **CPU,
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}
 
 
-def tensor(op, name, value):
-    if not isinstance(value, torch.Tensor):
+def tensor(op: str, name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
 
 
-def like(op, first, first_name, optional=(), dtypes=DTYPES, **others):
-    """Every tensor on the device and of the dtype of the first, whose dtype the device's kernels take.
+def like(
+    op: str,
+    first: Any,
+    first_name: str,
+    optional: Sequence[str] = (),
+    dtypes: Mapping[str, tuple[torch.dtype, ...]] = DTYPES,
+    **others: Any,
+) -> None:
+    """Requires that the device's kernels support the dtype of `first`, and that every other tensor
+    has the device and the dtype of `first`.
 
-    optional: the names that may be None    dtypes: {device type: those of its kernels}
+    optional: the names of `others` that may be None    dtypes: {device type: the dtypes of its
+    kernels}
     """
     tensor(op, first_name, first)
     known = dtypes.get(first.device.type)
     if not first.is_floating_point() or (known and first.dtype not in known):
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in known or (torch.float32,))
-        raise TypeError(f"{op}: {first_name} must be {wanted} on {first.device.type}, got {first.dtype}")
+        wanted = " or ".join(
+            str(dtype).removeprefix("torch.") for dtype in known or (torch.float32,)
+        )
+        raise TypeError(
+            f"{op}: {first_name} must be {wanted} on {first.device.type}, got {first.dtype}"
+        )
     for name, value in others.items():
         if value is None and name in optional:
             continue
         tensor(op, name, value)
         if value.dtype != first.dtype:
-            raise TypeError(f"{op}: {name} must be of the dtype of {first_name}, {first.dtype}, got {value.dtype}")
+            raise TypeError(
+                f"{op}: {name} must be of the dtype of {first_name}, {first.dtype}, got "
+                f"{value.dtype}"
+            )
         if value.device != first.device:
-            raise ValueError(f"{op}: {name} must be on the device of {first_name}, {first.device}, got {value.device}")
+            raise ValueError(
+                f"{op}: {name} must be on the device of {first_name}, {first.device}, got "
+                f"{value.device}"
+            )
 
 
-def shape(op, name, value, symbols, wanted):
-    """`shape("lstm", "W_hh", W_hh, "(4H, H)", (16, 4))`"""
+def shape(op: str, name: str, value: Tensor, symbols: str, wanted: Sequence[int]) -> None:
+    """Requires a shape. symbols: the shape in letters, for the message, as "(4H, H)" for (16, 4)"""
     if tuple(value.shape) != tuple(wanted):
-        raise ValueError(f"{op}: {name} must be {symbols} = {tuple(wanted)}, got {tuple(value.shape)}")
+        raise ValueError(
+            f"{op}: {name} must be {symbols} = {tuple(wanted)}, got {tuple(value.shape)}"
+        )
 
 
-def dimensions(op, name, value, symbols):
-    """As many dimensions as `symbols`, e.g. "(T, B, X)", names."""
+def dimensions(op: str, name: str, value: Tensor, symbols: str) -> None:
+    """Requires as many dimensions as `symbols` names: three for "(T, B, X)"."""
     if value.dim() != symbols.count(",") + 1 - symbols.count(",)"):
         raise ValueError(f"{op}: {name} must be {symbols}, got {tuple(value.shape)}")
 
 
-def probability(op, name, p):
+def sizes(op: str, name: str, value: Sequence[int]) -> None:
+    """Requires the sizes of a new tensor."""
+    if any(n < 0 for n in value):
+        raise ValueError(f"{op}: {name} must be sizes of at least 0, got {tuple(value)}")
+
+
+def probability(op: str, name: str, p: float) -> None:
     if not 0 <= p <= 1:
         raise ValueError(f"{op}: {name} must be in [0, 1], got {p}")
 
 
-def whole_numbers(op, name, value, low, high, symbols, error=ValueError):
-    """int64 values in [low, high]. Compiled code and other devices leave the values to the kernel, which must not wait."""
+def is_readable(value: Tensor) -> bool:
+    """Whether the values of a tensor can be read: not in compiled code, under a transform of
+    torch.func, or on other devices than the CPU, where reading would synchronise.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or value.device.type != "cpu"
+        or value.numel() == 0
+    )
+
+
+def whole_numbers(
+    op: str,
+    name: str,
+    value: Any,
+    low: int,
+    high: int,
+    symbols: str,
+    error: type[Exception] = ValueError,
+) -> None:
+    """Requires int64 values in [low, high]; the caller has converted int32. Where they are not
+    readable, the kernel checks them.
+    """
     tensor(op, name, value)
     if value.dtype != torch.int64:
-        raise TypeError(f"{op}: {name} must be int64, got {value.dtype}")
-    if torch.compiler.is_compiling() or value.device.type != "cpu" or value.numel() == 0:
+        raise TypeError(f"{op}: {name} must be int64 or int32, got {value.dtype}")
+    if not is_readable(value):
         return
     least, most = (int(v) for v in value.aminmax())
     if least < low or most > high:
         raise error(f"{op}: {name} must be in {symbols}, got {least if least < low else most}")
 
 
-def classes(op, name, value, V, ignore_index):
-    """int64 class numbers in [0, V), or ignore_index; as `whole_numbers`, but for ignore_index anywhere."""
+def int64(value: Any) -> Any:
+    """Returns an int32 tensor as int64, and anything else unchanged, for the checks that follow."""
+    return value.long() if isinstance(value, Tensor) and value.dtype == torch.int32 else value
+
+
+def lengths(value: Any, device: torch.device | str) -> Any:
+    """Returns a list or tuple of ints as an int64 tensor on `device`, an int32 tensor as int64, and
+    anything else unchanged, for the checks that follow.
+    """
+    if isinstance(value, (list, tuple)) and all(type(n) is int for n in value):
+        return torch.tensor(value, dtype=torch.int64, device=device)
+    return int64(value)
+
+
+def classes(op: str, name: str, value: Any, V: int, ignore_index: int) -> None:
+    """Requires int64 values in [0, V) or equal to ignore_index; read where `whole_numbers` reads
+    them.
+    """
     tensor(op, name, value)
     if value.dtype != torch.int64:
-        raise TypeError(f"{op}: {name} must be int64, got {value.dtype}")
-    if torch.compiler.is_compiling() or value.device.type != "cpu" or value.numel() == 0:
+        raise TypeError(f"{op}: {name} must be int64 or int32, got {value.dtype}")
+    if not is_readable(value):
         return
     least, most = value.aminmax()
     if least >= 0 and most < V:
         return
     wrong = ((value < 0) | (value >= V)) & (value != ignore_index)
     if wrong.any():
-        raise IndexError(f"{op}: {name} must be in [0, V) = [0, {V}) or ignore_index = {ignore_index}, got "
-                         f"{value[wrong][0]}")  # fmt: skip
+        raise IndexError(
+            f"{op}: {name} must be in [0, V) = [0, {V}) or ignore_index = {ignore_index}, got "
+            f"{value[wrong][0]}"
+        )
 
 
-def seed(op, value, device):
-    """The seed, any 64-bit integer or an int64 tensor of one element, as the tensor that the operators take."""
-    if isinstance(value, torch.Tensor):
+def seed(op: str, value: Any, device: torch.device | str) -> Tensor:
+    """Returns the seed, any 64-bit integer or an int64 tensor of one element, as the tensor that
+    the operators take.
+    """
+    if isinstance(value, Tensor):
         if value.dtype != torch.int64 or value.numel() != 1:
-            raise TypeError(f"{op}: seed must be an int or an int64 tensor of one element, got {value.dtype} "
-                            f"{tuple(value.shape)}")  # fmt: skip
+            raise TypeError(
+                f"{op}: seed must be an int or an int64 tensor of one element, got {value.dtype} "
+                f"{tuple(value.shape)}"
+            )
         return value.to(device)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{op}: seed must be an int or an int64 tensor of one element, got {type(value).__name__}")
-    # Filled there, not copied: a copy from the host waits for the device, and no CUDA graph can hold it.
+        raise TypeError(
+            f"{op}: seed must be an int or an int64 tensor of one element, got "
+            f"{type(value).__name__}"
+        )
+    # The device fills the tensor: a copy from the host would synchronise, and a CUDA graph could
+    # not capture it.
     return torch.full((), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=device)

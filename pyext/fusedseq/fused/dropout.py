@@ -1,30 +1,48 @@
 import torch
+from torch import Tensor
 
+from fusedseq import reference
 from fusedseq.fused import autograd, check
+from fusedseq.fused.autograd import Gradients
+from fusedseq.fused.schema import Named
+
+OP = "dropout"
 
 
-def dropout(x, p, seed):
-    """As `fusedseq.reference.dropout`. One pass; the mask is made on the way, in forward and again in backward.
+def dropout(x: Tensor, p: float, seed: int | Tensor) -> Tensor:
+    """Computes `fusedseq.reference.dropout` in one pass, forward and backward; the mask is
+    recomputed in backward.
 
-    Errors: ValueError for p outside [0, 1]; TypeError for a dtype other than fp32, fp64, bf16, on CUDA also fp16.
+    Errors: ValueError for p outside [0, 1]; TypeError for a dtype other than fp32, fp64, bf16, and
+    fp16 on CUDA.
     """
-    check.like("dropout", x, "x")
-    check.probability("dropout", "p", p)
+    check.like(OP, x, "x")
+    check.probability(OP, "p", p)
     if p == 0:
         return x.clone()
-    return autograd.call("dropout", x, p, check.seed("dropout", seed, x.device))
+    y: Tensor = autograd.call(OP, x, p, check.seed(OP, seed, x.device))
+    return y
 
 
-def setup(ctx, inputs, output):
-    _, ctx.p, seed = inputs
-    ctx.save_for_backward(seed)
+def fake(named: Named) -> Tensor:
+    return torch.empty_like(named["x"], memory_format=torch.contiguous_format)
 
 
-def backward(ctx, dy):
-    # Linear in x: the gradient is the operator itself, which has a gradient again.
-    return torch.ops.fusedseq.dropout(dy, ctx.p, *ctx.saved_tensors), None, None
+def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
+    """The operator is linear in x, so its gradient is the operator itself, which can be
+    differentiated again.
+    """
+    return {"x": autograd.call(OP, grads["y"], named["p"], named["seed"])}
 
 
 autograd.register(
-    "dropout", lambda x, p, seed: torch.empty_like(x, memory_format=torch.contiguous_format), backward, setup
+    OP,
+    fake,
+    autograd.Gradient(
+        results=("y",),
+        oracle=lambda named: autograd.call_reference(reference.dropout, named),
+        saves=("seed",),
+        compute=gradient,
+        is_linear=True,
+    ),
 )

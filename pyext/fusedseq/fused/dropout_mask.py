@@ -1,14 +1,29 @@
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from fusedseq.fused import autograd, check
 
 
-def dropout_mask(seed, p, shape, device=None):
-    """As `fusedseq.reference.dropout_mask`: which elements a dropout keeps, a bool tensor, the same on every backend."""
+def dropout_mask(
+    seed: int | Tensor, p: float, shape: Sequence[int], device: torch.device | str | None = None
+) -> Tensor:
+    """Computes `fusedseq.reference.dropout_mask`: which elements a dropout keeps, as a bool tensor
+    that is the same on every device.
+
+    device: the device of the mask; by default that of `seed` if it is a tensor, else the CPU
+    Errors: ValueError for p outside [0, 1] or a negative size in `shape`.
+    """
     check.probability("dropout_mask", "p", p)
+    check.sizes("dropout_mask", "shape", shape)
     if device is None:
-        device = seed.device if isinstance(seed, torch.Tensor) else "cpu"
-    return torch.ops.fusedseq.dropout_mask(check.seed("dropout_mask", seed, device), p, list(shape))
+        device = seed.device if isinstance(seed, Tensor) else "cpu"
+    seed = check.seed("dropout_mask", seed, device)
+    keep: Tensor = torch.ops.fusedseq.dropout_mask(seed, p, list(shape))
+    return keep
 
 
-autograd.register("dropout_mask", lambda seed, p, shape: seed.new_empty(shape, dtype=torch.bool))
+autograd.register_fake(
+    "dropout_mask", lambda named: named["seed"].new_empty(named["shape"], dtype=torch.bool)
+)

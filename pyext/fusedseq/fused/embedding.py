@@ -1,89 +1,124 @@
+from typing import Any
+
 import torch
+from torch import Tensor
 
+from fusedseq import reference
 from fusedseq.fused import autograd, check
+from fusedseq.fused.autograd import Gradients
+from fusedseq.fused.schema import Named
+from fusedseq.reference.dropout_mask import drop
+
+OP = "embedding"
 
 
-def embedding(ids, W, p=0.0, seed=0, sparse=False):
-    """As `fusedseq.reference.embedding`. The dropout is in the gather: time does not depend on V, and W is never copied.
+def embedding(
+    ids: Tensor, W: Tensor, p: float = 0.0, seed: int | Tensor = 0, sparse: bool = False
+) -> Tensor:
+    """Computes `fusedseq.reference.embedding` with the dropout inside the gather: the time does not
+    depend on V, and W is never copied.
 
-    The gradient touches only the rows used: with `sparse` it is a sparse tensor of them, otherwise the other rows are
-    zeros that the system makes when somebody reads them.
-    On CUDA the gradient's sums are in the order of the text, without atomics: the same bits in every run.
-    Errors: IndexError for an id outside [0, V), RuntimeError instead in compiled code, and on CUDA an assertion that stops
-    the device, as torch's own; ValueError for p outside [0, 1]; TypeError for ids other than int64, or a W other than fp32,
-    fp64, bf16, on CUDA also fp16.
+    The gradient touches only the rows of W that were used. With `sparse` it is a sparse tensor of
+    these rows; otherwise the other rows are pages that the operating system zeroes when they are
+    first read. On CUDA the gradient's sums follow the order of the ids, without atomics, so that
+    every run gives the same bits.
+
+    Errors: IndexError for an id outside [0, V) (RuntimeError in compiled code, a device-side
+    assertion on CUDA, as in torch); ValueError for p outside [0, 1]; TypeError for ids other than
+    int64 and int32, or for a W of a dtype other than fp32, fp64, bf16, and fp16 on CUDA.
     """
-    check.like("embedding", W, "W")
-    check.dimensions("embedding", "W", W, "(V, E)")
-    check.probability("embedding", "p", p)
+    check.like(OP, W, "W")
+    check.dimensions(OP, "W", W, "(V, E)")
+    check.probability(OP, "p", p)
     V = W.size(0)
-    check.whole_numbers("embedding", "ids", ids, 0, V - 1, f"[0, V) = [0, {V})", IndexError)
+    ids = check.int64(ids)
+    check.whole_numbers(OP, "ids", ids, 0, V - 1, f"[0, V) = [0, {V})", IndexError)
     if ids.device != W.device:
-        raise ValueError(f"embedding: ids must be on the device of W, {W.device}, got {ids.device}")
-    seed = check.seed("embedding", seed, W.device)
-    if sparse:
-        return SparseGradient.apply(ids, W, p, seed)
-    return autograd.call("embedding", ids, W, p, seed)
+        raise ValueError(f"{OP}: ids must be on the device of W, {W.device}, got {ids.device}")
+    seed = check.seed(OP, seed, W.device)
+    if sparse and (torch.compiler.is_compiling() or not autograd.is_transformed()):
+        y: Tensor = SparseGradient.apply(ids, W, p, seed)  # type: ignore[no-untyped-call]
+    else:
+        y = autograd.call(OP, ids, W, p, seed)
+    return y
 
 
-def setup(ctx, inputs, output):
-    ids, W, ctx.p, seed = inputs
-    ctx.V = W.size(0)
-    ctx.save_for_backward(ids, seed)
+def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
+    dy, ids, V, p, seed = grads["y"], *(named[name] for name in ("ids", "V", "p", "seed"))
+    return {"W": autograd.call("embedding_backward", dy, ids, V, p, seed, None)}
 
 
-def backward(ctx, dy):
-    ids, seed = ctx.saved_tensors
-    return None, autograd.call("embedding_backward", dy, ids, ctx.V, ctx.p, seed, None), None, None
-
-
-def setup_backward(ctx, inputs, output):
-    dy, ids, _, ctx.p, seed, keys = inputs
-    ctx.compact = keys is not None
-    ctx.save_for_backward(ids, seed)
-
-
-def backward_backward(ctx, ddW):
-    if ctx.compact:
+def second_gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
+    """The gradient is linear in dy, and its transpose is the gather."""
+    if named["keys"] is not None:
         raise NotImplementedError(
             "embedding: a gradient made with sparse=True has no second derivative; use sparse=False"
         )
-    # The gradient is linear in dy, and its transpose is the gather.
-    ids, seed = ctx.saved_tensors
-    return torch.ops.fusedseq.embedding(ids, ddW, ctx.p, seed), None, None, None, None, None
+    ids, p, seed = (named[name] for name in ("ids", "p", "seed"))
+    return {"dy": autograd.call(OP, ids, grads["dW"], p, seed)}
+
+
+def gradient_oracle(named: Named) -> Tensor:
+    """The gradient in plain PyTorch: the sum of the rows of dy with the same id, times the mask."""
+    if named["keys"] is not None:
+        raise NotImplementedError(
+            "embedding: sparse=True supports neither forward-mode AD nor transforms of torch.func"
+        )
+    dy, ids, V, p, seed = (named[name] for name in ("dy", "ids", "V", "p", "seed"))
+    rows: Tensor = dy.reshape(ids.numel(), dy.size(-1))
+    dW = rows.new_zeros(V, rows.size(1)).index_add(0, ids.reshape(-1), rows)
+    keep = reference.dropout_mask(seed, p, (V,), dW.device)
+    return drop(dW, keep[:, None], p) if p else dW
 
 
 class SparseGradient(torch.autograd.Function):
-    """An operator's formula has to give a dense gradient; this one gives a sparse one."""
+    """(ids, W, p, seed) -> y. The formula of a registered operator must return a dense gradient;
+    this returns a sparse one.
+    """
 
     @staticmethod
-    def forward(ctx, ids, W, p, seed):
+    def forward(ctx: Any, ids: Tensor, W: Tensor, p: float, seed: Tensor) -> Any:
         ctx.save_for_backward(ids, seed)
         ctx.p, ctx.V = p, W.size(0)
         return torch.ops.fusedseq.embedding(ids, W, p, seed)
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx: Any, dy: Tensor) -> Any:
         ids, seed = ctx.saved_tensors
         used, place = ids.unique(return_inverse=True)
         rows = torch.ops.fusedseq.embedding_backward(dy, place, len(used), ctx.p, seed, used)
-        return (
-            None,
-            torch.sparse_coo_tensor(used[None], rows, (ctx.V, dy.size(-1)), is_coalesced=True, check_invariants=False),
-            None,
-            None,
+        shape = (ctx.V, dy.size(-1))
+        dW = torch.sparse_coo_tensor(
+            used[None], rows, shape, is_coalesced=True, check_invariants=False
         )
+        return None, dW, None, None
+
+
+def fake(named: Named) -> Tensor:
+    W: Tensor = named["W"]
+    return W.new_empty((*named["ids"].shape, W.size(1)))
 
 
 autograd.register(
-    "embedding",
-    lambda ids, W, p, seed: W.new_empty((*ids.shape, W.size(1))),
-    backward,
-    setup,
+    OP,
+    fake,
+    autograd.Gradient(
+        results=("y",),
+        oracle=lambda named: autograd.call_reference(reference.embedding, named),
+        saves=("ids", "seed"),
+        derived=lambda named: {"V": named["W"].size(0)},
+        compute=gradient,
+        is_linear=True,
+    ),
 )
 autograd.register(
     "embedding_backward",
-    lambda dy, ids, V, p, seed, keys: dy.new_empty((V, dy.size(-1))),
-    backward_backward,
-    setup_backward,
+    lambda named: named["dy"].new_empty((named["V"], named["dy"].size(-1))),
+    autograd.Gradient(
+        results=("dW",),
+        oracle=gradient_oracle,
+        saves=("ids", "seed", "keys"),
+        compute=second_gradient,
+        is_linear=True,
+    ),
 )

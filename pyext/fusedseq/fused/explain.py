@@ -1,4 +1,5 @@
 import inspect
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -6,45 +7,78 @@ from torch.utils._pytree import tree_leaves
 from fusedseq import _load, kernels, reference
 from fusedseq.fused import lstm_cudnn, recurrence_plan
 
-# op: the file of its CPU kernel, and what there is to say of it.
+# {operator: (file of its CPU kernel, how it computes)}
 CPU_KERNELS = {
-    "activation_regularization": ("csrc/cpu/pointwise.h", "one pass over both outputs"),
-    "attention": ("csrc/cpu/attention.h", "blocks of queries against all keys, (B, N, L, S) never in memory"),
-    "bias_activation_dropout": ("csrc/cpu/bias_activation_dropout.h", "one pass, the backward from x again"),
-    "dropout": ("csrc/cpu/pointwise.h", "the mask made on the way"),
-    "dropout_mask": ("csrc/cpu/pointwise.h", "Philox4x32-10"),
-    "embedding": ("csrc/cpu/pointwise.h", "the dropout in the gather"),
-    "linear": ("csrc/cpu/linear.h", "the recurrences' product"),
-    "linear_cross_entropy": ("csrc/cpu/linear_cross_entropy.h", "by blocks of logits"),
-    "locked_dropout": ("csrc/cpu/pointwise.h", "one mask for all steps"),
-    "lstm": ("csrc/cpu/recurrence.h", "the input's product hoisted out of the time loop"),
-    "mogrifier_lstm": ("csrc/cpu/recurrence.h", "the input's product inside the time loop, which gates it"),
-    "mogrifier_lstm_pair": ("csrc/cpu/recurrence.h", "two calls of mogrifier_lstm"),
-    "residual_layer_norm": ("csrc/cpu/residual_layer_norm.h", "one pass, a row at a time in the cache"),
-    "split_cross_entropy": ("csrc/cpu/linear_cross_entropy.h", "the head, and each tail for its own rows"),
-    "weight_drop": ("csrc/cpu/pointwise.h", "the mask made on the way"),
+    "activation_regularization": (
+        "csrc/cpu/pointwise/activation_regularization.h",
+        "one pass over both outputs",
+    ),
+    "attention": (
+        "csrc/cpu/attention/blocks.h",
+        "blocks of queries with all their keys, (B, N, L, S) never in memory",
+    ),
+    "bias_activation_dropout": (
+        "csrc/cpu/pointwise/bias_activation_dropout.h",
+        "one pass, the backward from x again",
+    ),
+    "dropout": ("csrc/cpu/pointwise/dropout.h", "the mask computed in the same pass"),
+    "dropout_mask": ("csrc/cpu/random_mask.h", "Philox4x32-10"),
+    "embedding": ("csrc/cpu/pointwise/embedding.h", "the dropout inside the gather"),
+    "linear": ("csrc/cpu/gemm/linear.h", "the matrix product of the recurrences"),
+    "linear_cross_entropy": (
+        "csrc/cpu/losses/linear_cross_entropy.h",
+        "blocks of logits, never all of them in memory",
+    ),
+    "locked_dropout": ("csrc/cpu/pointwise/dropout.h", "one mask for all steps"),
+    "lstm": (
+        "csrc/cpu/recurrence/forward.h",
+        "the product of the inputs hoisted out of the time loop",
+    ),
+    "mogrifier_lstm": (
+        "csrc/cpu/recurrence/forward.h",
+        "the product of the inputs inside the time loop, because the rounds change x",
+    ),
+    "mogrifier_lstm_pair": ("csrc/cpu/recurrence/forward.h", "two calls of mogrifier_lstm"),
+    "residual_layer_norm": (
+        "csrc/cpu/pointwise/residual_layer_norm.h",
+        "one pass, one row at a time in the cache",
+    ),
+    "split_cross_entropy": (
+        "csrc/cpu/losses/linear_cross_entropy.h",
+        "one loss of the head, and one of each tail for its own rows",
+    ),
+    "weight_drop": ("csrc/cpu/pointwise/dropout.h", "the mask computed in the same pass"),
 }
 
-CUDA_SOURCES = {"locked_dropout": "dropout", "weight_drop": "dropout"}  # where it has not the operator's name
+# The file of csrc/cuda, where it does not have the operator's name.
+CUDA_SOURCES = {
+    "activation_regularization": "regularization",
+    "locked_dropout": "dropout",
+    "weight_drop": "dropout",
+}
 
-# In the order of AttentionKernel in csrc/cpu/kernels.h.
+# (file, how it computes), in the order of the enum AttentionKernel in csrc/cpu/kernels.h
 ATTENTION_KERNELS = [
-    ("csrc/cpu/attention.h", "{} queries at a time against all their keys, (B, N, L, S) never in memory"),
-    ("csrc/cpu/attention_packed.h", "all keys of a query in one vector, as they are so few"),
     (
-        "csrc/cpu/attention_thin.h",
-        "few queries: each key and value read once, where it stands (a backward takes attention_backward.h)",
+        "csrc/cpu/attention/blocks.h",
+        "{} queries at a time with all their keys, (B, N, L, S) never in memory",
+    ),
+    ("csrc/cpu/attention/packed.h", "all keys of a query in one vector"),
+    (
+        "csrc/cpu/attention/thin.h",
+        "few queries: each key and value is read once, without being copied",
     ),
 ]
 
-# Operators that call another one.
-MADE_OF = {"mogrifier_lstm_pair": "mogrifier_lstm", "split_cross_entropy": "linear_cross_entropy"}
+# Public functions that call another operator.
+CALLS = {"mogrifier_lstm_pair": "mogrifier_lstm", "split_cross_entropy": "linear_cross_entropy"}
 
 
-def explain(op, *args, **kwargs):
-    """Which kernel a call of an operator runs, and why: one line of text.
+def explain(op: Any, *args: Any, **kwargs: Any) -> str:
+    """Returns which kernel a call of an operator runs, and why, in one line of text.
 
-    op: a function of `fusedseq.fused`, or its name    args, kwargs: those of the call; without any, a CPU call in fp32
+    op: a function of `fusedseq.fused`, or its name
+    args, kwargs: the arguments of the call; without any, a call on the CPU in fp32
     Errors: ValueError for an unknown operator.
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", str(op))
@@ -54,44 +88,70 @@ def explain(op, *args, **kwargs):
     device = tensors[0].device.type if tensors else "cpu"
     floats = [t.dtype for t in tensors if t.is_floating_point()]
     dtype = str(floats[0] if floats else torch.float32).removeprefix("torch.")
-    called = MADE_OF.get(name, name)
-    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device, device)
-    if key not in ("CPU", "CUDA") or not torch._C._dispatch_has_kernel_for_dispatch_key(f"fusedseq::{called}", key):
-        return f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; fusedseq.reference.{name} runs there"
-    if key == "CUDA":
-        kernel = f"csrc/{CUDA_SOURCES.get(name, name)}.cu"
-        if called in kernels.MODULES:
-            kernel = kernels.explain(called, *args, **kwargs)
-        elif name == "lstm" and cudnn_takes(*args, **kwargs):
-            kernel = "cuDNN's persistent kernel, by torch, for its sizes and float16"
-        elif name == "mogrifier_lstm_pair":
-            kernel = recurrence_plan.explain_pair(recurrence_plan.this_gpu(tensors[0].device), *args, **kwargs)
-        elif name in recurrence_plan.LOOP:
-            kernel = recurrence_plan.explain(name, recurrence_plan.this_gpu(tensors[0].device), *args, **kwargs)
-        return f"{name} on {device}, {dtype}: {kernel}"
-    file, why = CPU_KERNELS[name]
+    if not has_kernel(CALLS.get(name, name), device):
+        return (
+            f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; "
+            f"fusedseq.reference.{name} runs there"
+        )
+    if device == "cuda":
+        return f"{name} on {device}, {dtype}: {on_cuda(name, tensors, args, kwargs)}"
+    file, how = on_cpu(name, dtype, len(tensors), args, kwargs)
+    isa, threads = _load.isa("used"), torch.get_num_threads()
+    return f"{name} on cpu, {dtype}: {file}, {isa}, {threads} threads; {how}"
+
+
+def has_kernel(op: str, device: str) -> bool:
+    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device)
+    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(
+        f"fusedseq::{op}", key
+    )
+
+
+def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> str:
+    called = CALLS.get(name, name)
+    if called in kernels.MODULES:
+        return kernels.explain(called, *args, **kwargs)
+    if name == "lstm" and is_cudnn(*args, **kwargs):
+        return "cuDNN's persistent kernel, through torch: float16 and a size that it supports"
+    if "lstm" in name:
+        gpu = recurrence_plan.this_gpu(tensors[0].device)
+        if name == "mogrifier_lstm_pair":
+            return recurrence_plan.explain_pair(gpu, *args, **kwargs)
+        return recurrence_plan.explain(name, gpu, *args, **kwargs)
+    return f"csrc/cuda/{CUDA_SOURCES.get(name, name)}.cu"
+
+
+def on_cpu(
+    name: str, dtype: str, num_tensors: int, args: Any, kwargs: dict[str, Any]
+) -> tuple[str, str]:
+    """Returns the file of the kernel, and how it computes."""
+    file, how = CPU_KERNELS[name]
     if name == "mogrifier_lstm" and kwargs.get("rounds") == 0:
-        why = CPU_KERNELS["lstm"][1] + ", there being no rounds"
-    if name == "attention" and len(tensors) > 1:
-        file, why = attention(*args, **kwargs)
-    if dtype == "bfloat16" and file.endswith("recurrence.h"):
-        why += ", computed and carried in float32"
+        how = CPU_KERNELS["lstm"][1] + ", because there are no rounds"
+    if name == "attention" and num_tensors > 1:
+        file, how = attention(*args, **kwargs)
+    if dtype == "bfloat16" and "lstm" in name:
+        how += ", computed and carried in float32"
     if dtype == "bfloat16" and name == "attention":
-        why += ", computed in float32"
+        how += ", computed in float32"
     if dtype == "float16":
-        why += ", its tensors widened to float32 before and narrowed after"
-    return f"{name} on cpu, {dtype}: {file}, {_load.isa('used')}, {torch.get_num_threads()} threads; {why}"
+        how += ", its tensors converted to float32 and back"
+    return file, how
 
 
-def cudnn_takes(*args, **kwargs):
+def is_cudnn(*args: Any, **kwargs: Any) -> bool:
     bound = inspect.signature(reference.lstm).bind(*args, **kwargs)
     bound.apply_defaults()
-    x, W_ih, W_hh, b, h0, c0, lengths, weight_drop, _, training, _ = bound.arguments.values()
-    return lstm_cudnn.takes(x, W_ih, W_hh, b, h0, c0, lengths, weight_drop if training else 0.0)
+    given = bound.arguments
+    if not given["training"]:
+        given["weight_drop"] = 0.0
+    names = inspect.signature(lstm_cudnn.supports).parameters
+    return lstm_cudnn.supports(**{name: given[name] for name in names})
 
 
-def attention(*args, **kwargs):
-    """The file of the kernel that a call takes, and why: the kernels' own choice."""
+def attention(*args: Any, **kwargs: Any) -> tuple[str, str]:
+    """Returns the file of the CPU kernel that a call runs, and how that kernel computes, as the
+    kernels themselves choose."""
     given = inspect.signature(reference.attention).bind(*args, **kwargs).arguments
     q, k, relative_keys, key_rows = map(given.get, ("q", "k", "relative_keys", "key_rows"))
     kernel, block = torch.ops.fusedseq.attention_plan(q, k, relative_keys, key_rows).tolist()

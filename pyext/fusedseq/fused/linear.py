@@ -1,56 +1,60 @@
 import torch
+from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import autograd, check
+from fusedseq.fused import autocast, autograd, check
+from fusedseq.fused.schema import Named
 
+OP = "linear"
 DTYPES = {"cpu": (*check.DTYPES["cpu"], torch.float16)}
 
 
-def linear(x, W, b=None):
-    """As `fusedseq.reference.linear`: the output layer, on the product that the recurrences use.
+def linear(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
+    """Computes `fusedseq.reference.linear` with the matrix product of the recurrences: the output
+    layer.
 
-    On a CPU where torch's library has no fast path for the processor (MKL on AMD) it is the faster one. Under autocast
-    the operands are cast to its dtype; bf16 and fp16 are accumulated in fp32.
-    Errors: ValueError or TypeError naming the argument, for shapes, devices, dtypes other than fp32, fp64, bf16, fp16.
+    On CPUs where torch's own library has no fast path for the processor (MKL on AMD) it is faster
+    than torch's. On CUDA it is torch's product. Autocast casts the operands to its dtype; bf16 and
+    fp16 are accumulated in fp32.
+
+    Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
+    fp64, bf16 and fp16 are supported).
     """
-    if (y := autograd.unchecked("linear", x, W, b)) is not NotImplemented:
+    y: Tensor = autograd.unchecked(OP, x, W, b)
+    if y is not NotImplemented:
         return y
-    check.tensor("linear", "x", x)
-    x, W, b = autograd.autocast(x.device.type, x, W, b)
-    check.like("linear", x, "x", ("b",), dtypes=DTYPES, W=W, b=b)
-    check.dimensions("linear", "W", W, "(N, K)")
+    check.tensor(OP, "x", x)
+    x, W, b = autocast.cast(x.device.type, x, W, b)
+    check.like(OP, x, "x", ("b",), dtypes=DTYPES, W=W, b=b)
+    check.dimensions(OP, "W", W, "(N, K)")
     if x.dim() == 0 or x.size(-1) != W.size(1) or W.size(1) == 0:
-        raise ValueError(f"linear: x must be (..., K) with W's K = {W.size(1)}, at least 1, got {tuple(x.shape)}")
+        raise ValueError(
+            f"{OP}: x must be (..., K) with W's K = {W.size(1)}, at least 1, got {tuple(x.shape)}"
+        )
     if b is not None:
-        check.shape("linear", "b", b, "(N,)", (W.size(0),))
-    return autograd.call("linear", x, W, b)
+        check.shape(OP, "b", b, "(N,)", (W.size(0),))
+    y = autograd.call(OP, x, W, b)
+    return y
 
 
-def setup(ctx, inputs, output):
-    ctx.save_for_backward(*inputs)
+def fake(named: Named) -> Tensor:
+    x: Tensor = named["x"]
+    return x.new_empty(*x.shape[:-1], named["W"].size(0))
 
 
-def backward(ctx, dy):
-    inputs, needs = ctx.saved_tensors, ctx.needs_input_grad
-    if torch.is_grad_enabled():
-        return tuple(autograd.through_oracle(reference.linear, list(inputs), needs, [dy]))
-    bits = sum(1 << i for i, need in enumerate(needs) if need)
-    found = torch.ops.fusedseq.linear_backward(dy, *inputs[:2], bits)
-    return tuple(g if need else None for g, need in zip(found, needs, strict=True))
-
-
-def fake_backward(dy, x, W, needs):
-    return (
-        x.new_empty(x.shape if needs & 1 else (0,)),
-        x.new_empty(W.shape if needs & 2 else (0,)),
-        x.new_empty(W.shape[:1] if needs & 4 else (0,)),
-    )
+def new_gradient(named: Named, name: str) -> Tensor:
+    # The backward does not take b, whose gradient has the shape of a column of W.
+    x: Tensor = named["x"]
+    return x.new_empty(named["W"].shape[:1] if name == "b" else named[name].shape)
 
 
 autograd.register(
-    "linear",
-    lambda x, W, b: x.new_empty(*x.shape[:-1], W.size(0)),
-    backward,
-    setup,
-    fakes=[("linear_backward", fake_backward)],
+    OP,
+    fake,
+    autograd.Gradient(
+        results=("y",),
+        backwards=("linear_backward",),
+        oracle=lambda named: autograd.call_reference(reference.linear, named),
+    ),
 )
+autograd.register_fake_backward(OP, new_gradient)

@@ -1,43 +1,72 @@
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import autograd, check
+from fusedseq.fused import autocast, autograd, check
+from fusedseq.fused.autograd import Gradients
+from fusedseq.fused.schema import Named
 
 OP = "linear_cross_entropy"
-REDUCTIONS = ("none", "mean", "sum")  # by the numbers that the operator takes
+REDUCTIONS = ("none", "mean", "sum")  # the operator takes the index
+NEEDS = ("x", "W", "b")  # the inputs of the bits of the operator's own argument `needs`
 
 
 def linear_cross_entropy(
-    x, W, target, b=None, *, class_weights=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, temperature=1.0,
-    reduction="mean", return_details=False,
-):  # fmt: skip
-    """As `fusedseq.reference.linear_cross_entropy`, and the logits are never in memory: blocks of them are made, used
-    and forgotten. On a CPU rows without a target cost nothing.
+    x: Tensor,
+    W: Tensor,
+    target: Tensor,
+    b: Tensor | None = None,
+    *,
+    class_weights: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    temperature: float = 1.0,
+    reduction: str = "mean",
+    return_details: bool = False,
+) -> Tensor | tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes `fusedseq.reference.linear_cross_entropy` without the (N, V) logits in memory:
+    blocks of logits are computed, used and discarded. On a CPU, rows whose target is
+    ignore_index cost nothing.
 
-    Gradients are formed with the loss and scaled in backward, which may be called again; a reduction of "none", or a
-    gradient of log_prob or lse, makes the logits a second time in backward. Without gradients there is no work for them.
-    Under autocast x, W and b are cast to its dtype; bf16 is computed in fp32, and so are the sums of W's gradient.
-    Errors: IndexError for a target that is neither in [0, V) nor ignore_index, RuntimeError instead in compiled code,
-    a device-side assertion on a GPU; ValueError or TypeError naming the argument, for shapes, devices, dtypes other
-    than fp32, bf16, on a CPU fp64, on CUDA fp16, and options out of range.
+    The gradients are computed together with the loss, and multiplied by the loss's gradient in
+    backward, which may be called again. With reduction "none", or where log_prob or lse has a
+    gradient, backward computes the logits a second time. If no input requires a gradient, no work
+    is done for gradients. Autocast casts x, W and b to its dtype; bf16 is computed in fp32, and W's
+    gradient is summed in fp32.
+
+    Errors: IndexError for a target that is neither in [0, V) nor ignore_index (RuntimeError in
+    compiled code, a device-side assertion on a GPU); ValueError or TypeError naming the argument,
+    for a wrong shape or device, a dtype other than fp32, bf16, fp64 (CPU) and fp16 (CUDA), or an
+    option out of range.
     """
     check.tensor(OP, "x", x)
-    x, W, b = autograd.autocast(x.device.type, x, W, b)
+    x, W, b = autocast.cast(x.device.type, x, W, b)
+    target = check.int64(target)
     check_tensors(x, W, target, b, class_weights, ignore_index)
     check_options(label_smoothing, z_loss, temperature, reduction)
     needs = 0
     if torch.is_grad_enabled() and reduction != "none":
-        needs = wanted(t is not None and t.requires_grad for t in (x, W, b))
-    loss, log_prob, lse, argmax, *_ = autograd.call(
-        "linear_cross_entropy",
-        x.reshape(-1, W.size(1)), W, target.reshape(-1), b, class_weights, ignore_index, label_smoothing, z_loss,
-        temperature, REDUCTIONS.index(reduction), needs,
-    )  # fmt: skip
+        needs = needs_bits(t is not None and t.requires_grad for t in (x, W, b))
+    named = locals() | {
+        "x": x.reshape(-1, W.size(1)),
+        "target": target.reshape(-1),
+        "reduction": REDUCTIONS.index(reduction),
+    }
+    found: tuple[Tensor, ...] = autograd.call_by_name(OP, named)
+    loss, log_prob, lse, argmax = found[:4]
     loss = loss.reshape(target.shape) if reduction == "none" else loss
-    return (loss, *(t.reshape(target.shape) for t in (log_prob, lse, argmax))) if return_details else loss
+    if not return_details:
+        return loss
+    log_prob, lse, argmax = (t.reshape(target.shape) for t in (log_prob, lse, argmax))
+    return loss, log_prob, lse, argmax
 
 
-def check_tensors(x, W, target, b, class_weights, ignore_index, op=OP):
+def check_tensors(
+    x: Any, W: Any, target: Any, b: Any, class_weights: Any, ignore_index: int, op: str = OP
+) -> None:
     check.like(op, x, "x", ("b",), check.TRITON, W=W, b=b)
     check.dimensions(op, "W", W, "(V, E)")
     V, E = W.shape
@@ -54,14 +83,18 @@ def check_tensors(x, W, target, b, class_weights, ignore_index, op=OP):
         check.tensor(op, "class_weights", class_weights)
         check.shape(op, "class_weights", class_weights, "(V,)", (V,))
         if class_weights.dtype not in (x.dtype, torch.float32):
-            raise TypeError(f"{op}: class_weights must be of the dtype of x, {x.dtype}, or torch.float32, got "
-                            f"{class_weights.dtype}")  # fmt: skip
+            raise TypeError(
+                f"{op}: class_weights must be of the dtype of x, {x.dtype}, or torch.float32, got "
+                f"{class_weights.dtype}"
+            )
     for name, t in (("target", target), ("class_weights", class_weights)):
         if t is not None and t.device != x.device:
             raise ValueError(f"{op}: {name} must be on the device of x, {x.device}, got {t.device}")
 
 
-def check_options(label_smoothing, z_loss, temperature, reduction):
+def check_options(
+    label_smoothing: float, z_loss: float, temperature: float, reduction: str
+) -> None:
     check.probability(OP, "label_smoothing", label_smoothing)
     if not z_loss >= 0:
         raise ValueError(f"{OP}: z_loss must be at least 0, got {z_loss}")
@@ -71,83 +104,65 @@ def check_options(label_smoothing, z_loss, temperature, reduction):
         raise ValueError(f"{OP}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction}")
 
 
-def wanted(needs):
-    """The bits of the gradients that the operators are to form: x 1, W 2, b 4."""
-    return sum(1 << i for i, need in enumerate(needs) if need)
+def needs_bits(needed: Any) -> int:
+    """The integer whose bit i is set where the i-th of `NEEDS` requires a gradient."""
+    return sum(1 << i for i, need in enumerate(needed) if need)
 
 
-def wide(dtype):
-    """Of the loss and of gradients before they are scaled."""
+def computing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the loss, and of the gradients that are computed with it."""
     return torch.promote_types(dtype, torch.float32)
 
 
-def fake(x, W, target, b, class_weights, ignore_index, label_smoothing, z_loss, temperature, reduction, needs):
-    rows = x.new_empty(x.size(0), dtype=wide(x.dtype))
-    loss = rows if REDUCTIONS[reduction] == "none" else rows.new_empty(())
-    gradients = (t.to(rows.dtype) for t in fake_gradients(x, W, needs))
-    return (loss, torch.empty_like(rows), torch.empty_like(rows), target.new_empty(x.size(0)), *gradients)
+def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
+    """Multiplies the gradients that were computed with the loss, where these suffice; else computes
+    them anew.
+    """
+    computed = {name for i, name in enumerate(NEEDS) if named["needs"] >> i & 1}
+    suffices = grads["log_prob"] is None and grads["lse"] is None and needed <= computed
+    op = "linear_cross_entropy_scale" if suffices else "linear_cross_entropy_backward"
+    found = autograd.call_backward(op, named, grads, needed)
+    return {name: None if g is None else g.to(named["x"].dtype) for name, g in found.items()}
 
 
-def fake_gradients(x, W, needs):
-    return (
-        x.new_empty(x.shape if needs & 1 else (0,)),
-        x.new_empty(W.shape if needs & 2 else (0,)),
-        x.new_empty(W.shape[:1] if needs & 4 else (0,)),
+def oracle(named: Named) -> Any:
+    options = {"reduction": REDUCTIONS[named["reduction"]], "return_details": True}
+    return autograd.call_reference(reference.linear_cross_entropy, named | options)
+
+
+def fake(named: Named) -> tuple[Tensor, ...]:
+    x, reduction = named["x"], REDUCTIONS[named["reduction"]]
+    rows = x.new_empty(x.size(0), dtype=computing_dtype(x.dtype))
+    loss = rows if reduction == "none" else rows.new_empty(())
+    argmax = named["target"].new_empty(x.size(0))
+    return loss, torch.empty_like(rows), torch.empty_like(rows), argmax, *fake_gradients(named)
+
+
+def fake_gradients(named: Named) -> tuple[Tensor, ...]:
+    x, W, needs = named["x"], named["W"], named["needs"]
+    like = x.new_empty(0, dtype=computing_dtype(x.dtype))
+    shapes = (x.shape, W.shape, W.shape[:1])
+    return tuple(
+        like.new_empty(shape if needs >> i & 1 else (0,)) for i, shape in enumerate(shapes)
     )
 
 
-def fake_backward(dloss, dlog_prob, dlse, lse, x, W, *rest):
-    return tuple(t.to(lse.dtype) for t in fake_gradients(x, W, rest[-1]))
-
-
-def fake_scale(dx, dW, db, dloss, needs):
-    return tuple(g.new_empty(g.shape if needs >> i & 1 else (0,)) for i, g in enumerate((dx, dW, db)))
-
-
-def setup(ctx, inputs, output):
-    tensors, ctx.options, ctx.formed = inputs[:5], inputs[5:-1], inputs[-1]
-    _, _, lse, argmax, *gradients = output
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(argmax, *gradients)
-    ctx.save_for_backward(*tensors, lse, *gradients)
-
-
-def oracle(x, W, target, b, class_weights, ignore_index, label_smoothing, z_loss, temperature, reduction):
-    return reference.linear_cross_entropy(
-        x, W, target, b, class_weights=class_weights, ignore_index=ignore_index, label_smoothing=label_smoothing,
-        z_loss=z_loss, temperature=temperature, reduction=REDUCTIONS[reduction], return_details=True,
-    )[:3]  # fmt: skip
-
-
-def backward(ctx, dloss, dlog_prob, dlse, *_):
-    (*tensors, lse), formed = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
-    x, W, _, b, _ = tensors
-    needs = ctx.needs_input_grad
-    if dloss is None and dlog_prob is None and dlse is None:
-        return (None,) * len(needs)
-    if torch.is_grad_enabled():
-        inputs = [*tensors, *ctx.options]
-        differentiated = [needs[0], needs[1], False, needs[3], *[False] * (len(inputs) - 4)]
-        return (*autograd.through_oracle(oracle, inputs, differentiated, [dloss, dlog_prob, dlse]), None)
-    places = (0, 1, 3)
-    bits = wanted(needs[i] for i in places)
-    if dlog_prob is None and dlse is None and bits & ctx.formed == bits:
-        found = torch.ops.fusedseq.linear_cross_entropy_scale(*formed, dloss, bits)
-    else:
-        found = torch.ops.fusedseq.linear_cross_entropy_backward(
-            dloss, dlog_prob, dlse, lse, *tensors, *ctx.options, bits
-        )
-    dx, dW, db = (g.to(x.dtype) if needs[i] else None for i, g in zip(places, found, strict=True))
-    return dx, dW, None, db, *[None] * (len(needs) - 4)
+def fake_scale(named: Named) -> tuple[Tensor, ...]:
+    gradients = (named[name] for name in ("dx", "dW", "db"))
+    return tuple(
+        g.new_empty(g.shape if named["needs"] >> i & 1 else (0,)) for i, g in enumerate(gradients)
+    )
 
 
 autograd.register(
     OP,
     fake,
-    backward,
-    setup,
-    fakes=[
-        ("linear_cross_entropy_backward", fake_backward),
-        ("linear_cross_entropy_scale", fake_scale),
-    ],
+    autograd.Gradient(
+        results=("loss", "log_prob", "lse"),
+        backwards=("linear_cross_entropy_backward", "linear_cross_entropy_scale"),
+        oracle=oracle,
+        compute=gradient,
+    ),
 )
+autograd.register_fake("linear_cross_entropy_backward", fake_gradients)
+autograd.register_fake("linear_cross_entropy_scale", fake_scale)

@@ -1,66 +1,127 @@
-"""`lstm` by cuDNN's persistent kernel, where torch lets cuDNN take it. Not a kernel of the registered operator: how much
-cuDNN saves for backward it alone knows, so that a compiler could not be told the operator's shapes."""
+"""`lstm` by cuDNN's persistent kernel, for the calls that it supports.
+
+It cannot be a kernel of the registered operator: how much memory cuDNN saves for backward is known
+to cuDNN alone, so that the shapes of the results cannot be given to a compiler.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusedseq.fused import autograd
 
 LSTM_MODE = 2  # CUDNN_LSTM
+INPUTS = ("x", "W_ih", "W_hh", "b", "h0", "c0")
 
 
-def in_box(dtype, capability, B, X, H):
-    """Whether torch picks cuDNN's persistent kernel for one layer and direction (ATen/native/cudnn/RNN.cpp): it depends
-    on nothing but these. capability: the device's, e.g. (9, 0); below 8 not looked at"""
+def has_persistent_kernel(
+    dtype: torch.dtype, capability: tuple[int, int], B: int, X: int, H: int
+) -> bool:
+    """Whether torch chooses cuDNN's persistent kernel for one layer in one direction: these
+    conditions are those of torch's ATen/native/cudnn/RNN.cpp.
+
+    capability: the device's compute capability, such as (9, 0); below 8.0 this returns False
+    """
     major, minor = capability
     return (
-        dtype == torch.float16 and major >= 8 and minor != 6
-        and 0 < H <= 1024 and H % 128 == 0 and X % 128 == 0 and 0 < B <= 128 and B % 8 == 0
-    )  # fmt: skip
+        dtype == torch.float16
+        and major >= 8
+        and minor != 6
+        and 0 < H <= 1024
+        and H % 128 == 0
+        and X % 128 == 0
+        and 0 < B <= 128
+        and B % 8 == 0
+    )
 
 
-def takes(x, W_ih, W_hh, b, h0, c0, lengths, weight_drop):
-    """Whether a call of `lstm` is cuDNN's: what it has no argument for is not, nor is what torch.compile or a transform
-    of torch.func sees."""
-    if not x.is_cuda or lengths is not None or weight_drop or not torch.backends.cudnn.is_acceptable(x):
+def supports(
+    x: Tensor,
+    W_ih: Tensor,
+    W_hh: Tensor,
+    b: Tensor | None,
+    h0: Tensor,
+    c0: Tensor,
+    lengths: Tensor | None,
+    weight_drop: float,
+) -> bool:
+    """Whether cuDNN computes this call of `lstm`: not with lengths or a weight drop, which it has
+    no arguments for, and not while torch.compile or torch.func traces the call.
+    """
+    if not x.is_cuda or lengths is not None or weight_drop:
         return False
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if autograd.is_transformed() or not torch.backends.cudnn.is_acceptable(x):
         return False
     dense = all(t is None or t.is_contiguous() for t in (x, W_ih, W_hh, b, h0, c0))
-    _, B, X = x.shape
-    return dense and in_box(x.dtype, torch.cuda.get_device_capability(x.device), B, X, h0.size(1))
+    capability = torch.cuda.get_device_capability(x.device)
+    return dense and has_persistent_kernel(x.dtype, capability, x.size(1), x.size(2), h0.size(1))
 
 
 class CudnnLstm(torch.autograd.Function):
+    """(oracle, x, W_ih, W_hh, b, h0, c0) -> y, h, c"""
+
     @staticmethod
-    def forward(ctx, oracle, x, W_ih, W_hh, b, h0, c0):
+    def forward(ctx: Any, oracle: Callable[..., Any], *inputs: Any) -> Any:
+        x, W_ih, W_hh, b, h0, c0 = inputs
         weights = [W_ih, W_hh] if b is None else [W_ih, W_hh, b, torch.zeros_like(b)]
-        # hidden size, projection, layers, batch first, dropout, training, bidirectional, batch sizes, dropout's state
-        ctx.sizes = LSTM_MODE, h0.size(1), 0, 1, False, 0.0, any(ctx.needs_input_grad), False, [], None
-        with torch.autocast("cuda", enabled=False):  # the operands are in its dtype; it would flatten the weights anew
+        ctx.options = (
+            LSTM_MODE,
+            h0.size(1),  # hidden size
+            0,  # projection size
+            1,  # layers
+            False,  # batch first
+            0.0,  # dropout
+            any(ctx.needs_input_grad),  # training
+            False,  # bidirectional
+            [],  # batch sizes
+            None,  # state of the dropout
+        )
+        # The operands already have autocast's dtype; autocast would flatten the weights again.
+        with torch.autocast("cuda", enabled=False):
             y, h, c, reserve, packed = torch.ops.aten._cudnn_rnn(
-                x, weights, len(weights), None, h0[None], c0[None], *ctx.sizes
+                x, weights, len(weights), None, h0[None], c0[None], *ctx.options
             )
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, W_ih, W_hh, b, h0, c0, y, reserve, packed)
+        ctx.save_for_backward(*inputs, y, reserve, packed)
         ctx.oracle = oracle
         return y, h[0], c[0]
 
     @staticmethod
-    def backward(ctx, dy, dh, dc):
+    def backward(ctx: Any, dy: Any, dh: Any, dc: Any) -> Any:
         *inputs, y, reserve, packed = ctx.saved_tensors
         x, W_ih, W_hh, b, h0, c0 = inputs
         needs = ctx.needs_input_grad[1:]
         if dy is None and dh is None and dc is None:
             return (None,) * 7
         if torch.is_grad_enabled():
-            return None, *autograd.through_oracle(ctx.oracle, inputs, needs, (dy, dh, dc))
+            needed = frozenset(n for n, need in zip(INPUTS, needs, strict=True) if need)
+            found = autograd.through_oracle(
+                lambda named: autograd.call_reference(ctx.oracle, named),
+                dict(zip(INPUTS, inputs, strict=True)),
+                {"y": dy, "h": dh, "c": dc},
+                needed,
+            )
+            return None, *(found.get(name) for name in INPUTS)
         weights = [W_ih, W_hh] if b is None else [W_ih, W_hh, b, torch.zeros_like(b)]
         dh, dc = (None if d is None else d[None] for d in (dh, dc))
-        # A clone, for cuDNN writes into what it has saved, and there may be a second backward.
         dx, dh0, dc0, dW = torch.ops.aten._cudnn_rnn_backward(
-            x, weights, len(weights), packed, h0[None], c0[None], y, dy, dh, dc, *ctx.sizes, reserve.clone(),
+            x,
+            weights,
+            len(weights),
+            packed,
+            h0[None],
+            c0[None],
+            y,
+            dy,
+            dh,
+            dc,
+            *ctx.options,
+            reserve.clone(),  # cuDNN writes to it, and another backward may follow
             [needs[0], needs[4], needs[5], any(needs[1:4])],
-        )  # fmt: skip
+        )
+        dW_ih, dW_hh, db = (*dW, None, None, None)[:3]
         states = (None if d is None else d[0] for d in (dh0, dc0))
-        grads = dx, *(dW[:3] if len(dW) > 2 else (*(dW or (None, None)), None)), *states
+        grads = dx, dW_ih, dW_hh, db, *states
         return None, *(g if need else None for g, need in zip(grads, needs, strict=True))

@@ -1,168 +1,175 @@
-import torch
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import autograd, check
+from fusedseq.fused import autocast, autograd, check
 from fusedseq.fused.dropout import dropout
 from fusedseq.fused.locked_dropout import locked_dropout
-from fusedseq.fused.lstm import SAVED_AS_GIVEN, check_gates, fake_gradients, pad, saved_dtypes, upstream
+from fusedseq.fused.lstm import SAVED_IN_DTYPE_OF_X, check_layer, pad, saved_dtypes
 from fusedseq.fused.lstm import fake as fake_lstm
-from fusedseq.reference.mogrifier_lstm import INPUT
+from fusedseq.fused.schema import Named
+from fusedseq.reference.mogrifier_lstm import Weight
+
+OP = "mogrifier_lstm"
+PROBABILITIES = ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c", "weight_drop")
 
 
 def mogrifier_lstm(
-    x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias=None, R_bias=None, *, rounds, lengths=None, cap_input_gate=False,
-    input_dropout=0.0, locked_input=False, state_dropout=0.0, zoneout_h=0.0, zoneout_c=0.0, weight_drop=0.0,
-    variational=False, training=True, seed=0,
-):  # fmt: skip
-    """As `fusedseq.reference.mogrifier_lstm`. The whole sequence is one call; weights are packed once, each round's
-    gating is done where its product is made, and each weight's gradient is one product after the loop.
+    x: Tensor,
+    W_ih: Tensor,
+    W_hh: Tensor,
+    b: Tensor | None,
+    h0: Tensor,
+    c0: Tensor,
+    Q: Weight | None,
+    R: Weight | None,
+    Q_bias: Tensor | None = None,
+    R_bias: Tensor | None = None,
+    *,
+    rounds: int,
+    lengths: Tensor | Sequence[int] | None = None,
+    cap_input_gate: bool = False,
+    input_dropout: float = 0.0,
+    locked_input: bool = False,
+    state_dropout: float = 0.0,
+    zoneout_h: float = 0.0,
+    zoneout_c: float = 0.0,
+    weight_drop: float = 0.0,
+    variational: bool = False,
+    training: bool = True,
+    seed: int | Tensor = 0,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Computes `fusedseq.reference.mogrifier_lstm` with one kernel call for the whole sequence.
 
-    Under autocast the operands are cast to its dtype; 16-bit inputs are accumulated and carried in fp32.
-    Errors: ValueError or TypeError naming the argument, for shapes, devices, dtypes other than fp32, fp64, bf16 and on
-    CUDA fp16, lengths outside [0, T], probabilities outside [0, 1], rounds below 0, or rounds without weights.
+    The weights are packed once per call, the gating of each round is applied where its product is
+    computed, and the gradient of each weight is one matrix product after the loop over time.
+
+    Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
+    is carried in fp32.
+
+    Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
+    fp64, bf16, and fp16 on CUDA are supported), sizes T, X or H of 0 (B may be 0), lengths outside
+    [0, T], probabilities outside [0, 1], rounds below 0, or rounds without weights.
     """
-    inputs = arguments(
-        x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias, rounds, lengths, cap_input_gate, input_dropout, locked_input,
-        state_dropout, zoneout_h, zoneout_c, weight_drop, variational, training, seed,
-    )  # fmt: skip
-    y, h, c, *_ = autograd.call("mogrifier_lstm", *inputs)
+    y, h, c, *_ = autograd.call_by_name(OP, operator_inputs(locals()))
     return y, (h, c)
 
 
-def arguments(
-    x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias, R_bias, rounds, lengths, cap_input_gate, input_dropout, locked_input,
-    state_dropout, zoneout_h, zoneout_c, weight_drop, variational, training, seed,
-):  # fmt: skip
-    """The registered operator's arguments, checked; x after its dropout."""
-    op = "mogrifier_lstm"
-    check_gates(op, x, W_ih, W_hh, b, h0, c0, lengths)
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds < 64:
-        raise ValueError(f"{op}: rounds must be a whole number in [0, 64), got {rounds}")
-    for name, p in (("input_dropout", input_dropout), ("state_dropout", state_dropout), ("zoneout_h", zoneout_h),
-                    ("zoneout_c", zoneout_c), ("weight_drop", weight_drop)):  # fmt: skip
-        check.probability(op, name, p)
-    seed = check.seed(op, seed, x.device)
-    if training and input_dropout:
-        x = (locked_dropout if locked_input else dropout)(x, input_dropout, seed + INPUT)
-    X, H = x.size(2), h0.size(1)
-    Q, Q_factor, Q_bias = check_rounds(op, "Q", x, Q, Q_bias, (rounds + 1) // 2, ("X", X), ("H", H))
-    R, R_factor, R_bias = check_rounds(op, "R", x, R, R_bias, rounds // 2, ("H", H), ("X", X))
-    if Q_factor is not None and R_factor is not None and Q_factor.size(1) != R_factor.size(1):
-        raise ValueError(f"{op}: R must be of the rank of Q, {Q_factor.size(1)}, got {R_factor.size(1)}")
-    if R is not None and (Q_factor is None) != (R_factor is None):
-        raise ValueError(f"{op}: Q and R must both be weights or both pairs of factors, got one of each")
-    tensors = autograd.autocast(
-        x.device.type, x, W_ih, W_hh, b, h0, c0, lengths, Q, Q_factor, R, R_factor, Q_bias, R_bias
-    )
-    return (
-        *tensors, seed, rounds, cap_input_gate, training, state_dropout, zoneout_h, zoneout_c, weight_drop, variational,
-    )  # fmt: skip
+def operator_inputs(given: Named) -> Named:
+    """The registered operator's inputs by name, checked, from the arguments of `mogrifier_lstm` by
+    name.
 
-
-def check_rounds(op, name, x, weight, bias, uses, out, in_):
-    """The weight (or first factor), second factor and bias of the rounds on one operand; Nones where there is no round.
-
-    out, in_: (symbol, size) of the widths
+    They differ in x, which has had its dropout, in lengths and the seed, which become int64 tensors
+    on the device of x, and in low-rank weights, whose pair of factors becomes two inputs.
     """
+    a = dict(given)
+    a["lengths"] = check_layer(
+        OP, *(a[n] for n in ("x", "W_ih", "W_hh", "b", "h0", "c0", "lengths"))
+    )
+    rounds, x = a["rounds"], a["x"]
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds < 64:
+        raise ValueError(f"{OP}: rounds must be a whole number in [0, 64), got {rounds}")
+    for name in PROBABILITIES:
+        check.probability(OP, name, a[name])
+    a["seed"] = check.seed(OP, a["seed"], x.device)
+    if a["training"] and a["input_dropout"]:
+        drop = locked_dropout if a["locked_input"] else dropout
+        a["x"] = x = drop(x, a["input_dropout"], a["seed"])
+    X, H = ("X", x.size(2)), ("H", a["h0"].size(1))
+    set_rounds(a, "Q", (rounds + 1) // 2, X, H)
+    set_rounds(a, "R", rounds // 2, H, X)
+    Q_factor, R_factor = a["Q_factor"], a["R_factor"]
+    if Q_factor is not None and R_factor is not None and Q_factor.size(1) != R_factor.size(1):
+        raise ValueError(
+            f"{OP}: R must be of the rank of Q, {Q_factor.size(1)}, got {R_factor.size(1)}"
+        )
+    if a["R"] is not None and (Q_factor is None) != (R_factor is None):
+        raise ValueError(
+            f"{OP}: Q and R must both be weights or both pairs of factors, got one of each"
+        )
+    tensors = [name for name, value in a.items() if isinstance(value, Tensor)]
+    cast = autocast.cast(x.device.type, *(a[name] for name in tensors))
+    return a | dict(zip(tensors, cast, strict=True))
+
+
+def set_rounds(a: Named, name: str, uses: int, out: tuple[str, int], in_: tuple[str, int]) -> None:
+    """Checks the weights of the rounds on one operand, Q or R, and sets the entries `name`,
+    `name`_factor and `name`_bias.
+
+    They are None where there are no such rounds.
+    uses: the number of these rounds    out, in_: (symbol, size) of a weight's two dimensions
+    """
+    weight, bias = a[name], a[f"{name}_bias"]
+    a[name] = a[f"{name}_factor"] = a[f"{name}_bias"] = None
     if uses == 0:
-        return None, None, None
+        return
     (o, O), (i, I) = out, in_
     if weight is None:
-        raise ValueError(f"{op}: {name} must be (n, {o}, {i}) with n = {uses} or 1 for these rounds, got None")
+        raise ValueError(
+            f"{OP}: {name} must be (n, {o}, {i}) with n = {uses} or 1 for these rounds, got None"
+        )
     factor, second = None, f"{name}'s second factor"
-    if not isinstance(weight, torch.Tensor):
+    if not isinstance(weight, Tensor):
         if not isinstance(weight, (tuple, list)) or len(weight) != 2:
-            raise TypeError(f"{op}: {name} must be a tensor or a pair of factors, got {type(weight).__name__}")
+            raise TypeError(
+                f"{OP}: {name} must be a tensor or a pair of factors, got {type(weight).__name__}"
+            )
         weight, factor = weight
-        check.tensor(op, second, factor)
-    check.tensor(op, name, weight)
-    x, weight, factor, bias = autograd.autocast(x.device.type, x, weight, factor, bias)
-    check.like(op, x, "x", (second, f"{name}_bias"), **{name: weight, second: factor, f"{name}_bias": bias})
+        check.tensor(OP, second, factor)
+    check.tensor(OP, name, weight)
+    x, weight, factor, bias = autocast.cast(a["x"].device.type, a["x"], weight, factor, bias)
+    others = {name: weight, second: factor, f"{name}_bias": bias}
+    check.like(OP, x, "x", (second, f"{name}_bias"), **others)
     n = len(weight) if weight.dim() else 0
     if n not in (1, uses):
-        raise ValueError(f"{op}: {name} must have n = {uses} weights for these rounds, or 1 to share, got "
-                         f"{tuple(weight.shape)}")  # fmt: skip
+        raise ValueError(
+            f"{OP}: {name} must have n = {uses} weights for these rounds, or 1 to share, got "
+            f"{tuple(weight.shape)}"
+        )
     if factor is None:
-        check.shape(op, name, weight, f"(n, {o}, {i})", (n, O, I))
+        check.shape(OP, name, weight, f"(n, {o}, {i})", (n, O, I))
     else:
-        check.dimensions(op, second, factor, f"(n, rank, {i})")
+        check.dimensions(OP, second, factor, f"(n, rank, {i})")
         rank = factor.size(1)
-        check.shape(op, f"{name}'s first factor", weight, f"(n, {o}, rank)", (n, O, rank))
-        check.shape(op, second, factor, f"(n, rank, {i})", (n, rank, I))
+        check.shape(OP, f"{name}'s first factor", weight, f"(n, {o}, rank)", (n, O, rank))
+        check.shape(OP, second, factor, f"(n, rank, {i})", (n, rank, I))
         if rank == 0:
-            raise ValueError(f"{op}: {name}'s rank must be at least 1, got {tuple(factor.shape)}")
+            raise ValueError(f"{OP}: {name}'s rank must be at least 1, got {tuple(factor.shape)}")
     if bias is not None:
-        check.shape(op, f"{name}_bias", bias, f"(n, {o})", (n, O))
-    return weight, factor, bias
+        check.shape(OP, f"{name}_bias", bias, f"(n, {o})", (n, O))
+    a[name], a[f"{name}_factor"], a[f"{name}_bias"] = weight, factor, bias
 
 
-def fake(
-    x, W_ih, W_hh, b, h0, c0, lengths, Q, Q_factor, R, R_factor, Q_bias, R_bias, seed, rounds, cap_input_gate,
-    training, state_dropout, zoneout_h, zoneout_c, weight_drop, variational,
-):  # fmt: skip
-    (T, B, X), H, (own, computing) = x.shape, h0.size(1), saved_dtypes(x)
+def fake(named: Named) -> tuple[Tensor, ...]:
+    x, rounds, Q_factor = named["x"], named["rounds"], named["Q_factor"]
+    (T, B, X), H = x.shape, named["h0"].size(1)
+    activations, computing = saved_dtypes(x)
     width = (rounds + 1) // 2 * pad(X) + rounds // 2 * pad(H)
-    rank = 0 if Q_factor is None or x.device.type in SAVED_AS_GIVEN else Q_factor.size(1)
+    saves_factors = Q_factor is not None and x.device.type not in SAVED_IN_DTYPE_OF_X
+    rank = Q_factor.size(1) if saves_factors else 0
     return (
-        *fake_lstm(x, W_ih, W_hh, b, h0, c0, lengths),
-        x.new_empty(T, B, width, dtype=own),
+        *fake_lstm(named),
+        x.new_empty(T, B, width, dtype=activations),
         x.new_empty(rounds if rank else 0, T, B, pad(rank), dtype=computing),
     )
 
 
-def fake_backward(dy, dh, dc, x, W_ih, W_hh, b, h0, c0, lengths, Q, Q_factor, R, R_factor, Q_bias, R_bias, *rest):
-    needs = rest[-1]
-    on_q, on_r = needs & 16, needs & 32
-    return fake_gradients(
-        x,
-        (x, W_ih, W_hh, b, h0, c0, Q, Q_factor, R, R_factor, Q_bias, R_bias),
-        (needs & 1, needs & 2, needs & 4, needs & 8, True, True, on_q, on_q, on_r, on_r, on_q, on_r),
-    )
+def oracle(named: Named) -> Any:
+    factors = {
+        name: (named[name], named[f"{name}_factor"])
+        for name in ("Q", "R")
+        if named[f"{name}_factor"] is not None
+    }
+    return autograd.call_reference(reference.mogrifier_lstm, named | factors)
 
 
-TENSORS = 14  # the operator's tensor arguments, lengths and seed among them
-SEED = TENSORS - 1
-
-
-def setup(ctx, inputs, output):
-    y, _, _, *saved = output
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*saved)
-    ctx.save_for_backward(*inputs[:TENSORS], y, *saved)
-    ctx.settings = inputs[TENSORS:]
-
-
-def oracle(
-    x, W_ih, W_hh, b, h0, c0, lengths, Q, Q_factor, R, R_factor, Q_bias, R_bias, seed, rounds, cap_input_gate,
-    training, state_dropout, zoneout_h, zoneout_c, weight_drop, variational,
-):  # fmt: skip
-    return reference.mogrifier_lstm(
-        x, W_ih, W_hh, b, h0, c0, Q if Q_factor is None else (Q, Q_factor), R if R_factor is None else (R, R_factor),
-        Q_bias, R_bias, rounds=rounds, lengths=lengths, cap_input_gate=cap_input_gate, state_dropout=state_dropout,
-        zoneout_h=zoneout_h, zoneout_c=zoneout_c, weight_drop=weight_drop, variational=variational, training=training,
-        seed=seed,
-    )  # fmt: skip
-
-
-def backward(ctx, dy, dh, dc, *_):
-    inputs, (y, *saved) = ctx.saved_tensors[:TENSORS], ctx.saved_tensors[TENSORS:]
-    needs = ctx.needs_input_grad
-    if dy is None and dh is None and dc is None:
-        return (None,) * len(needs)
-    if torch.is_grad_enabled():
-        return tuple(autograd.through_oracle(oracle, [*inputs, *ctx.settings], needs, (dy, dh, dc)))
-    dy, dh, dc = upstream(dy, dh, dc, y, inputs[4])
-    bits = needed(needs[:SEED])
-    found = torch.ops.fusedseq.mogrifier_lstm_backward(dy, dh, dc, *inputs, *ctx.settings, y, *saved, bits)
-    grads = [*found[:6], None, *found[6:], *[None] * (len(needs) - SEED)]
-    return tuple(g if need else None for g, need in zip(grads, needs, strict=True))
-
-
-def needed(needs):
-    """The bits of csrc/recurrence_inputs.h, of the tensors up to the seed."""
-    x, W_ih, W_hh, b, _, _, _, q, q_factor, r, r_factor, q_bias, r_bias = needs
-    groups = (x, W_ih, W_hh, b, q or q_factor or q_bias, r or r_factor or r_bias)
-    return sum(1 << i for i, need in enumerate(groups) if need)
-
-
-autograd.register("mogrifier_lstm", fake, backward, setup, fakes=[("mogrifier_lstm_backward", fake_backward)])
+autograd.register(
+    OP,
+    fake,
+    autograd.Gradient(
+        results=("y", "h", "c"), backwards=("mogrifier_lstm_backward",), oracle=oracle
+    ),
+)
+autograd.register_fake_backward(OP)

@@ -1,110 +1,101 @@
 import inspect
+from typing import Any
 
-import torch
+from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autograd, check
-from fusedseq.fused.lstm import upstream
-from fusedseq.fused.mogrifier_lstm import SEED, TENSORS, arguments, mogrifier_lstm, needed
 from fusedseq.fused.mogrifier_lstm import fake as fake_layer
-from fusedseq.fused.mogrifier_lstm import fake_backward as fake_layer_backward
+from fusedseq.fused.mogrifier_lstm import mogrifier_lstm, operator_inputs
 from fusedseq.fused.mogrifier_lstm import oracle as layer_oracle
-from fusedseq.reference.mogrifier_lstm import INPUT
+from fusedseq.fused.schema import Named, Schema
+from fusedseq.reference.mogrifier_lstm_pair import State
 
-OF_A_PAIR = {"cuda"}  # devices with an operator for both layers; on others they are two calls
-DEFAULTS = {
-    name: p.default for name, p in inspect.signature(mogrifier_lstm).parameters.items() if p.default is not p.empty
-}
+OP = "mogrifier_lstm_pair"
+LAYERS = ("first", "second")  # suffixes of the operator's names
+PAIRED = {"cuda"}  # device types with a kernel for both layers; on others they are two calls
+PARAMETERS = inspect.signature(mogrifier_lstm).parameters
+DEFAULTS = {name: p.default for name, p in PARAMETERS.items() if p.default is not p.empty}
+REQUIRED = {*PARAMETERS} - {*DEFAULTS}
 
 
-def mogrifier_lstm_pair(x, first, second):
-    """As `fusedseq.reference.mogrifier_lstm_pair`. On CUDA, where both fit, the layers run at the same time, each on half of the
-    multiprocessors, the second a step behind the first: `fused.explain` says whether. Elsewhere it is two calls of `mogrifier_lstm`.
+def mogrifier_lstm_pair(
+    x: Tensor, first: dict[str, Any], second: dict[str, Any]
+) -> tuple[tuple[Tensor, State], tuple[Tensor, State]]:
+    """Computes `fusedseq.reference.mogrifier_lstm_pair`: two Mogrifier LSTM layers.
 
-    Errors: those of `mogrifier_lstm` for either layer; TypeError for one that is no dict.
+    On CUDA, where both layers fit, they run at the same time, each on half of the multiprocessors,
+    the second layer one step behind the first; `fused.explain` reports whether a call does. On
+    other devices this is two calls of `mogrifier_lstm`.
+
+    Errors: those of `mogrifier_lstm` for either layer; TypeError for a layer that is not a dict.
     """
-    op = "mogrifier_lstm_pair"
     for name, layer in (("first", first), ("second", second)):
         if not isinstance(layer, dict):
-            raise TypeError(f"{op}: {name} must be a dict of mogrifier_lstm's arguments, got {type(layer).__name__}")
-    check.tensor(op, "x", x)
-    if x.device.type not in OF_A_PAIR:
+            raise TypeError(
+                f"{OP}: {name} must be a dict of mogrifier_lstm's arguments, got "
+                f"{type(layer).__name__}"
+            )
+    check.tensor(OP, "x", x)
+    if x.device.type not in PAIRED:
         y, state = mogrifier_lstm(x, **first)
         return (y, state), mogrifier_lstm(y, **second)
-    below, above = arguments(x, **DEFAULTS | first), DEFAULTS | second
-    y_like = below[0].new_empty(()).expand(*x.shape[:2], below[4].size(1))  # for the checks
-    p, locked = above["input_dropout"], above["locked_input"]
+    below = operator_inputs(completed("first", x, first))
+    # The second layer's checks need the shape and dtype of the first layer's output, not its
+    # values.
+    y_like = below["x"].new_empty(()).expand(*x.shape[:2], below["h0"].size(1))
+    given = completed("second", y_like, second)
+    p, locked = given["input_dropout"], given["locked_input"]
     check.probability("mogrifier_lstm", "input_dropout", p)
-    _, *of_second = arguments(y_like, **above | {"input_dropout": 0.0})
-    found = autograd.call(op, *below, *of_second, p if above["training"] else 0.0, locked)
-    return (found[0], tuple(found[1:3])), (found[OUTPUTS], tuple(found[OUTPUTS + 1 : OUTPUTS + 3]))
+    above = operator_inputs(given | {"input_dropout": 0.0})
+    named = {f"{name}_first": value for name, value in below.items()}
+    named |= {f"{name}_second": value for name, value in above.items()}
+    named |= {"x": below["x"], "p": p if above["training"] else 0.0, "locked": locked}
+    found = dict(zip(OUTPUTS, autograd.call_by_name(OP, named), strict=True))
+    y_first, h_first, c_first, y_second, h_second, c_second = (found[name] for name in RESULTS)
+    return (y_first, (h_first, c_first)), (y_second, (h_second, c_second))
 
 
-SETTINGS = 8  # of a layer, behind its tensors
-OUTPUTS = 7  # of a layer
+def completed(name: str, x: Tensor, layer: dict[str, Any]) -> Named:
+    """All arguments of a layer by name."""
+    given = DEFAULTS | layer | {"x": x}
+    if given.keys() != PARAMETERS.keys() or "x" in layer:
+        missing, unknown = REQUIRED - {*given}, ({*given} - {*PARAMETERS}) | ({"x"} & {*layer})
+        raise TypeError(
+            f"{OP}: {name} must have the arguments of mogrifier_lstm but x, got {sorted(unknown)} "
+            f"too many and {sorted(missing)} missing"
+        )
+    return given
 
 
-def halves(inputs):
-    """(x, the first layer's arguments, the second's, p, locked) of the operator's."""
-    x, *rest, p, locked = inputs
-    each = TENSORS - 1 + SETTINGS
-    return x, tuple(rest[:each]), tuple(rest[each:]), p, locked
+def of_layer(named: Named, layer: str) -> Named:
+    """The entries of one layer under the names that they have in `mogrifier_lstm`."""
+    suffix = f"_{layer}"
+    return {n.removesuffix(suffix): v for n, v in named.items() if n.endswith(suffix)}
 
 
-def fake(*inputs):
-    x, first, second, p, _ = halves(inputs)
-    found = fake_layer(x, *first)
-    y = found[0]
-    return *found, *fake_layer(y, *second), y.new_empty(y.shape[0] if p else 0, *y.shape[1:])
+def fake(named: Named) -> tuple[Tensor, ...]:
+    first = fake_layer(of_layer(named, "first") | {"x": named["x"]})
+    y = first[0]
+    second = fake_layer(of_layer(named, "second") | {"x": y})
+    return *first, *second, y.new_empty(y.shape[0] if named["p"] else 0, *y.shape[1:])
 
 
-def fake_backward(dy, dh, dc, dy_2, dh_2, dc_2, *rest):
-    inputs, y, (needs, needs_2) = rest[:-13], rest[-13], rest[-2:]  # 13: what each layer saved, x_2 and these
-    x, first, second, *_ = halves(inputs)
-    of_first = fake_layer_backward(dy, dh, dc, x, *first, needs)
-    return *of_first, *fake_layer_backward(dy_2, dh_2, dc_2, y, *second, needs_2 | 1)
+def oracle(named: Named) -> Any:
+    first, second = (of_layer(named, layer) for layer in LAYERS)
+    y, state = layer_oracle(first | {"x": named["x"]})
+    dropped = y
+    if named["p"]:
+        drop = reference.locked_dropout if named["locked"] else reference.dropout
+        dropped = drop(y, named["p"], second["seed"])
+    return (y, state), layer_oracle(second | {"x": dropped})
 
 
-def setup(ctx, inputs, output):
-    x, first, second, p, locked = halves(inputs)
-    tensors = TENSORS - 1
-    saved = [output[0], *output[3:OUTPUTS], output[OUTPUTS], *output[OUTPUTS + 3 :]]
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*output[3:OUTPUTS], *output[OUTPUTS + 3 :])
-    ctx.save_for_backward(x, *first[:tensors], *second[:tensors], *saved)
-    ctx.settings = first[tensors:], second[tensors:], p, locked
-
-
-def oracle(*inputs):
-    x, first, second, p, locked = halves(inputs)
-    y, state = layer_oracle(x, *first)
-    if p:
-        seed = second[SEED - 1]
-        dropped = (reference.locked_dropout if locked else reference.dropout)(y, p, seed + INPUT)
-    return (y, state), layer_oracle(dropped if p else y, *second)
-
-
-def backward(ctx, *grads):
-    tensors = TENSORS - 1
-    x, *rest = ctx.saved_tensors
-    first, second, saved = rest[:tensors], rest[tensors : 2 * tensors], rest[2 * tensors :]
-    settings, settings_2, p, locked = ctx.settings
-    inputs = x, *first, *settings, *second, *settings_2, p, locked
-    needs = ctx.needs_input_grad
-    results = (*grads[:3], *grads[OUTPUTS : OUTPUTS + 3])
-    if all(g is None for g in results):
-        return (None,) * len(needs)
-    if torch.is_grad_enabled():
-        return tuple(autograd.through_oracle(oracle, [*inputs], needs, results))
-    dy, dh, dc, dy_2, dh_2, dc_2 = results
-    dh, dc = (torch.zeros_like(first[3]) if d is None else d for d in (dh, dc))
-    of_second = upstream(dy_2, dh_2, dc_2, saved[5], second[3])
-    _, first_needs, second_needs, _, _ = halves(needs)
-    bits = needed((needs[0], *first_needs[: tensors - 1])), needed((True, *second_needs[: tensors - 1]))
-    found = torch.ops.fusedseq.mogrifier_lstm_pair_backward(dy, dh, dc, *of_second, *inputs, *saved, *bits)
-    none = [None] * (SETTINGS + 1)
-    grads = [*found[:6], None, *found[6:12], *none, *found[13:18], None, *found[18:], *none, None, None]
-    return tuple(g if need else None for g, need in zip(grads, needs, strict=True))
-
-
-autograd.register("mogrifier_lstm_pair", fake, backward, setup, fakes=[("mogrifier_lstm_pair_backward", fake_backward)])
+OUTPUTS = Schema(OP).outputs
+RESULTS = tuple(f"{name}_{layer}" for layer in LAYERS for name in ("y", "h", "c"))
+autograd.register(
+    OP,
+    fake,
+    autograd.Gradient(results=RESULTS, backwards=("mogrifier_lstm_pair_backward",), oracle=oracle),
+)
+autograd.register_fake_backward(OP)

@@ -1,92 +1,124 @@
-"""What csrc/recurrence_plan.h says of a call of lstm or mogrifier_lstm on a GPU, in words: for `explain`."""
+"""For `explain`: which CUDA kernels run a call of lstm or mogrifier_lstm, by
+csrc/cuda/recurrence/plan.h, in words.
+"""
 
 import inspect
-import os
+from typing import Any
 
 import torch
 
 from fusedseq import reference
+from fusedseq._load import variable
 
+FOLDER = "csrc/cuda/recurrence"
+PERSISTENT = f"{FOLDER}/persistent_forward.cu, {FOLDER}/persistent_backward.cu"
+WAVEFRONT = f"{FOLDER}/wavefront.cu"
 LOOP = {
-    "lstm": "csrc/recurrence_loop.cu, torch's product and a kernel a step; the input's product hoisted",
-    "mogrifier_lstm": "csrc/recurrence_loop.cu, torch's product and a kernel for each round and the gates of a step",
+    "lstm": f"{FOLDER}/loop.cu, one torch product and one kernel a step; the input's product is"
+    " computed for many steps at once",
+    "mogrifier_lstm": f"{FOLDER}/loop.cu, one torch product and one kernel for each round and for"
+    " the gates of a step",
 }
+Gpu = tuple[int, int, bool]  # see `plan`
+OTHER_PYTHON = "fusedseq._C, which decides, was built for another version of Python"
 
 
-def plan(op, gpu, *args, **kwargs):
-    """The plan of a call: a dict of `_C.recurrence_plan`.
+def plan(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Returns the plan of a call of `op` as the dict of `_C.recurrence_plan`.
 
-    gpu: (SMs, bytes of shared memory that a block can have, whether it has cooperative launches)
+    gpu: (number of SMs, bytes of shared memory that a block can have, whether it has cooperative
+    launches)
     """
-    from fusedseq import _C  # here: it is for one version of Python, and no operator needs it
+    # Imported here, because _C depends on the version of Python, and no operator needs it.
+    from fusedseq import _C
 
     bound = inspect.signature(getattr(reference, op)).bind(*args, **kwargs)
     T, B, X = bound.arguments["x"].shape
-    return _C.recurrence_plan(T, B, X, *size(**bound.arguments), bound.arguments["x"].element_size(), *gpu)
+    element_size = bound.arguments["x"].element_size()
+    found: dict[str, Any] = _C.recurrence_plan(
+        T, B, X, *size(**bound.arguments), element_size, *gpu
+    )
+    return found
 
 
-def wavefront(gpu, x, first, second):
-    """As `plan`, of a call of mogrifier_lstm_pair: a dict of `_C.wavefront_plan`."""
+def wavefront(
+    gpu: Gpu, x: torch.Tensor, first: dict[str, Any], second: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the plan of a call of mogrifier_lstm_pair as the dict of `_C.wavefront_plan`; `gpu`
+    as in `plan`.
+    """
     from fusedseq import _C
 
-    (T, B, X), of_first, of_second = x.shape, size(**first), size(**second)
-    return _C.wavefront_plan(T, B, (X, *of_first), (of_first[0], *of_second), x.element_size(), *gpu)
+    T, B, X = x.shape
+    size_first, size_second = size(**first), size(**second)
+    H = size_first[0]
+    layers = (X, *size_first), (H, *size_second)
+    found: dict[str, Any] = _C.wavefront_plan(T, B, *layers, x.element_size(), *gpu)
+    return found
 
 
-def size(h0, rounds=0, Q=None, R=None, **_):
-    """H, rounds, and how many different weights these have on x and on h."""
+def size(
+    h0: torch.Tensor, rounds: int = 0, Q: Any = None, R: Any = None, **_: Any
+) -> tuple[int, ...]:
+    """Returns H, the number of rounds, and the numbers of distinct weights of the rounds on x and
+    on h.
+    """
     uses = ((Q, (rounds + 1) // 2), (R, rounds // 2))
-    return h0.size(1), rounds, *(weights(weight, count) if count else 0 for weight, count in uses)
+    return h0.size(1), rounds, *(distinct(weight, count) if count else 0 for weight, count in uses)
 
 
-def weights(weight, uses):
-    """How many different ones there are."""
+def distinct(weight: Any, uses: int) -> int:
+    """Returns the number of distinct weights of `uses` rounds; weight: a tensor, or its two
+    factors.
+    """
     return min(uses, len(weight if isinstance(weight, torch.Tensor) else weight[0]))
 
 
-def this_gpu(device):
-    facts = torch.cuda.get_device_properties(device)
-    # (torch's type stubs do not know the attribute)
-    return facts.multi_processor_count, getattr(facts, "shared_memory_per_block_optin"), facts.major >= 6  # noqa: B009
+def this_gpu(device: torch.device) -> Gpu:
+    """Returns the `gpu` argument of `plan` for a device of this machine."""
+    facts: Any = torch.cuda.get_device_properties(device)  # the stubs lack an attribute
+    return facts.multi_processor_count, facts.shared_memory_per_block_optin, facts.major >= 6
 
 
-def layout(direction, found):
-    copies = f"{found['replicas']} x " if found["replicas"] > 1 else ""
-    kept = f", {found['kept']} steps along K of W_ih in registers" if found["kept"] else ""
+def layout(direction: str, found: dict[str, Any]) -> str:
+    """Describes one layout of a plan."""
+    replicas = f"{found['replicas']} x " if found["replicas"] > 1 else ""
     inputs = f" and {found['columns_x']} inputs" if found["columns_x"] else ""
-    return (
-        f"{direction} {copies}{found['blocks']} blocks of {found['columns_h']} units{inputs}, {found['groups']} group"
-        f"{'s' * (found['groups'] > 1)} of rows, {found['shared'] / 1024:.0f} KiB of shared memory{kept}"
-    )
+    groups = f"{found['groups']} group{'s' * (found['groups'] > 1)} of rows"
+    resident = found["resident"]
+    registers = f", {resident} steps along K of W_ih in registers" if resident else ""
+    units = f"{found['blocks']} blocks of {found['columns_h']} units"
+    shared = f"{found['shared'] / 1024:.0f} KiB of shared memory"
+    return f"{direction} {replicas}{units}{inputs}, {groups}, {shared}{registers}"
 
 
-def explain_pair(gpu, *args, **kwargs):
-    """Whether both layers run at once, how they are laid out, and why."""
+def explain_pair(gpu: Gpu, *args: Any, **kwargs: Any) -> str:
+    """Says whether both layers run in one launch, why, and with which layouts."""
     try:
         found = wavefront(gpu, *args, **kwargs)
     except ImportError:
-        return "csrc/wavefront.cu or one layer after the other: fusedseq._C, which knows, is for another Python"
-    if os.environ.get("FUSEDSEQ_RECURRENCE") == "loop":
+        return f"{WAVEFRONT} or one layer after the other: {OTHER_PYTHON}"
+    if variable("FUSEDSEQ_RECURRENCE", "loop"):
         return "one layer after the other; FUSEDSEQ_RECURRENCE is loop"
     if not found["persistent"]:
         return f"one layer after the other: {found['why']}"
-    return f"csrc/wavefront.cu, both layers at once: {found['why']}; " + "; ".join(
+    layouts = (
         layout(f"{number} {direction}", found[direction][l])
         for direction in ("forward", "backward")
         for l, number in enumerate(("first", "second"))
     )
+    return f"{WAVEFRONT}, both layers in one launch: {found['why']}; {'; '.join(layouts)}"
 
 
-def explain(op, gpu, *args, **kwargs):
-    """Which engine, how it is laid out, and why."""
-    if os.environ.get("FUSEDSEQ_RECURRENCE") == "loop":
+def explain(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> str:
+    """Says which kernels run a call of `op`, why, and with which layouts."""
+    if variable("FUSEDSEQ_RECURRENCE", "loop"):
         return f"{LOOP[op]}; FUSEDSEQ_RECURRENCE is loop"
     try:
         found = plan(op, gpu, *args, **kwargs)
     except ImportError:
-        return "csrc/persistent_forward.cu or csrc/recurrence_loop.cu: fusedseq._C, which knows, is for another Python"
+        return f"{PERSISTENT} or {FOLDER}/loop.cu: {OTHER_PYTHON}"
     if not found["persistent"]:
         return f"{LOOP[op]}; not persistent: {found['why']}"
-    return f"csrc/persistent_forward.cu, csrc/persistent_backward.cu: {found['why']}; " + "; ".join(
-        layout(direction, found[direction]) for direction in ("forward", "backward")
-    )
+    layouts = (layout(direction, found[direction]) for direction in ("forward", "backward"))
+    return f"{PERSISTENT}: {found['why']}; {'; '.join(layouts)}"

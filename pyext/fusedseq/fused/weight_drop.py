@@ -1,35 +1,50 @@
 import torch
+from torch import Tensor
 
+from fusedseq import reference
 from fusedseq.fused import autograd, check
+from fusedseq.fused.autograd import Gradients
+from fusedseq.fused.schema import Named
+
+OP = "weight_drop"
 
 
-def weight_drop(W, p, seed, variational=False):
-    """As `fusedseq.reference.weight_drop`. One pass; W receives the gradient of what was kept, and is never written.
+def weight_drop(W: Tensor, p: float, seed: int | Tensor, variational: bool = False) -> Tensor:
+    """Computes `fusedseq.reference.weight_drop` in one pass. W receives the gradient of its
+    elements that were not dropped, and is never written to.
 
-    Errors: ValueError for p outside [0, 1] or a W that is not (rows, columns); TypeError for a dtype other than fp32,
-    fp64, bf16, on CUDA also fp16.
+    Errors: ValueError for p outside [0, 1] or a W that is not (rows, columns); TypeError for a
+    dtype other than fp32, fp64, bf16, and fp16 on CUDA.
     """
-    check.like("weight_drop", W, "W")
-    check.dimensions("weight_drop", "W", W, "(rows, columns)")
-    check.probability("weight_drop", "p", p)
+    check.like(OP, W, "W")
+    check.dimensions(OP, "W", W, "(rows, columns)")
+    check.probability(OP, "p", p)
     if p == 0:
         return W.clone()
-    return autograd.call("weight_drop", W, p, check.seed("weight_drop", seed, W.device), variational)
+    y: Tensor = autograd.call(OP, W, p, check.seed(OP, seed, W.device), variational)
+    return y
 
 
-def setup(ctx, inputs, output):
-    _, ctx.p, seed, ctx.variational = inputs
-    ctx.save_for_backward(seed)
+def fake(named: Named) -> Tensor:
+    return torch.empty_like(named["W"], memory_format=torch.contiguous_format)
 
 
-def backward(ctx, dy):
-    # Linear in W: the gradient is the operator itself, which has a gradient again.
-    return torch.ops.fusedseq.weight_drop(dy, ctx.p, *ctx.saved_tensors, ctx.variational), None, None, None
+def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
+    """The operator is linear in W, so its gradient is the operator itself, which can be
+    differentiated again.
+    """
+    p, seed, variational = named["p"], named["seed"], named["variational"]
+    return {"W": autograd.call(OP, grads["y"], p, seed, variational)}
 
 
 autograd.register(
-    "weight_drop",
-    lambda W, p, seed, variational: torch.empty_like(W, memory_format=torch.contiguous_format),
-    backward,
-    setup,
+    OP,
+    fake,
+    autograd.Gradient(
+        results=("y",),
+        oracle=lambda named: autograd.call_reference(reference.weight_drop, named),
+        saves=("seed",),
+        compute=gradient,
+        is_linear=True,
+    ),
 )

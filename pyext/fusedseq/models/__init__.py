@@ -1,1 +1,1 @@
-"""Whole networks, one readable file each; operators are an argument."""
+"""Whole networks, one readable file each. Each takes its operators as the argument `ops`."""

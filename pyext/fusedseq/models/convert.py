@@ -1,110 +1,235 @@
-"""Weights of torch's modules and of AWD-LSTM's checkpoints, in models and modules of this package.
+"""Converts weights of torch's modules and of AWD-LSTM's checkpoints to models of this package.
 
-A converted module has copies of the weights, on their device and in their dtype, and gives the same results in eval mode.
-Dropout in training is as strong, by other random numbers.
+A converted module has copies of the weights, on their device and in their dtype, and computes the
+same results in eval mode. In training mode it drops with the same probabilities, but with other
+random masks.
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from fusedseq import fused
 from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
 from fusedseq.models.transformer_layers import Decoder, Encoder
-from fusedseq.nn import LSTM
+from fusedseq.nn import LSTM, MultiheadAttention, Operators
+from fusedseq.nn.feed_forward import activation_name
 
-ACTIVATIONS = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu"}
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+StackType = TypeVar("StackType", Encoder, Decoder)
 
 
-def encoder(theirs, *, ops=fused):
-    """An Encoder from a torch.nn.TransformerEncoderLayer or a TransformerEncoder: batch first, whatever theirs is.
+def encoder(
+    theirs: nn.TransformerEncoderLayer | nn.TransformerEncoder, *, ops: Operators = fused
+) -> Encoder:
+    """Returns an Encoder with the weights of a torch.nn.TransformerEncoder or one of its layers.
 
-    Errors: ValueError for an activation other than relu and gelu, and for layers that differ in more than weights.
+    The Encoder takes (B, L, E), whatever `batch_first` of the source is.
+    Errors: ValueError naming the sublayer or option, for an activation other than relu, gelu and
+    tanh, for layers that differ in more than their weights, for norms, dropouts or attentions of
+    one layer that differ from each other, and for sublayers that are not torch's.
     """
     return _stack(theirs, nn.TransformerEncoderLayer, Encoder, ops)
 
 
-def decoder(theirs, *, ops=fused):
-    """A Decoder from a torch.nn.TransformerDecoderLayer or a TransformerDecoder; as `encoder`. Ours sees no later position,
-    as theirs with tgt_is_causal and its mask."""
+def decoder(
+    theirs: nn.TransformerDecoderLayer | nn.TransformerDecoder, *, ops: Operators = fused
+) -> Decoder:
+    """Returns a Decoder with the weights of a torch.nn.TransformerDecoder or one of its layers.
+
+    As `encoder`. Self-attention of the Decoder is always causal, as torch's with tgt_is_causal and
+    its mask.
+    """
     return _stack(theirs, nn.TransformerDecoderLayer, Decoder, ops)
 
 
-def _stack(theirs, of_torch, ours, ops):
-    layers = [theirs] if isinstance(theirs, of_torch) else list(theirs.layers)
+def _stack(
+    theirs: Any, torch_layer: type[nn.Module], ours: type[StackType], ops: Operators
+) -> StackType:
+    layers = [theirs] if isinstance(theirs, torch_layer) else list(theirs.layers)
     norm = getattr(theirs, "norm", None)
-    options = _options(layers[0])
-    if any(_options(layer) != options for layer in layers) or (norm is not None and norm.eps != options["eps"]):
-        raise ValueError(f"{ours.__name__}: the layers and the norm must be alike but for their weights, got {theirs}")
+    options = _options(layers[0], "layers[0]")
+    for i, layer in enumerate(layers):
+        for name, value in _options(layer, f"layers[{i}]").items():
+            if value != options[name]:
+                raise ValueError(
+                    f"convert: layers[{i}]: {name} must be that of layers[0], {options[name]}, got "
+                    f"{value}"
+                )
+    if norm is not None:
+        _require_type("norm", norm, nn.LayerNorm)
+        _require_equal("norm.eps", norm.eps, "the layers' layer_norm_eps", options["eps"])
     stack = ours(len(layers), **options, final_norm=norm is not None, ops=ops)
-    state = {f"layers.{i}.{name}": t for i, layer in enumerate(layers) for name, t in layer.state_dict().items()}
-    state = {re.sub(r"\.(linear[12])\.", r".feed_forward.\1.", name): t for name, t in state.items()}
+    state = {
+        f"layers.{i}.{name}": t
+        for i, layer in enumerate(layers)
+        for name, t in layer.state_dict().items()
+    }
+    state = {
+        re.sub(r"\.(linear[12])\.", r".feed_forward.\1.", name): t for name, t in state.items()
+    }
     if norm is not None:
         state |= {f"norm.{name}": t for name, t in norm.state_dict().items()}
     return _load(stack, state).train(theirs.training)
 
 
-def _options(layer):
-    if layer.activation not in ACTIVATIONS and not isinstance(layer.activation, (nn.ReLU, nn.GELU)):
-        raise ValueError(f"convert: activation must be relu or gelu, got {layer.activation}")
-    activation = ACTIVATIONS.get(layer.activation) or type(layer.activation).__name__.lower()
-    if getattr(layer.activation, "approximate", "none") == "tanh":
-        activation = "gelu_tanh"
-    return {
-        "E": layer.linear1.in_features, "num_heads": layer.self_attn.num_heads,
-        "dim_feedforward": layer.linear1.out_features, "dropout": layer.dropout1.p,
-        "attention_dropout": layer.self_attn.dropout, "feed_forward_dropout": layer.dropout.p,
-        "prenorm": layer.norm_first, "activation": activation, "eps": layer.norm1.eps,
-        "bias": layer.linear1.bias is not None,
-    }  # fmt: skip
+def _options(layer: Any, where: str) -> dict[str, Any]:
+    """Returns the arguments of our layers for a layer of torch.nn.
 
-
-def lstm(theirs, *, ops=fused):
-    """An LSTM from a torch.nn.LSTM, whose dropout between layers is drawn for each step.
-
-    Errors: ValueError for one that is bidirectional or has projections.
+    where: the name of the layer in error messages
+    Errors: ValueError for sublayers that our layers cannot represent.
     """
-    if theirs.bidirectional or theirs.proj_size:
-        raise ValueError(f"LSTM: must be of one direction and without projections, got {theirs}")
-    ours = LSTM(
-        theirs.input_size, theirs.hidden_size, theirs.num_layers, theirs.bias, dropout=theirs.dropout, locked=False,
-        batch_first=theirs.batch_first, ops=ops,
-    )  # fmt: skip
+    _check_sublayers(layer, where)
+    return {
+        "E": layer.linear1.in_features,
+        "num_heads": layer.self_attn.num_heads,
+        "dim_feedforward": layer.linear1.out_features,
+        "dropout": layer.dropout1.p,
+        "attention_dropout": layer.self_attn.dropout,
+        "feed_forward_dropout": layer.dropout.p,
+        "prenorm": layer.norm_first,
+        "activation": activation_name(layer.activation, "convert"),
+        "eps": layer.norm1.eps,
+        "bias": layer.linear1.bias is not None,
+    }
+
+
+def _check_sublayers(layer: Any, where: str) -> None:
+    """Raises ValueError unless the sublayers are torch's and share the options that ours share."""
+    attentions = ["self_attn", *(["multihead_attn"] if hasattr(layer, "multihead_attn") else [])]
+    for i in range(1, len(attentions) + 2):
+        norm, dropout = f"norm{i}", f"dropout{i}"
+        _require_type(f"{where}.{norm}", getattr(layer, norm), nn.LayerNorm)
+        _require_type(f"{where}.{dropout}", getattr(layer, dropout), nn.Dropout)
+        eps, p = getattr(layer, norm).eps, getattr(layer, dropout).p
+        _require_equal(f"{where}.{norm}.eps", eps, "norm1.eps", layer.norm1.eps)
+        _require_equal(f"{where}.{dropout}.p", p, "dropout1.p", layer.dropout1.p)
+    _require_type(f"{where}.dropout", layer.dropout, nn.Dropout)
+    for name in ("linear1", "linear2"):
+        _require_type(f"{where}.{name}", getattr(layer, name), nn.Linear)
+    for name in attentions:
+        theirs = getattr(layer, name)
+        _check_attention(f"{where}.{name}", theirs)
+        for option in ("num_heads", "dropout", "batch_first"):
+            expected, got = getattr(layer.self_attn, option), getattr(theirs, option)
+            _require_equal(f"{where}.{name}.{option}", got, f"self_attn.{option}", expected)
+
+
+def _check_attention(where: str, theirs: Any) -> None:
+    """Raises ValueError for what `MultiheadAttention` cannot represent."""
+    _require_type(where, theirs, nn.MultiheadAttention)
+    if theirs.bias_k is not None:
+        raise ValueError(f"convert: {where} must be without add_bias_kv, got add_bias_kv=True")
+    if theirs.add_zero_attn:
+        raise ValueError(f"convert: {where} must be without add_zero_attn, got add_zero_attn=True")
+
+
+def _require_type(name: str, module: Any, required: type[nn.Module]) -> None:
+    if not isinstance(module, required):
+        raise ValueError(
+            f"convert: {name} must be a torch.nn.{required.__name__}, got {type(module).__name__}"
+        )
+
+
+def _require_equal(name: str, got: Any, like: str, expected: Any) -> None:
+    if got != expected:
+        raise ValueError(f"convert: {name} must equal {like} = {expected}, got {got}")
+
+
+def attention(theirs: nn.MultiheadAttention, *, ops: Operators = fused) -> MultiheadAttention:
+    """Returns a MultiheadAttention with the weights of a torch.nn.MultiheadAttention.
+
+    It can take the place of the source in a model: as in torch, its calls return the probabilities
+    unless they say need_weights=False. Where the model does not use them, set the attribute
+    `need_weights` to False, because they take a second pass, with a (B, N, L, S) tensor in memory.
+    Errors: ValueError for add_bias_kv and add_zero_attn.
+    """
+    _check_attention("attention", theirs)
+    ours = MultiheadAttention(
+        theirs.embed_dim,
+        theirs.num_heads,
+        theirs.dropout,
+        theirs.in_proj_bias is not None,
+        kdim=theirs.kdim,
+        vdim=theirs.vdim,
+        batch_first=theirs.batch_first,
+        need_weights=True,
+        ops=ops,
+    )
     return _load(ours, theirs.state_dict()).train(theirs.training)
 
 
-def awd_lstm(state, *, ops=fused, **settings):
-    """A LanguageModel from the `state_dict` of AWD-LSTM's RNNModel (Merity et al., 2018): sizes and tying are read from it.
+def lstm(theirs: nn.LSTM, *, ops: Operators = fused) -> LSTM:
+    """Returns an LSTM with the weights of a torch.nn.LSTM.
 
-    settings: the rest of LanguageModelSettings, such as dropouts, which the state does not have
-    Its weight-dropped matrices, weight_hh_l0_raw, are ours without the mask. The split cross-entropy's tombstones are in another
-    module there: `LanguageModel.loss` loads its state_dict.
+    Its dropout between layers is drawn for each step, as torch's.
+    Errors: ValueError for a bidirectional LSTM or one with projections.
+    """
+    if theirs.bidirectional or theirs.proj_size:
+        raise ValueError(f"LSTM: must be unidirectional and without projections, got {theirs}")
+    ours = LSTM(
+        theirs.input_size,
+        theirs.hidden_size,
+        theirs.num_layers,
+        theirs.bias,
+        dropout=theirs.dropout,
+        locked_input=False,
+        batch_first=theirs.batch_first,
+        ops=ops,
+    )
+    return _load(ours, theirs.state_dict()).train(theirs.training)
+
+
+def awd_lstm(
+    state: Mapping[str, Tensor], *, ops: Operators = fused, **settings: Any
+) -> LanguageModel:
+    """Returns a LanguageModel with the weights of AWD-LSTM's RNNModel (Merity et al., 2018).
+
+    state: its `state_dict`, from which sizes and tying are read
+    settings: other LanguageModelSettings, such as dropouts, which the state does not contain
+    The weight-dropped matrices weight_hh_l0_raw become weight_hh without a mask. The tombstones of
+    the split cross-entropy are in another module there; `LanguageModel.loss` loads its state_dict.
     Errors: ValueError for a model without LSTM layers, such as a QRNN.
     """
-    layers = 1 + max((int(m[1]) for name in state if (m := re.match(r"rnns\.(\d+)\.", name))), default=-1)
+    layers = 1 + max(
+        (int(m[1]) for name in state if (m := re.match(r"rnns\.(\d+)\.", name))), default=-1
+    )
+    ours = _awd_lstm_layers(state)
+    if not layers or len(ours) != 4 * layers:
+        raise ValueError(
+            "awd_lstm: state must have weight_ih, weight_hh, bias_ih and bias_hh of each of its "
+            f"LSTM layers, rnns.0 to rnns.{layers - 1}, got {', '.join(state)}"
+        )
+    hidden = tuple(ours[f"recurrent.weight_hh_l{l}"].size(1) for l in range(layers))
+    V, E = state["encoder.weight"].shape
+    tied = state["decoder.weight"].shape == (V, E) and torch.equal(
+        state["decoder.weight"], state["encoder.weight"]
+    )
+    ours |= {"embedding.weight": state["encoder.weight"], "decoder_bias": state["decoder.bias"]}
+    if not tied:
+        ours["decoder_weight"] = state["decoder.weight"]
+    made = LanguageModelSettings(embedding=E, hidden=hidden, layers=layers, tied=tied, **settings)
+    model = LanguageModel(V, made, ops=ops)
+    return _load(model, ours | {f"loss.{name}": t for name, t in model.loss.state_dict().items()})
+
+
+def _awd_lstm_layers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the parameters of the recurrent layers under the names that LanguageModel has."""
     found = {}
     for name, t in state.items():
-        masked_copy = name.replace("_l0", "_l0_raw") in state  # which some versions of torch keep
+        # Some versions of torch also store the masked copy of a weight-dropped matrix.
+        masked_copy = name.replace("_l0", "_l0_raw") in state
         m = re.fullmatch(r"rnns\.(\d+)\.(?:module\.)?((?:weight|bias)_[ih]h)_l0(?:_raw)?", name)
         if m and not masked_copy:
             found[f"recurrent.{m[2]}_l{m[1]}"] = t
-    if not layers or len(found) != 4 * layers:
-        raise ValueError("awd_lstm: state must have weight_ih, weight_hh, bias_ih and bias_hh of each of its LSTM layers, "
-                         f"rnns.0 to rnns.{layers - 1}, got {', '.join(state)}")  # fmt: skip
-    hidden = tuple(found[f"recurrent.weight_hh_l{l}"].size(1) for l in range(layers))
-    V, E = state["encoder.weight"].shape
-    tied = state["decoder.weight"].shape == (V, E) and torch.equal(state["decoder.weight"], state["encoder.weight"])
-    found |= {"embedding.weight": state["encoder.weight"], "decoder_bias": state["decoder.bias"]}
-    if not tied:
-        found["decoder_weight"] = state["decoder.weight"]
-    made = LanguageModelSettings(embedding=E, hidden=hidden, layers=layers, tied=tied, **settings)
-    model = LanguageModel(V, made, ops=ops)
-    return _load(model, found | {f"loss.{name}": t for name, t in model.loss.state_dict().items()})
+    return found
 
 
-def _load(module, state):
+def _load(module: AnyModule, state: Mapping[str, Tensor]) -> AnyModule:
+    """Returns the module with the state loaded, on the state's device and in its dtype."""
     like = next(iter(state.values()))
     module = module.to(like.device, like.dtype)
     module.load_state_dict(state)

@@ -1,73 +1,137 @@
-"""The recurrent language models: plain RNN (Mikolov et al., 2010) and LSTM, AWD-LSTM (Merity et al., 2018), Mogrifier LSTM
-(Melis et al., 2020)."""
+"""Recurrent language models.
 
+Plain RNN (Mikolov et al., 2010) and LSTM, AWD-LSTM (Merity et al., 2018) and Mogrifier LSTM
+(Melis et al., 2020).
+"""
+
+import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusedseq import fused
-from fusedseq.nn import LSTM, Dropout, Embedding, LockedDropout, MogrifierLSTM, SplitCrossEntropy
+from fusedseq.models.settings_check import check_probabilities, check_sizes
+from fusedseq.nn import (
+    LSTM,
+    Dropout,
+    Embedding,
+    LockedDropout,
+    MogrifierLSTM,
+    Operators,
+    SplitCrossEntropy,
+)
+from fusedseq.nn.recurrent import States
 
 
 @dataclass(frozen=True)
 class LanguageModelSettings:
-    """What a language model is made of; the defaults are the plain LSTM of ptb/lstm."""
+    """The settings of a language model; the defaults are the plain LSTM of ptb/lstm.
+
+    cell = "rnn" takes none of the settings from `rounds` to `output`, no weight_drop and no
+    state_dropout.
+    """
 
     embedding: int = 650  # E
     hidden: int | tuple[int, ...] = 650  # H, one for all layers or one for each
     layers: int = 3
-    cell: str = "lstm"  # or "rnn", with none of what is below down to output, and no dropout of weights and states
-    rounds: int = 0  # of the Mogrifier; 0 is an LSTM
+    cell: str = "lstm"  # or "rnn"
+    rounds: int = 0  # of a Mogrifier LSTM; 0 is an LSTM
     rank: int | None = None  # of a round's weight; None is full rank
-    cap_input_gate: bool = False
-    forget_bias: float | None = None
-    residual: bool = False  # a layer reads the sum of the two outputs below it
-    output: str = "last"  # layer's output goes on, or the "sum" of all layers'
+    cap_input_gate: bool = False  # i = min(i, 1 - f)
+    forget_bias: float | None = None  # its initial value; None draws it as torch.nn.LSTM
+    residual: bool = False  # a layer reads the sum of the outputs of the two layers below it
+    output: str = "last"  # the decoder reads the last layer's output, or the "sum" of all layers'
     tied: bool = False  # the decoder's weight is the embedding
-    splits: tuple[int, ...] = ()  # where the vocabulary is cut into a head and tails; none is plain cross-entropy
-    locked: bool = True  # the three dropouts below: one mask for all steps, or one for each step
+    # The ids at which the vocabulary is cut into a head and tails; () is plain cross-entropy.
+    splits: tuple[int, ...] = ()
+    # The next three dropouts have one mask for all steps; otherwise one for each step.
+    locked: bool = True
     input_dropout: float = 0.0
     dropout: float = 0.0  # between layers
     output_dropout: float = 0.0
     embedding_dropout: float = 0.0  # of word types
-    weight_dropout: float = 0.0  # of W_hh
-    state_dropout: float = 0.0  # of the recurrent h, one mask a sequence
-    alpha: float = 0.0  # activation regularization
-    beta: float = 0.0  # temporal activation regularization
+    weight_drop: float = 0.0  # on W_hh
+    state_dropout: float = 0.0  # of the recurrent h, one mask per sequence
+    alpha: float = 0.0  # weight of activation regularization
+    beta: float = 0.0  # weight of temporal activation regularization
     init_range: float = 0.1  # embedding and decoder are drawn from U(-init_range, init_range)
+    init: str = "uniform"  # or "truncated_normal" for all weights: see draw_truncated_normals
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
+        check_sizes(self, "embedding", "hidden", "layers")
+        check_probabilities(self, *(f.name for f in fields(self) if "drop" in f.name))
         if self.cell not in ("lstm", "rnn"):
             raise ValueError(f"LanguageModel: cell must be lstm or rnn, got {self.cell!r}")
+        if self.init not in ("uniform", "truncated_normal"):
+            raise ValueError(
+                f"LanguageModel: init must be uniform or truncated_normal, got {self.init!r}"
+            )
+        if self.output not in ("last", "sum"):
+            raise ValueError(f"LanguageModel: output must be last or sum, got {self.output!r}")
         if self.cell == "lstm":
             return
-        for field in fields(self):
-            if field.name in NOT_OF_AN_RNN and getattr(self, field.name) != field.default:
-                raise ValueError(f"LanguageModel: {field.name} must be {field.default} with cell = rnn, got "
-                                 f"{getattr(self, field.name)}")  # fmt: skip
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name in LSTM_ONLY and value != setting.default:
+                raise ValueError(
+                    f"LanguageModel: {setting.name} must be {setting.default} with cell = rnn, got "
+                    f"{value}"
+                )
         if not isinstance(self.hidden, int) or (self.locked and self.dropout):
-            raise ValueError("LanguageModel: with cell = rnn hidden must be one number, and dropout between layers not locked, "
-                             f"got hidden = {self.hidden}, locked = {self.locked}, dropout = {self.dropout}")  # fmt: skip
+            raise ValueError(
+                "LanguageModel: with cell = rnn hidden must be one number, and dropout between "
+                f"layers not locked, got hidden = {self.hidden}, locked = {self.locked}, dropout = "
+                f"{self.dropout}"
+            )
 
     @property
-    def output_size(self):
+    def output_size(self) -> int:
+        """H of the last layer."""
         return self.hidden if isinstance(self.hidden, int) else self.hidden[-1]
 
 
-NOT_OF_AN_RNN = {
-    "rounds", "rank", "cap_input_gate", "forget_bias", "residual", "output", "weight_dropout", "state_dropout",
-}  # fmt: skip
+LSTM_ONLY = {  # settings that a plain RNN does not have
+    "rounds",
+    "rank",
+    "cap_input_gate",
+    "forget_bias",
+    "residual",
+    "output",
+    "weight_drop",
+    "state_dropout",
+    "init",
+}
+
+# The variance of a standard normal distribution before truncation at two standard deviations, for
+# a variance of 1 after it: as TensorFlow computes it, and as the code of Melis et al. rounds it.
+UNTRUNCATED, ROUNDED_UNTRUNCATED = 0.87962566103423978**-2, 1.3
+
+
+def truncated_normal_(weight: Tensor, n: int, untruncated: float = ROUNDED_UNTRUNCATED) -> None:
+    """Draws a weight from a normal distribution of variance untruncated / n, truncated at two
+    standard deviations.
+    """
+    std = math.sqrt(untruncated / n)
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
 class RNN(nn.RNN):
-    """torch.nn.RNN, of tanh units, with its state in a tuple, as that of the other recurrent modules.
+    """torch.nn.RNN with tanh units and its state in a tuple, as in the other recurrent modules.
 
-    There is no operator for it: it is torch's, and so are the random masks between its layers, with both operator sets.
+    This package has no operator for it. The layers and the random masks between them are torch's,
+    with both operator sets.
     """
 
-    def forward(self, x, state=None):
-        """x: (T, B, X)    state: (h,), h (layers, B, H); zeros by default    returns y (T, B, H), (h,)"""
+    def forward(  # type: ignore[override]  # the state is a tuple instead of a tensor
+        self, x: Tensor, state: tuple[Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor]]:
+        """Runs all layers.
+
+        x: (T, B, X)    state: (h,) with h (layers, B, H); zeros by default
+        returns y (T, B, H), (h,)
+        """
         y, h = super().forward(x, None if state is None else state[0])
         return y, (h,)
 
@@ -75,79 +139,149 @@ class RNN(nn.RNN):
 class LanguageModel(nn.Module):
     """Embedding -> dropout -> recurrent layers -> dropout -> linear decoder.
 
-    vocabulary: V    settings: a LanguageModelSettings    ops: `fusedseq.fused` or `fusedseq.reference`
+    vocabulary: V    settings: see LanguageModelSettings
+    ops: `fusedseq.fused` or `fusedseq.reference`
+    Errors: ValueError if the weights are tied and the sizes of embedding and last layer differ.
     """
 
-    def __init__(self, vocabulary, settings, *, ops=fused):
+    def __init__(
+        self, vocabulary: int, settings: LanguageModelSettings, *, ops: Operators = fused
+    ) -> None:
         super().__init__()
         s = self.settings = settings
         if s.tied and s.output_size != s.embedding:
-            raise ValueError(f"LanguageModel: tied needs the last hidden size to be embedding = {s.embedding}, "
-                             f"got {s.output_size}")  # fmt: skip
-        drop = LockedDropout if s.locked else Dropout
-        self.embedding = Embedding(vocabulary, s.embedding, s.embedding_dropout, ops=ops)
-        self.input_dropout = drop(s.input_dropout, ops=ops)
+            raise ValueError(
+                f"LanguageModel: tied needs the last hidden size to be embedding = {s.embedding}, "
+                f"got {s.output_size}"
+            )
+        dropout = LockedDropout if s.locked else Dropout
+        self.embedding = Embedding(vocabulary, s.embedding, dropout=s.embedding_dropout, ops=ops)
+        self.input_dropout = dropout(s.input_dropout, ops=ops)
         self.recurrent = self._recurrent(ops)
-        self.output_dropout = drop(s.output_dropout, ops=ops)
-        self.decoder_weight = None if s.tied else nn.Parameter(torch.empty(vocabulary, s.output_size))
+        self.output_dropout = dropout(s.output_dropout, ops=ops)
+        self.decoder_weight = (
+            None if s.tied else nn.Parameter(torch.empty(vocabulary, s.output_size))
+        )
         self.decoder_bias = nn.Parameter(torch.zeros(vocabulary))
         self._activation_regularization = ops.activation_regularization
         self._linear, self._linear_cross_entropy = ops.linear, ops.linear_cross_entropy
         self.loss = SplitCrossEntropy(s.output_size, s.splits, ops=ops)
+        if s.init == "truncated_normal":
+            self.draw_truncated_normals()
+            return
         for weight in (self.embedding.weight, self.decoder_weight):
             if weight is not None:
                 nn.init.uniform_(weight, -s.init_range, s.init_range)
 
-    def _recurrent(self, ops):
+    @torch.no_grad()
+    def draw_truncated_normals(self) -> None:
+        """Draws the parameters as the code of Melis et al. (2020), google-deepmind/lamb, does.
+
+        Weights have the variance 1 / n, and are truncated at two standard deviations; n is the
+        number of inputs, of the embedding E, and of the gates' bias H. To the bias of the forget
+        gate the setting forget_bias is added. The decoder's bias, the rounds' biases and bias_hh,
+        which that code does not have, are 0. Low-rank rounds are drawn as in `MogrifierLSTM`.
+        """
+        s, recurrent = self.settings, self.recurrent
+        truncated_normal_(self.embedding.weight, s.embedding, UNTRUNCATED)
+        if self.decoder_weight is not None:
+            truncated_normal_(self.decoder_weight, s.output_size, UNTRUNCATED)
+        nn.init.zeros_(self.decoder_bias)
+        assert not isinstance(recurrent, RNN), "LSTM_ONLY has init"
+        for l, (X, H) in enumerate(recurrent.sizes):
+            for name, n in (("weight_ih", X), ("weight_hh", H), ("bias_ih", H)):
+                truncated_normal_(getattr(recurrent, f"{name}_l{l}"), n)
+            getattr(recurrent, f"bias_ih_l{l}")[H : 2 * H] += s.forget_bias or 0.0
+            nn.init.zeros_(getattr(recurrent, f"bias_hh_l{l}"))
+            for name, n in (("Q", H), ("R", X)):
+                if (weight := getattr(recurrent, f"{name}_l{l}", None)) is not None:
+                    truncated_normal_(weight, n)
+
+    def _recurrent(self, ops: Operators) -> RNN | LSTM | MogrifierLSTM:
         s = self.settings
         if s.cell == "rnn":
-            return RNN(s.embedding, s.hidden, s.layers, dropout=s.dropout)
-        shared = {
-            "dropout": s.dropout, "weight_dropout": s.weight_dropout, "residual": s.residual, "output": s.output,
-            "forget_bias": s.forget_bias, "locked": s.locked, "ops": ops,
-        }  # fmt: skip
+            return RNN(s.embedding, s.output_size, s.layers, dropout=s.dropout)
+        shared: dict[str, Any] = {
+            "dropout": s.dropout,
+            "weight_drop": s.weight_drop,
+            "residual": s.residual,
+            "output": s.output,
+            "forget_bias": s.forget_bias,
+            "locked_input": s.locked,
+            "ops": ops,
+        }
         if s.rounds == 0 and not s.state_dropout and not s.cap_input_gate:
             return LSTM(s.embedding, s.hidden, s.layers, **shared)
         return MogrifierLSTM(
-            s.embedding, s.hidden, s.layers, rounds=s.rounds, rank=s.rank, cap_input_gate=s.cap_input_gate,
-            state_dropout=s.state_dropout, **shared,
-        )  # fmt: skip
+            s.embedding,
+            s.hidden,
+            s.layers,
+            rounds=s.rounds,
+            rank=s.rank,
+            cap_input_gate=s.cap_input_gate,
+            state_dropout=s.state_dropout,
+            **shared,
+        )
 
-    def forward(self, ids, state=None):
-        """ids: (T, B)    state: as the recurrent module's, zeros by default
+    def forward(
+        self, ids: Tensor, state: States | tuple[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, States | tuple[Tensor]]:
+        """Computes the output of the recurrent layers.
 
-        returns dropped, raw: (T, B, D), the recurrent output after and before its dropout; and the final state
+        ids: (T, B) int64    state: as of the recurrent module; zeros by default
+        returns dropped and raw, (T, B, D) each: the output of the recurrent layers with and without
+        output dropout; and the final state
         """
         x = self.input_dropout(self.embedding(ids))  # (T, B, E)
         raw, state = self.recurrent(x, state)
         return self.output_dropout(raw), raw, state
 
     @property
-    def output_weight(self):
-        """(V, D); a tied decoder's is the clean embedding, without its dropout."""
+    def output_weight(self) -> nn.Parameter:
+        """The decoder's weight, (V, D). A tied decoder uses the embedding without its dropout."""
         return self.embedding.weight if self.decoder_weight is None else self.decoder_weight
 
-    def logits(self, y):
-        """(T, B, D) -> (T, B, V), of a model without splits"""
+    def logits(self, y: Tensor) -> Tensor:
+        """Returns the logits (T, B, V) of outputs y (T, B, D).
+
+        Errors: ValueError for a model with splits.
+        """
         if self.settings.splits:
             raise ValueError(
-                f"LanguageModel: splits must be none for logits, got {self.settings.splits}; see loss.log_prob"
+                f"LanguageModel: splits must be () for logits, got {self.settings.splits}; see "
+                "loss.log_prob"
             )
         return self._linear(y, self.output_weight, self.decoder_bias)
 
-    def cross_entropy(self, y, targets, reduction="mean", temperature=1.0):
-        """y: (T, B, D)    targets: (T, B), -100 where there is none    returns nats, a scalar, or (T, B) with "none"
-        temperature: of the softmax of a model without splits"""
+    def cross_entropy(
+        self, y: Tensor, targets: Tensor, reduction: str = "mean", temperature: float = 1.0
+    ) -> Tensor:
+        """Returns the cross-entropy in nats: a scalar, or (T, B) with reduction "none".
+
+        y: (T, B, D)    targets: (T, B) int64, -100 for a position without a target
+        temperature: divides the logits; it must be 1 for a model with splits
+        Errors: ValueError for another temperature with splits.
+        """
         if temperature == 1.0:
-            return self.loss(y, targets, self.output_weight, self.decoder_bias, reduction)
+            loss: Tensor = self.loss(y, targets, self.output_weight, self.decoder_bias, reduction)
+            return loss
         if self.settings.splits:
             raise ValueError(f"LanguageModel: temperature must be 1 with splits, got {temperature}")
-        return self._linear_cross_entropy(
-            y, self.output_weight, targets, self.decoder_bias, temperature=temperature, reduction=reduction
+        loss = self._linear_cross_entropy(
+            y,
+            self.output_weight,
+            targets,
+            self.decoder_bias,
+            temperature=temperature,
+            reduction=reduction,
         )
+        return loss
 
-    def regularization(self, dropped, raw):
-        """AR on the dropped output, TAR on the raw one, with the weights of the settings; a scalar."""
+    def regularization(self, dropped: Tensor, raw: Tensor) -> Tensor:
+        """Returns alpha * AR(dropped) + beta * TAR(raw), a scalar (Merity et al., 2018).
+
+        dropped, raw: (T, B, D), as `forward` returns them
+        """
         s = self.settings
         if not s.alpha and not s.beta:
             return raw.new_zeros(())

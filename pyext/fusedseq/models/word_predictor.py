@@ -1,109 +1,157 @@
-"""The word in the middle of its context, predicted by a Transformer over the words around it (after CBOW, Mikolov et al.,
-2013): the rows words/..."""
+"""Prediction of the middle word of a context by a Transformer over the surrounding words.
 
+After CBOW (Mikolov et al., 2013); the model of the experiments words/...
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusedseq import fused
+from fusedseq.models.settings_check import check_heads, check_probabilities, check_sizes
 from fusedseq.models.transformer_layers import Encoder
-from fusedseq.nn import Embedding, FeedForward, LearnedPositions, ResidualLayerNorm
+from fusedseq.nn import Embedding, FeedForward, LearnedPositions, Operators, ResidualLayerNorm
 
-PADDING = 0  # the id of what is beyond a line's ends, which is never masked
-POOLING = {"sum": lambda x: x.sum(1), "mean": lambda x: x.mean(1), "max": lambda x: x.amax(1)}
+PADDING = 0  # the id of positions before a line's start and after its end; it is never masked
+POOLING: dict[str, Callable[[Tensor], Tensor]] = {  # (B, L, E) -> (B, E)
+    "sum": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(1),
+    "max": lambda x: x.amax(1),
+}
 
 
 @dataclass(frozen=True)
 class WordPredictorSettings:
-    """What a word predictor is made of; the defaults are row words/base."""
+    """The settings of a word predictor; the defaults are those of words/base."""
 
     embedding: int = 256  # E
     context: int = 6  # L, words
     layers: int = 1
     heads: int = 1
-    feedforward: int = 512
-    dropout: float = 0.1  # of what attention and feed-forward add, and inside the feed-forward; none of probabilities
+    feedforward: int = 512  # inner width
+    # Of the outputs of attention and feed-forward and of the inner activations of the feed-forward,
+    # but not of the attention probabilities.
+    dropout: float = 0.1
     prenorm: bool = False
-    extra_feedforward: bool = False  # norm2(feedforward(norm1(x))) behind the layers, without a residual
-    pooling: str = "sum"  # or "mean", "max": over the positions
+    # norm2(feedforward(norm1(x))) after the layers, without a residual connection
+    extra_feedforward: bool = False
+    pooling: str = "sum"  # over the positions; or "mean" or "max"
     tied: bool = False  # the output's weight is the embedding
-    masking: float = 0.0  # the probability that in training a word of the context is masked, and predicted too
+    # The probability in training that a context word is masked and predicted too.
+    masking: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "embedding", "context", "layers", "heads", "feedforward")
+        check_probabilities(self, "dropout")
 
 
 class WordPredictor(nn.Module):
-    """Embedding + learnt positions -> encoder layers -> pooling over the positions -> linear without a bias.
+    """Embedding + learned positions -> encoder layers -> pooling -> linear without a bias.
 
-    vocabulary: V    settings: a WordPredictorSettings    ops: an operator set
-    A tied embedding is drawn from N(0, 1/E), for N(0, 1) gives logits of 100 and more; an untied one from N(0, 1).
+    vocabulary: V    settings: see WordPredictorSettings    ops: an operator set
+    A tied embedding is initialized from N(0, 1/E), because N(0, 1) gives logits of 100 and more; an
+    embedding of its own from N(0, 1).
+    Errors: ValueError for another pooling or a masking outside [0, 1).
     """
 
-    def __init__(self, vocabulary, settings, *, ops=fused):
+    def __init__(
+        self, vocabulary: int, settings: WordPredictorSettings, *, ops: Operators = fused
+    ) -> None:
         super().__init__()
         s = self.settings = settings
+        check_heads(s)
         if s.pooling not in POOLING:
-            raise ValueError(f"WordPredictor: pooling must be {', '.join(POOLING)}, got {s.pooling!r}")
+            raise ValueError(
+                f"WordPredictor: pooling must be {', '.join(POOLING)}, got {s.pooling!r}"
+            )
         if not 0 <= s.masking < 1:
             raise ValueError(f"WordPredictor: masking must be in [0, 1), got {s.masking}")
         E = s.embedding
         self.embedding = Embedding(vocabulary, E, ops=ops)
         self.positions = LearnedPositions(s.context, E, batch_first=True, ops=ops)
         self.encoder = Encoder(
-            s.layers, E, s.heads, s.feedforward, s.dropout, attention_dropout=0.0, prenorm=s.prenorm, ops=ops
+            s.layers,
+            E,
+            s.heads,
+            s.feedforward,
+            s.dropout,
+            attention_dropout=0.0,
+            prenorm=s.prenorm,
+            ops=ops,
         )
-        self.extra = _extra(s, ops) if s.extra_feedforward else None
-        self.mask = nn.Parameter(torch.randn(E)) if s.masking else None  # stands for a masked word
+        self.extra = _extra_feed_forward(s, ops) if s.extra_feedforward else None
+        # The vector that replaces the embedding of a masked word.
+        self.mask = nn.Parameter(torch.randn(E)) if s.masking else None
         self.output = None if s.tied else nn.Linear(E, vocabulary, bias=False)
         if s.tied:
             nn.init.normal_(self.embedding.weight, std=E**-0.5)
         self._linear, self._linear_cross_entropy = ops.linear, ops.linear_cross_entropy
 
-    def encode(self, context, masked=None):
-        """context: (B, L) int64    masked: (B, L) bool, words that are not to be seen, or None    returns (B, L, E)"""
-        x = self.embedding(context)
+    def encode(self, context: Tensor, masked: Tensor | None = None) -> Tensor:
+        """Encodes a context (B, L) int64; returns (B, L, E).
+
+        masked: (B, L) bool, True for words replaced by the mask vector; requires `settings.masking`
+        """
+        x: Tensor = self.embedding(context)
         if masked is not None:
+            assert self.mask is not None, "masked words need settings.masking"
             x = torch.where(masked[..., None], self.mask, x)
-        y = self.encoder(self.positions(x))
+        y: Tensor = self.encoder(self.positions(x))
         return y if self.extra is None else self.extra(y)
 
-    def pool(self, x):
-        """(B, L, E) -> (B, E)"""
+    def pool(self, x: Tensor) -> Tensor:
+        """Reduces (B, L, E) over the positions to (B, E)."""
         return POOLING[self.settings.pooling](x)
 
-    def forward(self, context):
-        """context: (B, L) int64    returns (B, E)"""
+    def forward(self, context: Tensor) -> Tensor:
+        """Encodes and pools a context (B, L) int64; returns (B, E)."""
         return self.pool(self.encode(context))
 
     @property
-    def output_weight(self):
+    def output_weight(self) -> Tensor:
+        """The output layer's weight, (V, E)."""
         return self.embedding.weight if self.output is None else self.output.weight
 
-    def logits(self, y):
-        """(..., E) -> (..., V)"""
+    def logits(self, y: Tensor) -> Tensor:
+        """Returns the logits (..., V) of y (..., E)."""
         return self._linear(y, self.output_weight)
 
-    def cross_entropy(self, y, target, reduction="mean", **details):
-        """y: (..., E)    target: (...,) int64, -100 where there is none    returns nats, a scalar, or (...,) with "none"
-        details: return_details, of the operator"""
-        return self._linear_cross_entropy(y, self.output_weight, target, reduction=reduction, **details)
+    def cross_entropy(
+        self, y: Tensor, target: Tensor, reduction: str = "mean", **details: Any
+    ) -> Any:
+        """Returns the cross-entropy in nats: a scalar, or (...,) with reduction "none".
 
-    def objective(self, context, target):
-        """What training minimises; context: (B, L), target: (B,) int64.
+        y: (..., E)    target: (...,) int64, -100 for a position without a target
+        details: return_details of the operator `linear_cross_entropy`, whose results are returned
+        """
+        return self._linear_cross_entropy(
+            y, self.output_weight, target, reduction=reduction, **details
+        )
 
-        returns (objective, loss): with `masking` the objective is loss, the cross-entropy of the middle words, plus that of the
-        masked ones (Devlin et al., 2019); else they are the same
+    def objective(self, context: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the objective of training and the loss, scalars.
+
+        context: (B, L) int64    target: (B,) int64
+        The loss is the cross-entropy of the middle words. In training with `settings.masking`, the
+        objective is the loss plus the cross-entropy of the masked words (Devlin et al., 2019);
+        otherwise it is the loss.
         """
         s = self.settings
         if not (self.training and s.masking):
             loss = self.cross_entropy(self(context), target)
             return loss, loss
-        masked = (torch.rand(context.shape, device=context.device) < s.masking) & (context != PADDING)
+        masked = (torch.rand(context.shape, device=context.device) < s.masking) & (
+            context != PADDING
+        )
         x = self.encode(context, masked)
         loss = self.cross_entropy(self.pool(x), target)
         return loss + self.cross_entropy(x, torch.where(masked, context, -100)), loss
 
 
-def _extra(s, ops):
+def _extra_feed_forward(s: WordPredictorSettings, ops: Operators) -> nn.Sequential:
     return nn.Sequential(
         ResidualLayerNorm(s.embedding, ops=ops),
         FeedForward(s.embedding, s.feedforward, s.dropout, ops=ops),

@@ -1,86 +1,133 @@
-"""Positions that are added to embeddings."""
+"""Modules that add a vector for each absolute position to embeddings."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusedseq import fused
 from fusedseq.nn.constant_table import ConstantTable, angles
 from fusedseq.nn.dropout import Dropout
+from fusedseq.nn.operators import Operators, shown_options
 
 
-class _Added(nn.Module):
-    """Rows of a table added to embeddings; a subclass has them in `_rows(end)`: at least the first `end`."""
+class _AddedPositions(nn.Module):
+    """Adds rows of a position table to embeddings. A subclass implements `_table_rows`."""
 
-    def __init__(self, dropout, batch_first, ops):
+    embed_dim: int
+
+    def __init__(self, dropout: float, batch_first: bool, ops: Operators) -> None:
         super().__init__()
-        self.batch_first, self.dropout = batch_first, Dropout(dropout, ops=ops)
+        self.batch_first = batch_first
+        self.dropout = Dropout(dropout, ops=ops)
 
-    def forward(self, x, offset=0):
-        """x: (L, B, E), or (B, L, E) with `batch_first`    offset: the position of the first row, in cached decoding
-        the number of those before it    returns dropout(x + the positions' rows), as x"""
+    def _table_rows(self, end: int) -> Tensor:
+        """Returns a table of at least `end` rows, (>= end, E)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, offset: int = 0) -> Tensor:
+        """Adds the position vectors to embeddings.
+
+        x: (L, B, E), or (B, L, E) with `batch_first`
+        offset: the position of the first element of x; in cached decoding, the number of positions
+            before it
+        returns dropout(x + position vectors), of x's shape
+        Errors: ValueError for another shape of x or a negative offset.
+        """
         if x.dim() != 3 or x.size(2) != self.embed_dim or offset < 0:
-            wanted = ("B, L" if self.batch_first else "L, B") + f", {self.embed_dim}"
-            raise ValueError(f"{type(self).__name__}: x must be ({wanted}) and offset at least 0, got {tuple(x.shape)} and "
-                             f"{offset}")  # fmt: skip
+            required = ("B, L" if self.batch_first else "L, B") + f", {self.embed_dim}"
+            raise ValueError(
+                f"{type(self).__name__}: x must be ({required}) and offset at least 0, got "
+                f"{tuple(x.shape)} and {offset}"
+            )
         end = offset + x.size(1 if self.batch_first else 0)
-        rows = self._rows(end)[offset:end].to(x.dtype)
-        return self.dropout(x + (rows if self.batch_first else rows[:, None]))
+        rows = self._table_rows(end)[offset:end].to(x.dtype)
+        dropped: Tensor = self.dropout(x + (rows if self.batch_first else rows[:, None]))
+        return dropped
 
 
-class SinusoidalPositions(_Added):
-    """Sines and cosines added to embeddings (Vaswani et al., 2017, section 3.5): sin(p / 10000^(2m/E)) in column 2m and the
-    cosine in column 2m + 1 of position p.
+class SinusoidalPositions(_AddedPositions):
+    """Adds sines and cosines of the position to embeddings (Vaswani et al., 2017, section 3.5).
 
-    embed_dim: E    dropout: of the sum, in training    max_positions: that the table starts with; it grows when more are
-    asked for    batch_first: x is (B, L, E)
+    At position p, column 2m is sin(p / 10000^(2m/E)) and column 2m + 1 is the cosine of the same
+    angle.
+    embed_dim: E
+    dropout: probability of dropping an element of the sum in training mode
+    max_positions: initial number of rows of the table, which grows when more are needed
+    batch_first: x is (B, L, E)
     forward: x (L, B, E), offset=0 -> as x
     """
 
-    def __init__(self, embed_dim, dropout=0.0, *, max_positions=512, batch_first=False, device=None, ops=fused):
+    def __init__(
+        self,
+        embed_dim: int,
+        dropout: float = 0.0,
+        *,
+        max_positions: int = 512,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        ops: Operators = fused,
+    ) -> None:
         super().__init__(dropout, batch_first, ops)
-        self.embed_dim = embed_dim
-        self._table = _Sinusoids(embed_dim, max_positions, device)
+        self.embed_dim, self.max_positions = embed_dim, max_positions
+        self._table = _SinusoidTable(embed_dim, max_positions, device)
 
-    def _rows(self, end):
-        return self._table.reach(end)
+    def _table_rows(self, end: int) -> Tensor:
+        return self._table.at_least(end)
 
-    def extra_repr(self):
-        return f"{self.embed_dim}"
+    def extra_repr(self) -> str:
+        return shown_options(self)
 
 
-class _Sinusoids(ConstantTable):
-    def __init__(self, E, rows, device):
-        self._E = E
+class _SinusoidTable(ConstantTable):
+    def __init__(self, embed_dim: int, rows: int, device: torch.device | str | None) -> None:
+        self._embed_dim = embed_dim
         super().__init__(rows, device)
 
-    def _compute(self, positions):
-        turned = angles(positions, self._E)
-        return torch.stack([turned.sin(), turned.cos()], dim=-1).flatten(1)[:, : self._E]
+    def _compute(self, rows: int) -> Tensor:
+        theta = angles(rows, self._embed_dim)
+        return torch.stack([theta.sin(), theta.cos()], dim=-1).flatten(1)[:, : self._embed_dim]
 
 
-class LearnedPositions(_Added):
-    """A learnt row for each position, added to embeddings (Gehring et al., 2017; Devlin et al., 2019).
+class LearnedPositions(_AddedPositions):
+    """Adds a learned vector for each position to embeddings.
 
-    max_positions: P    embed_dim: E    dropout: of the sum, in training    batch_first: x is (B, L, E)
-    `weight` is (P, E), drawn from N(0, 0.02^2).
-    forward: x (L, B, E), offset=0 -> as x; ValueError for positions past the table
+    Gehring et al., 2017; Devlin et al., 2019.
+    max_positions: P    embed_dim: E
+    dropout: probability of dropping an element of the sum in training mode
+    batch_first: x is (B, L, E)
+    The parameter `weight` is (P, E), initialized from N(0, 0.02^2).
+    forward: x (L, B, E), offset=0 -> as x
+    Errors: ValueError in forward for positions of P and above.
     """
 
-    def __init__(self, max_positions, embed_dim, dropout=0.0, *, batch_first=False, device=None, dtype=None, ops=fused):
+    def __init__(
+        self,
+        max_positions: int,
+        embed_dim: int,
+        dropout: float = 0.0,
+        *,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        ops: Operators = fused,
+    ) -> None:
         super().__init__(dropout, batch_first, ops)
-        self.embed_dim = embed_dim
-        self.weight = nn.Parameter(torch.empty(max_positions, embed_dim, device=device, dtype=dtype))
+        self.embed_dim, self.max_positions = embed_dim, max_positions
+        self.weight = nn.Parameter(
+            torch.empty(max_positions, embed_dim, device=device, dtype=dtype)
+        )
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
+        """Draws the weight from N(0, 0.02^2)."""
         nn.init.normal_(self.weight, std=0.02)
 
-    def _rows(self, end):
+    def _table_rows(self, end: int) -> Tensor:
         if end > len(self.weight):
             raise ValueError(
-                f"LearnedPositions: there are max_positions = {len(self.weight)} rows, got {end} positions"
+                f"LearnedPositions: positions must be at most max_positions = {len(self.weight)}, "
+                f"got {end}"
             )
         return self.weight
 
-    def extra_repr(self):
-        return f"{len(self.weight)}, {self.embed_dim}"
+    def extra_repr(self) -> str:
+        return shown_options(self)

@@ -1,34 +1,50 @@
+"""Computed tables of positions, in fp32 whatever dtype the module is converted to."""
+
+from collections.abc import Callable
+from typing import Self
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
-def angles(positions, D, base=10000.0):
-    """position * base^(-2m / D), m = 0 .. ceil(D / 2) - 1, in fp64: (positions, ceil(D / 2)) (Vaswani et al., 2017)."""
+def angles(positions: int, D: int, base: float = 10000.0) -> Tensor:
+    """Returns position * base^(-2m / D) for m = 0 .. ceil(D / 2) - 1 (Vaswani et al., 2017).
+
+    returns (positions, ceil(D / 2)) in fp64
+    """
     rates = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
     return torch.outer(torch.arange(positions, dtype=torch.float64), rates)
 
 
 class ConstantTable(nn.Module):
-    """A table that is computed, not learnt: no part of the state dict, and fp32 whatever the module is converted to.
+    """A table that is computed, not learned.
 
-    A subclass computes it, in fp64, in `_compute(rows)`.
+    The table is not in the state dict, and stays in fp32 when the module is converted to another
+    dtype. A subclass computes it, in fp64, in `_compute(rows)`.
     """
 
-    def __init__(self, rows, device):
+    table: Tensor
+
+    def __init__(self, rows: int, device: torch.device | str | None) -> None:
         super().__init__()
         self.register_buffer("table", None, persistent=False)
         self._fill(rows, device)
 
-    def _fill(self, rows, device):
+    def _compute(self, rows: int) -> Tensor:
+        """Returns the first `rows` rows of the table in fp64."""
+        raise NotImplementedError
+
+    def _fill(self, rows: int, device: torch.device | str | None) -> None:
         self.table = self._compute(rows).to(device, torch.float32)
 
-    def _apply(self, fn, recurse=True):
-        super()._apply(fn, recurse)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # The conversion may have rounded the table to a narrower dtype, so it is recomputed.
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no annotation
         self._fill(len(self.table), self.table.device)
         return self
 
-    def reach(self, rows):
-        """The table with at least so many rows: it grows by doubling."""
+    def at_least(self, rows: int) -> Tensor:
+        """Returns the table with at least `rows` rows; a table that is too short is doubled."""
         if rows > len(self.table):
             self._fill(max(rows, 2 * len(self.table)), self.table.device)
         return self.table

@@ -1,66 +1,92 @@
-"""Dropout modules: each forward in training mode draws a new seed from torch's default generator."""
+"""Dropout modules. In training mode forward draws a new seed from torch's default generator."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusedseq import fused
+from fusedseq.nn.operators import Operators, shown_options
 
 
-def draw_seed(device):
-    """A new seed from the default generator of `device`: `torch.manual_seed` reproduces it."""
+def draw_seed(device: torch.device) -> Tensor:
+    """Returns a new seed, a scalar int64 tensor, from the default generator of `device`.
+
+    `torch.manual_seed` makes it reproducible, and no value is read back from the device.
+    """
     return torch.randint(2**63 - 1, (), dtype=torch.int64, device=device)
 
 
-def check_probability(p, module, name="p"):
+def check_probability(p: float, module: str, name: str = "p") -> float:
+    """Returns p; raises ValueError, naming the module and the argument, if it is outside [0, 1]."""
     if not 0 <= p <= 1:
         raise ValueError(f"{module}: {name} must be in [0, 1], got {p}")
     return p
 
 
 class _Dropout(nn.Module):
-    def __init__(self, p):
+    """Applies `_drop` in training mode; the identity in eval mode and for p = 0."""
+
+    def __init__(self, p: float) -> None:
         super().__init__()
         self.p = check_probability(p, type(self).__name__)
 
-    def extra_repr(self):
-        return f"p={self.p}"
+    def _drop(self, x: Tensor, seed: Tensor) -> Tensor:
+        raise NotImplementedError
 
-    def forward(self, x):
+    def extra_repr(self) -> str:
+        return shown_options(self, "p")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x with random elements dropped in training mode, and x itself in eval mode."""
         if not self.training or self.p == 0:
             return x
-        return self._op(x, self.p, draw_seed(x.device))
+        return self._drop(x, draw_seed(x.device))
 
 
 class Dropout(_Dropout):
-    """Each element dropped with probability `p`, the rest scaled by 1/(1-p); the identity in eval mode. Any shape."""
+    """Drops each element with probability `p` and scales the others by 1/(1-p), in training mode.
 
-    def __init__(self, p=0.5, *, ops=fused):
+    The input may have any shape. In eval mode the module is the identity.
+    Errors: ValueError for p outside [0, 1].
+    """
+
+    def __init__(self, p: float = 0.5, *, ops: Operators = fused) -> None:
         super().__init__(p)
-        self._op = ops.dropout
+        self._dropout = ops.dropout
+
+    def _drop(self, x: Tensor, seed: Tensor) -> Tensor:
+        return self._dropout(x, self.p, seed)
 
 
 class LockedDropout(_Dropout):
-    """One (B, D) mask for all time steps of a (T, B, D) input (Merity et al., 2018); the identity in eval mode."""
+    """Dropout with one (B, D) mask for all time steps of a (T, B, D) input (Merity et al., 2018).
 
-    def __init__(self, p=0.5, *, ops=fused):
+    In eval mode the module is the identity.
+    Errors: ValueError for p outside [0, 1].
+    """
+
+    def __init__(self, p: float = 0.5, *, ops: Operators = fused) -> None:
         super().__init__(p)
-        self._op = ops.locked_dropout
+        self._locked_dropout = ops.locked_dropout
+
+    def _drop(self, x: Tensor, seed: Tensor) -> Tensor:
+        return self._locked_dropout(x, self.p, seed)
 
 
 class WeightDrop(_Dropout):
     """DropConnect on a (rows, columns) weight (Merity et al., 2018); the identity in eval mode.
 
-    The parameter stays raw and receives the gradient: `w = drop(self.weight)` in a forward, `w` used there.
-    variational: one mask value per row.
+    The parameter itself is not modified and receives the gradient: a model computes
+    `w = drop(self.weight)` in its forward and uses `w` there.
+    variational: one mask value for each row instead of one for each element
+    Errors: ValueError for p outside [0, 1].
     """
 
-    def __init__(self, p=0.5, variational=False, *, ops=fused):
+    def __init__(
+        self, p: float = 0.5, variational: bool = False, *, ops: Operators = fused
+    ) -> None:
         super().__init__(p)
         self.variational = variational
         self._weight_drop = ops.weight_drop
 
-    def _op(self, W, p, seed):
-        return self._weight_drop(W, p, seed, self.variational)
-
-    def extra_repr(self):
-        return f"p={self.p}, variational={self.variational}"
+    def _drop(self, x: Tensor, seed: Tensor) -> Tensor:
+        return self._weight_drop(x, self.p, seed, self.variational)

@@ -1,34 +1,117 @@
-from torch import nn
+"""The feed-forward layer of a Transformer, over `linear` and `bias_activation_dropout`."""
 
-from fusedseq import fused
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fusedseq import fused, reference
 from fusedseq.nn.dropout import check_probability, draw_seed
+from fusedseq.nn.operators import Operators, shown_options
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "tanh")
+NAMES = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu", F.tanh: "tanh", torch.tanh: "tanh"}
+Activation = str | Callable[[Tensor], Tensor]
+
+
+def activation_name(activation: Any, module: str) -> str:
+    """Returns the operator's name of an activation.
+
+    activation: one of ACTIVATIONS, or the function or module of torch that computes it
+    Errors: ValueError, naming the module, for any other.
+    """
+    name = activation if isinstance(activation, str) else None
+    if isinstance(activation, nn.GELU):
+        name = {"none": "gelu", "tanh": "gelu_tanh"}.get(activation.approximate)
+    elif isinstance(activation, (nn.ReLU, nn.Tanh)):
+        name = type(activation).__name__.lower()
+    elif name is None:
+        name = NAMES.get(activation)
+    if name not in ACTIVATIONS:
+        raise ValueError(
+            f"{module}: activation must be {', '.join(ACTIVATIONS)}, or the function or module of "
+            f"torch that computes one of them, got {activation!r}"
+        )
+    return name
 
 
 class FeedForward(nn.Module):
-    """The position-wise feed-forward layer of a Transformer (Vaswani et al., 2017):
+    """The position-wise feed-forward layer of a Transformer (Vaswani et al., 2017).
 
         linear2(dropout(activation(linear1(x))))
 
-    The products are the operator `linear`; the bias of the first, the activation and the dropout are one pass between them.
-    d_model: D    dim_feedforward: inner width    activation: relu, gelu, gelu_tanh or tanh    dropout: in training
+    Both matrix products are the operator `linear`. The bias of `linear1`, the activation and the
+    dropout are applied in one pass between them.
+
+    d_model: D    dim_feedforward: width of the inner layer
+    dropout: probability of dropping an inner activation in training mode
+    activation: relu, gelu, gelu_tanh or tanh, or the function or module of torch that computes it
+    bias: of both linear layers
     `linear1` and `linear2` are named as in torch.nn.TransformerEncoderLayer.
     forward: (..., D) -> (..., D)
+    Errors: ValueError for a d_model below 1, a dim_feedforward below 0, a dropout outside [0, 1] or
+    another activation.
     """
 
     def __init__(
-        self, d_model, dim_feedforward=2048, dropout=0.1, activation="relu", *, bias=True, device=None, dtype=None, ops=fused
-    ):  # fmt: skip
+        self,
+        d_model: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: Activation = "relu",
+        *,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        ops: Operators = fused,
+    ) -> None:
         super().__init__()
-        self.activation, self.dropout = activation, check_probability(dropout, "FeedForward", "dropout")
+        check_sizes("FeedForward", d_model, dim_feedforward)
+        self.d_model, self.dim_feedforward = d_model, dim_feedforward
+        self.activation = activation_name(activation, "FeedForward")
+        self.dropout = check_probability(dropout, "FeedForward", "dropout")
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, device=device, dtype=dtype)
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, device=device, dtype=dtype)
-        self._linear, self._activate = ops.linear, ops.bias_activation_dropout
+        self._linear, self._bias_activation_dropout = ops.linear, ops.bias_activation_dropout
 
-    def forward(self, x):
-        dropping = (self.dropout, draw_seed(x.device)) if self.training and self.dropout else ()
-        hidden = self._linear(x, self.linear1.weight)
-        hidden = self._activate(hidden, self.linear1.bias, self.activation, *dropping)
-        return self._linear(hidden, self.linear2.weight, self.linear2.bias)
+    def forward(self, x: Tensor) -> Tensor:
+        """Applies the layer to x (..., D); returns (..., D)."""
+        return feed_forward(self, x, self.dropout)
 
-    def extra_repr(self):
-        return f"activation={self.activation}, dropout={self.dropout}"
+    def extra_repr(self) -> str:
+        return shown_options(self, bias=self.linear1.bias is not None)
+
+
+def check_sizes(module: str, d_model: Any, dim_feedforward: Any) -> None:
+    """Raises ValueError unless d_model is an int of at least 1 and dim_feedforward of at least 0.
+
+    torch.nn.TransformerEncoderLayer, too, takes a width of 0, with which the layer returns the bias
+    of `linear2`.
+    """
+    are_whole = all(
+        isinstance(n, int) and not isinstance(n, bool) for n in (d_model, dim_feedforward)
+    )
+    if not are_whole or d_model < 1 or dim_feedforward < 0:
+        raise ValueError(
+            f"{module}: d_model must be an int of at least 1 and dim_feedforward one of at least "
+            f"0, got {d_model!r} and {dim_feedforward!r}"
+        )
+
+
+def feed_forward(module: Any, x: Tensor, dropout: float) -> Tensor:
+    """Computes linear2(dropout(activation(linear1(x)))) with the layers and operators of a module.
+
+    x: (..., D)    dropout: of the inner activations, in training mode
+    returns (..., D)
+    """
+    # The kernel of `linear` takes no operand of width 0, with which there is nothing to compute.
+    linear = module._linear if module.linear1.out_features else reference.linear
+    dropping = (dropout, draw_seed(x.device)) if module.training and dropout else ()
+    hidden = linear(x, module.linear1.weight)
+    hidden = module._bias_activation_dropout(
+        hidden, module.linear1.bias, module.activation, *dropping
+    )
+    y: Tensor = linear(hidden, module.linear2.weight, module.linear2.bias)
+    return y

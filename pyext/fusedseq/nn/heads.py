@@ -1,42 +1,63 @@
-"""The heads of a projection, and the way of their gradients back into it."""
+"""Splits a projection into attention heads, and gathers the heads' gradients in one copy."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fusedseq.fused import autograd
 
 
-def heads(y, parts, num_heads, batch_first):
-    """(B, L, parts N D), or (L, B, parts N D) without `batch_first` -> `parts` views (B, N, L, D) of it.
+def heads(y: Tensor, parts: int, num_heads: int, batch_first: bool) -> tuple[Tensor, ...]:
+    """Returns a projection as `parts` views (B, N, L, D): q, k and v, or some of them.
 
-    `unbind` with another gradient: autograd's stacks the parts and copies them once more into the order of y. This one copies
-    them once, or not at all where the operator has laid them out as y, as `fused.attention` does.
+    y: (B, L, parts N D), or (L, B, parts N D) without `batch_first`
+
+    This is `unbind` with another backward. Autograd's backward of unbind stacks the parts and then
+    copies the result into the layout of y. This one copies once, or not at all if the gradients are
+    already laid out as y, as `fused.attention` writes them.
     """
     if autograd.is_transformed() or not (torch.is_grad_enabled() and y.requires_grad):
         return views(y, parts, num_heads, batch_first)
-    if autograd.recorder and type(y) is torch.Tensor:
-        return autograd.recorder.heads(y, parts, num_heads, batch_first)
-    return _Heads.apply(y, parts, num_heads, batch_first)
+    if autograd.recorder and type(y) is Tensor:
+        recorded: tuple[Tensor, ...] = autograd.recorder.heads(y, parts, num_heads, batch_first)
+        return recorded
+    # torch has no annotation of Function.apply
+    split: tuple[Tensor, ...] = _Heads.apply(  # type: ignore[no-untyped-call]
+        y, parts, num_heads, batch_first
+    )
+    return split
 
 
-def views(y, parts, num_heads, batch_first):
+def views(y: Tensor, parts: int, num_heads: int, batch_first: bool) -> tuple[Tensor, ...]:
+    """Returns the same views as `heads`, with autograd's own backward."""
     B, L = (0, 1) if batch_first else (1, 0)
-    return y.view(*y.shape[:2], parts, num_heads, -1).permute(2, B, 3, L, 4).unbind(0)
+    head_dim = y.size(2) // (parts * num_heads)
+    return y.view(*y.shape[:2], parts, num_heads, head_dim).permute(2, B, 3, L, 4).unbind(0)
 
 
 class _Heads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y, parts, num_heads, batch_first):
+    def forward(
+        ctx: Any, y: Tensor, parts: int, num_heads: int, batch_first: bool
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.shape, ctx.batch_first = y.shape, batch_first
         return views(y, parts, num_heads, batch_first)
 
     @staticmethod
-    def backward(ctx, *grads):
-        known = [g for g in grads if g is not None]
-        if not known:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        present = [g for g in grads if g is not None]
+        if not present:
             return None, None, None, None
-        first, order = known[0], (0, 2, 1, 3) if ctx.batch_first else (2, 0, 1, 3)
-        if len(known) == len(grads) and not torch.is_grad_enabled() and lie_together(grads, ctx.shape, order):
+        # The permutation from (B, N, L, D) to the layout of y.
+        first, order = present[0], (0, 2, 1, 3) if ctx.batch_first else (2, 0, 1, 3)
+        if (
+            len(present) == len(grads)
+            and not torch.is_grad_enabled()
+            and share_layout(present, ctx.shape, order)
+        ):
             dy = first.as_strided(ctx.shape, (ctx.shape[1] * ctx.shape[2], ctx.shape[2], 1))
         else:
             rows = [(torch.zeros_like(first) if g is None else g).permute(order) for g in grads]
@@ -44,12 +65,16 @@ class _Heads(torch.autograd.Function):
         return dy, None, None, None
 
 
-def lie_together(grads, shape, order):
-    """Whether the gradients (B, N, L, D) are parts of one tensor, each where its part of y (`shape`) is."""
+def share_layout(grads: Sequence[Tensor], shape: torch.Size, order: tuple[int, ...]) -> bool:
+    """Returns whether gradients are views of one tensor with the layout of the projection.
+
+    grads: (B, N, L, D) each    shape: of the projection
+    order: the permutation that takes a gradient to (B, L, N, D) or (L, B, N, D)
+    """
     first = grads[0]
-    size = shape[2] // len(grads)  # elements of a part's row
-    strides = (shape[1] * shape[2], shape[2], first.size(3), 1)  # of (B, L, N, D) or (L, B, N, D)
-    if type(first) is not torch.Tensor:
+    size = shape[2] // len(grads)  # N D: elements of one part in a row of the projection
+    strides = (shape[1] * shape[2], shape[2], first.size(3), 1)  # after the permutation
+    if type(first) is not Tensor:
         return False
     return all(
         tuple(g.stride(d) for d in order) == strides

@@ -1,54 +1,88 @@
+"""The keys and values of one attention layer during incremental decoding."""
+
 import torch
+from torch import Tensor
 
 
 class KeyValueCache:
-    """One layer's keys and values of a decoding, in memory reserved for all its positions: inference only.
+    """Keys and values of one layer, in memory reserved for all positions; for inference only.
 
-    rows: B, of the batch, with every hypothesis of a beam    num_heads: N    max_length: the most positions
-    head_dim: D    device, dtype: of the keys
-    length: the positions held so far    k, v: (B, N, max_length, D)
-    key_rows: (rows, max_length) int64, the row in which each key of a hypothesis stands, after a `reorder`; else None
+    rows: B, the rows of the batch, counting every hypothesis of a beam    num_heads: N
+    max_length: the largest number of positions    head_dim: D    device, dtype: of the keys
+
+    length: the number of positions written so far
+    k, v: (B, N, max_length, D)
+    key_rows: (rows, max_length) int64, the row of k and v that stores each key of a hypothesis;
+        None before the first `reorder`, when hypothesis b reads row b
     """
 
-    def __init__(self, rows, num_heads, max_length, head_dim, *, device=None, dtype=None):
-        self.k, self.v = torch.empty(2, rows, num_heads, max_length, head_dim, device=device, dtype=dtype).unbind()
-        self.length, self.key_rows = 0, None
+    def __init__(
+        self,
+        rows: int,
+        num_heads: int,
+        max_length: int,
+        head_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.k, self.v = torch.empty(
+            2, rows, num_heads, max_length, head_dim, device=device, dtype=dtype
+        ).unbind()
+        self.length = 0
+        self.key_rows: Tensor | None = None
 
-    def append(self, k, v):
-        """Keys and values (B, N, S, D) of the next S positions.
+    def append(self, k: Tensor, v: Tensor) -> None:
+        """Writes the keys and values, (B, N, S, D) each, of the next S positions.
 
-        Errors: ValueError for other rows, or more positions than there is memory for; RuntimeError for gradients.
+        Errors: ValueError for another number of rows, or for more positions than are reserved;
+        RuntimeError for tensors that require a gradient.
         """
-        rows, _, most, _ = self.k.shape
+        rows, _, max_length, _ = self.k.shape
         end = self.length + k.size(2)
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
-            raise RuntimeError("KeyValueCache: is for inference and must come without gradients (torch.no_grad()), got keys "
-                               "or values that require one")  # fmt: skip
+            raise RuntimeError(
+                "KeyValueCache: keys and values must not require a gradient, because the cache is "
+                "for inference (torch.no_grad()), got some that do"
+            )
         if k.size(0) != len(self.table()) or k.size(0) > rows:
-            raise ValueError(f"KeyValueCache: keys must be for {rows} rows, as many as reserved, got {k.size(0)} for "
-                             f"{len(self.table())} hypotheses")  # fmt: skip
-        if end > most:
-            raise ValueError(f"KeyValueCache: positions must be at most max_length = {most}, got {end}")
-        self.k[: len(k), :, self.length : end], self.v[: len(v), :, self.length : end] = k, v
+            raise ValueError(
+                f"KeyValueCache: keys must be for {rows} rows, as many as reserved, got "
+                f"{k.size(0)} for {len(self.table())} hypotheses"
+            )
+        if end > max_length:
+            raise ValueError(
+                f"KeyValueCache: positions must be at most max_length = {max_length}, got {end}"
+            )
+        self.k[: len(k), :, self.length : end] = k
+        self.v[: len(v), :, self.length : end] = v
         self.length = end
 
-    def reorder(self, parents):
-        """Hypothesis b goes on from what hypothesis parents[b] was: the table changes, no key is copied.
+    def reorder(self, parents: Tensor) -> None:
+        """Makes hypothesis b continue what hypothesis parents[b] was.
 
-        parents: (rows,) int64. There may be fewer than before, and again more, up to the rows reserved; and any number
-        where nothing is appended any more: so the hypotheses of a beam share the keys of their source sentence.
+        Only the table `key_rows` changes; no key is copied.
+        parents: (rows,) int64. There may be fewer hypotheses than before, and again more, up to the
+            reserved rows; any number if nothing is appended afterwards, which is how the hypotheses
+            of a beam share the keys of their source sentence.
         """
-        held = self.table()[parents]  # what comes next is written into each hypothesis's own row
-        held[:, self.length :] = torch.arange(len(held), device=held.device)[:, None]
-        self.key_rows = held
+        table = self.table()[parents]
+        # Later positions are written into each hypothesis's own row.
+        table[:, self.length :] = torch.arange(len(table), device=table.device)[:, None]
+        self.key_rows = table
 
-    def table(self):
+    def table(self) -> Tensor:
+        """Returns key_rows, or the identity table (rows, max_length) before the first `reorder`."""
         if self.key_rows is not None:
             return self.key_rows
-        rows, _, most, _ = self.k.shape
-        return torch.arange(rows, device=self.k.device)[:, None].expand(rows, most)
+        rows, _, max_length, _ = self.k.shape
+        return torch.arange(rows, device=self.k.device)[:, None].expand(rows, max_length)
 
-    def held(self):
-        """k, v and key_rows, as attention takes them: views of what there is so far."""
-        k, v = (t[:, :, : self.length] for t in (self.k, self.v))
+    def held(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns k, v and key_rows as the operator `attention` takes them.
+
+        They are views of the positions written so far: (B, N, length, D) twice, and (rows, length)
+        or None.
+        """
+        k, v = self.k[:, :, : self.length], self.v[:, :, : self.length]
         return k, v, None if self.key_rows is None else self.key_rows[:, : self.length]

@@ -1,186 +1,425 @@
+"""Multi-head attention over the operators `attention` and `linear`."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusedseq import fused, reference
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.heads import heads
 from fusedseq.nn.key_value_cache import KeyValueCache
+from fusedseq.nn.operators import Operators, shown_options
+from fusedseq.nn.relative_positions import RelativePositions
 
 
 class MultiheadAttention(nn.Module):
-    """Multi-head attention (Vaswani et al., 2017): a drop-in for torch.nn.MultiheadAttention, whose parameters it has and
-    whose state dict it loads. Self-attention is one product for q, k and v, and attention reads them where they lie.
+    """Multi-head attention (Vaswani et al., 2017), a drop-in for torch.nn.MultiheadAttention.
 
-    embed_dim: E    num_heads: N, dividing E    dropout: of the probabilities, in training    bias: of the projections
-    kdim, vdim: of key and value, by default E    batch_first: inputs are (B, L, E), not (L, B, E)
-    positions: an ALiBi, RelativeBias, RelativeKeys or Rotary    scale: of the logits, by default 1/sqrt(E / N)
+    It has the parameters of torch.nn.MultiheadAttention and loads its state dict, and takes the
+    arguments of torch's constructor in torch's order. Self-attention computes q, k and v in one
+    matrix product, and attention reads them from its result without a copy.
 
-    The projections are the operator `linear`: on CPUs where torch's library has no fast path, 2.2 times torch's own
-    (as the decoder of LanguageModel). There is no fp16 with it on a CPU.
+    embed_dim: E    num_heads: N, a divisor of E
+    dropout: probability of dropping an attention probability in training mode
+    bias: of the projections
+    add_bias_kv, add_zero_attn: must be False: the operator has no keys beside those that are given
+    kdim, vdim: sizes of key and value, by default E
+    batch_first: inputs are (B, L, E), not (L, B, E)
+    positions: an ALiBi, RelativeBias, RelativeKeys or Rotary
+    scale: factor of the logits, by default 1/sqrt(E / N)
+    need_weights: the default of `forward`'s argument of this name. True makes this module return
+        the probabilities where torch's does, in code that calls it as torch's and uses its second
+        result; `fusedseq.models.convert.attention` sets it
+    Errors: ValueError if N does not divide E, for a dropout outside [0, 1], and for add_bias_kv or
+    add_zero_attn.
+
+    A query whose keys are all masked gets the bias of `out_proj`, as if it attended to a vector of
+    zeros, and zero gradients; its probabilities are 0. torch gives the same with need_weights=False
+    and NaN with need_weights=True.
+
+    The projections are the operator `linear`: on CPUs where torch's matrix library has no fast
+    path it is 2.2 times as fast as torch's own (measured for the decoder of LanguageModel).
     """
 
+    need_weights: bool = False  # of modules that were pickled before this option existed
     in_proj_weight: nn.Parameter | None
+    q_proj_weight: nn.Parameter | None
+    k_proj_weight: nn.Parameter | None
+    v_proj_weight: nn.Parameter | None
     in_proj_bias: nn.Parameter | None
-    # So torch.nn.TransformerEncoderLayer calls `forward`, and not, in eval mode, a kernel of its own with our parameters.
+    # With False, torch.nn.TransformerEncoderLayer calls `forward`. With True it would, in eval
+    # mode, run a kernel of its own on our parameters.
     _qkv_same_embed_dim = False
 
     def __init__(
-        self, embed_dim, num_heads, dropout=0.0, bias=True, *, kdim=None, vdim=None, batch_first=False, positions=None,
-        scale=None, device=None, dtype=None, ops=fused,
-    ):  # fmt: skip
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        positions: RelativePositions | None = None,
+        scale: float | None = None,
+        need_weights: bool = False,
+        ops: Operators = fused,
+    ) -> None:
         super().__init__()
+        for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
+            if value:
+                raise ValueError(
+                    f"MultiheadAttention: {name} must be False, because attention has no keys "
+                    f"beside those that are given, got {value!r}"
+                )
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
-            raise ValueError(f"MultiheadAttention: embed_dim must be a multiple of num_heads, got {embed_dim} and "
-                             f"{num_heads}")  # fmt: skip
+            raise ValueError(
+                "MultiheadAttention: embed_dim must be a multiple of num_heads, got "
+                f"{embed_dim} and {num_heads}"
+            )
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
-        self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
         self.dropout = check_probability(dropout, "MultiheadAttention", "dropout")
-        self.batch_first = batch_first
-        one = self.kdim == self.vdim == embed_dim
-        shapes = {
-            "in_proj_weight": (3 * embed_dim, embed_dim) if one else None,
-            "q_proj_weight": None if one else (embed_dim, embed_dim),
-            "k_proj_weight": None if one else (embed_dim, self.kdim),
-            "v_proj_weight": None if one else (embed_dim, self.vdim),
+        self.batch_first, self.need_weights = batch_first, need_weights
+        one_weight = self.kdim == self.vdim == embed_dim
+        shapes: dict[str, tuple[int, ...] | None] = {
+            "in_proj_weight": (3 * embed_dim, embed_dim) if one_weight else None,
+            "q_proj_weight": None if one_weight else (embed_dim, embed_dim),
+            "k_proj_weight": None if one_weight else (embed_dim, self.kdim),
+            "v_proj_weight": None if one_weight else (embed_dim, self.vdim),
             "in_proj_bias": (3 * embed_dim,) if bias else None,
         }
         for name, shape in shapes.items():
-            parameter = None if shape is None else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            parameter = (
+                None
+                if shape is None
+                else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            )
             self.register_parameter(name, parameter)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
         self.positions, self.scale = positions, scale
         self._attention, self._linear = ops.attention, ops.linear
         self.reset_parameters()
 
-    def reset_parameters(self):
-        """As torch.nn.MultiheadAttention: Xavier uniform, biases 0; its numbers after the same torch.manual_seed."""
-        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+    def reset_parameters(self) -> None:
+        """Initializes as torch.nn.MultiheadAttention: weights Xavier uniform, biases 0.
+
+        After the same torch.manual_seed the weights are equal to torch's.
+        """
+        for weight in (
+            self.in_proj_weight,
+            self.q_proj_weight,
+            self.k_proj_weight,
+            self.v_proj_weight,
+        ):
             if weight is not None:
                 nn.init.xavier_uniform_(weight)
         for bias in (self.in_proj_bias, self.out_proj.bias):
             if bias is not None:
                 nn.init.zeros_(bias)
 
-    def cache(self, rows, max_length):
-        """An empty KeyValueCache for `forward`."""
+    def cache(self, rows: int, max_length: int) -> KeyValueCache:
+        """Returns an empty KeyValueCache for `forward`: `rows` rows of `max_length` positions."""
         weight = self.out_proj.weight
-        return KeyValueCache(rows, self.num_heads, max_length, self.head_dim, device=weight.device, dtype=weight.dtype)
+        return KeyValueCache(
+            rows,
+            self.num_heads,
+            max_length,
+            self.head_dim,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
 
-    def fill(self, cache, key, value):
-        """Appends key and value to the KeyValueCache, as `forward` does, without a query: those of a source once, for any
-        number of hypotheses (`KeyValueCache.reorder`)."""
+    def fill(self, cache: KeyValueCache, key: Tensor, value: Tensor) -> None:
+        """Appends the projections of key and value to the cache without computing attention.
+
+        The keys of a source sentence are computed once in this way, for any number of hypotheses
+        (see `KeyValueCache.reorder`). key, value: as in `forward`
+        """
         cache.append(*self._keys_and_values(key, value))
 
     def forward(
-        self, query, key=None, value=None, key_padding_mask=None, need_weights=False, attn_mask=None,
-        average_attn_weights=True, is_causal=False, *, key_lengths=None, cache=None,
-    ):  # fmt: skip
-        """Attention of query over key and value, the same tensor thrice for self-attention.
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool | None = None,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        key_lengths: Tensor | Sequence[int] | None = None,
+        causal_alignment: Literal["start", "end"] | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Computes attention of query over key and value.
 
-        query: (L, B, E), key: (S, B, kdim), value: (S, B, vdim), or (B, L, E), ... with `batch_first`
-        key_padding_mask: (B, S), attn_mask: (L, S), (B N, L, S), or broadcastable to (B, N, L, S); as in torch a bool one
-            is True where a key is NOT seen, a float one is added to the logits
-        key_lengths: (B,) int64, the keys that there are of each row: cheaper than a key_padding_mask
-        is_causal: query i sees no key behind its own position; the last query stands at the last key. An attn_mask is
-            not needed for it, and holds as well
-        need_weights: also return the probabilities after dropout, (B, L, S) averaged over the heads or (B, N, L, S). The
-            operator never has them in memory, and the oracle makes them in a second pass; so, unlike torch's, this
-            is False by default
-        cache: a KeyValueCache: key and value are appended, and attention is over all it holds; without key and value
-            over what it holds. Inference only
+        For self-attention pass the same tensor three times.
+        query: (L, B, E), key: (S, B, kdim), value: (S, B, vdim), or (B, L, E), ... with
+            `batch_first`. Without a batch dimension: (L, E), (S, kdim), (S, vdim)
+        key_padding_mask: (B, S), or (S,) without a batch dimension
+        attn_mask: (L, S), (B N, L, S), or broadcastable to (B, N, L, S). As in torch, a bool mask
+            is True where a key is NOT attended to, and a float mask is added to the logits
+        key_lengths: (B,) int64 or int32, or a list: the number of keys of each row of the batch.
+            Faster than a key_padding_mask. Without a batch dimension: one number
+        is_causal: query i attends to no key after its own position. No attn_mask is required for
+            it; where one is given, both apply
+        causal_alignment: the positions of L queries among S keys, for is_causal and for the
+            module's `positions`. "end": the last query is at the position of the last key, as in
+            cached decoding. "start": the first query is at the position of the first key, as
+            torch's is_causal has it. By default "start" if is_causal and an attn_mask are given,
+            which is how torch has to be called, and "end" otherwise. For L = S there is no
+            difference
+        need_weights: also return the probabilities after dropout, (B, L, S) averaged over the heads
+            or (B, N, L, S), without B for inputs without a batch dimension. By default as the
+            module's `need_weights`, which is False, unlike torch's, because the operator never
+            stores the probabilities in memory: the oracle computes them in a second pass
+        cache: a KeyValueCache. Key and value are appended to it, and attention is over all its
+            positions; without key and value, over the positions already in it. Inference only
         returns y, as query; the weights or None
+        Errors: ValueError or TypeError for shapes and dtypes; those of the operator `attention`.
         """
         self._check(query, key, value, cache)
+        need_weights = self.need_weights if need_weights is None else need_weights
+        if query.dim() == 2:
+            query, key, value = self._with_batch(query, key, value)
+            y, weights = self.forward(
+                query,
+                key,
+                value,
+                None if key_padding_mask is None else key_padding_mask[None],
+                need_weights,
+                attn_mask,
+                average_attn_weights,
+                is_causal,
+                key_lengths=one_length(key_lengths, query.device),
+                causal_alignment=causal_alignment,
+                cache=cache,
+            )
+            return y.squeeze(self._batch_dim), None if weights is None else weights[0]
         q, k, v = self._heads(query, key, value)
-        options = {"scale": self.scale, "causal": is_causal, "key_lengths": key_lengths}
         if cache is not None:
-            if k is not None:
+            if k is not None and v is not None:
                 cache.append(k, v)
-            k, v, options["key_rows"] = cache.held()
-        options |= self._terms(q, k.size(2), attn_mask, key_padding_mask)
+            k, v, key_rows = cache.held()
+        assert k is not None, "_check requires a key or a cache"
+        assert v is not None, "_check requires a value or a cache"
+        L, S = q.size(2), k.size(2)
+        if causal_alignment is None:
+            as_torch = is_causal and attn_mask is not None and cache is None
+            causal_alignment = "start" if as_torch else "end"
+        offset = first_position(causal_alignment, L, S, cache)
+        options: dict[str, Any] = {
+            "scale": self.scale,
+            "causal": is_causal,
+            "key_lengths": key_lengths,
+        }
+        if offset != S - L:
+            options["offset"] = offset
+        if cache is not None:
+            options["key_rows"] = key_rows
+        options |= self._logit_terms(q, S, offset, attn_mask, key_padding_mask)
         if self.training and self.dropout:
             options |= {"dropout": self.dropout, "seed": draw_seed(q.device)}
-        y = self._attention(q, k, v, **options).transpose(1, 2).flatten(2)  # (B, L, E), as it lies in memory
+        # The kernels take no empty sequences, with which there is nothing to compute.
+        attention = self._attention if L and S else reference.attention
+        # (B, L, E), a view: the operator's result is laid out in memory as (B, L, N, D)
+        y = attention(q, k, v, **options).transpose(1, 2).flatten(2)
         y = self._linear(y, self.out_proj.weight, self.out_proj.bias)
         weights = probabilities(q, k, options, average_attn_weights) if need_weights else None
         return y if self.batch_first else y.transpose(0, 1), weights
 
-    def _check(self, query, key, value, cache):
-        dims = "B, L" if self.batch_first else "L, B"
-        for name, t, size in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
+    @property
+    def _batch_dim(self) -> int:
+        return 0 if self.batch_first else 1
+
+    def _with_batch(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns the inputs with a batch dimension of 1; what was one tensor remains one tensor,
+        because its projections are then one product.
+        """
+        made: dict[int, Tensor] = {}
+        query_, key_, value_ = (
+            None if t is None else made.setdefault(id(t), t.unsqueeze(self._batch_dim))
+            for t in (query, key, value)
+        )
+        assert query_ is not None, "_check requires a query"
+        return query_, key_, value_
+
+    def _check(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: KeyValueCache | None
+    ) -> None:
+        rank = query.dim() if isinstance(query, Tensor) else 3
+        for name, t, size in (
+            ("query", query, self.embed_dim),
+            ("key", key, self.kdim),
+            ("value", value, self.vdim),
+        ):
             if cache is not None and name != "query" and key is None and value is None:
                 continue
-            if not isinstance(t, torch.Tensor):
-                raise TypeError(f"MultiheadAttention: {name} must be a tensor, got {type(t).__name__}; only with a cache may "
-                                "key and value be None")  # fmt: skip
-            if t.dim() != 3 or t.size(2) != size:
-                raise ValueError(f"MultiheadAttention: {name} must be ({dims}, {size}), got {tuple(t.shape)}")
+            if not isinstance(t, Tensor):
+                raise TypeError(
+                    f"MultiheadAttention: {name} must be a tensor (key and value may be None only "
+                    f"with a cache), got {type(t).__name__}"
+                )
+            if t.dim() not in (2, 3) or t.dim() != rank or t.size(-1) != size:
+                length = "L" if name == "query" else "S"
+                batched = f"B, {length}" if self.batch_first else f"{length}, B"
+                raise ValueError(
+                    f"MultiheadAttention: {name} must be ({batched}, {size}), or ({length}, "
+                    f"{size}) if no input has a batch dimension, got {tuple(t.shape)}"
+                )
 
-    def _heads(self, query, key, value):
-        """q (B, N, L, D), k and v (B, N, S, D) or None: views of as few products as there are different inputs."""
-        together = self.in_proj_weight is not None
-        if together and key is query and value is query:
-            return self._project(query, 0, 3)
+    def _heads(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns q (B, N, L, D), and k and v (B, N, S, D) or None.
+
+        They are views of as few matrix products as there are different inputs.
+        """
+        if self.in_proj_weight is not None and key is query and value is query:
+            q, k, v = self._project(query, 0, 3)
+            return q, k, v
         (q,) = self._project(query, 0, 1)
-        return (q, None, None) if key is None else (q, *self._keys_and_values(key, value))
+        if key is None or value is None:
+            return q, None, None
+        return q, *self._keys_and_values(key, value)
 
-    def _keys_and_values(self, key, value):
+    def _keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if self.in_proj_weight is not None and key is value:
-            return self._project(key, 1, 3)
-        return *self._project(key, 1, 2), *self._project(value, 2, 3)
+            k, v = self._project(key, 1, 3)
+            return k, v
+        return self._project(key, 1, 2)[0], self._project(value, 2, 3)[0]
 
-    def _project(self, x, first, last):
-        """Of q, k, v those from `first` to before `last`, in one product of x."""
+    def _project(self, x: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
+        """Returns the projections of x numbered `first` to `last` - 1 of (q, k, v).
+
+        They are views (B, N, L, D) of one matrix product.
+        """
         rows = slice(first * self.embed_dim, last * self.embed_dim)
         if self.in_proj_weight is not None:
-            weight = part(self.in_proj_weight, rows)
+            weight = select_rows(self.in_proj_weight, rows)
         else:
             weight = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)[first]
-        y = self._linear(x, weight, part(self.in_proj_bias, rows))
+        y = self._linear(x, weight, select_rows(self.in_proj_bias, rows))
         return heads(y, last - first, self.num_heads, self.batch_first)
 
-    def _terms(self, q, S, attn_mask, key_padding_mask):
-        """The operator's mask and bias, and the argument that the positions are for."""
-        (B, N, L, _), terms = q.shape, {}
+    def _logit_terms(
+        self,
+        q: Tensor,
+        S: int,
+        offset: int,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+    ) -> dict[str, Any]:
+        """Returns the operator's mask and bias, and the argument of the positions module.
+
+        q: (B, N, L, D)    S: number of keys    offset: position of the first query
+        attn_mask, key_padding_mask: as in `forward`
+        """
+        B, N, L, _ = q.shape
+        terms: dict[str, Any] = {}
         if attn_mask is not None:
-            wanted = {2: (L, S), 3: (B * N, L, S)}.get(attn_mask.dim())
-            check_mask("attn_mask", attn_mask, "(L, S)" if attn_mask.dim() == 2 else "(B N, L, S)", wanted)
+            required = {2: (L, S), 3: (B * N, L, S)}.get(attn_mask.dim())
+            symbols = "(L, S)" if attn_mask.dim() == 2 else "(B N, L, S)"
+            check_mask("attn_mask", attn_mask, symbols, required)
             attn_mask = attn_mask.unflatten(0, (B, N)) if attn_mask.dim() == 3 else attn_mask
         if key_padding_mask is not None:
             check_mask("key_padding_mask", key_padding_mask, "(B, S)", (B, S))
             key_padding_mask = key_padding_mask[:, None, None]
         if self.positions is not None:
-            terms[self.positions.argument] = self.positions(L, S, S - L)
+            terms |= self.positions.options(L, S, offset)
         for given in (attn_mask, key_padding_mask):
             if given is None:
                 continue
             if given.dtype == torch.bool:
-                terms["mask"] = ~given & terms.get("mask", True)
+                terms["mask"] = ~given & terms["mask"] if "mask" in terms else ~given
             else:
-                terms["bias"] = given.to(q.dtype) + terms.get("bias", 0)
+                bias = given.to(q.dtype)
+                terms["bias"] = bias + terms["bias"] if "bias" in terms else bias
         return terms
 
-    def extra_repr(self):
-        return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
+    def extra_repr(self) -> str:
+        sizes = {"kdim": self.kdim, "vdim": self.vdim}
+        return shown_options(
+            self,
+            bias=self.in_proj_bias is not None,
+            **{name: None if n == self.embed_dim else n for name, n in sizes.items()},
+        )
 
 
-def part(parameter, rows):
-    """Some rows of a parameter, or None of None; all of them as they are, for a slice's gradient is written twice."""
-    return parameter if parameter is None or rows == slice(0, len(parameter)) else parameter[rows]
+def one_length(key_lengths: Any, device: torch.device) -> Tensor | None:
+    """Returns the number of keys of an input without a batch dimension as (1,), or None."""
+    if key_lengths is None:
+        return None
+    length = torch.as_tensor(key_lengths, device=device)
+    if length.numel() != 1:
+        raise ValueError(
+            "MultiheadAttention: key_lengths must be one number for inputs without a batch "
+            f"dimension, got {tuple(length.shape)}"
+        )
+    return length.reshape(1)
 
 
-def check_mask(name, mask, symbols, wanted):
-    """wanted: a shape, or None for one that the operator judges"""
+def first_position(alignment: Any, L: int, S: int, cache: KeyValueCache | None) -> int:
+    """Returns the position of the first of L queries among S keys."""
+    if alignment not in ("start", "end"):
+        raise ValueError(
+            f"MultiheadAttention: causal_alignment must be 'start' or 'end', got {alignment!r}"
+        )
+    if alignment == "start" and cache is not None:
+        raise ValueError(
+            "MultiheadAttention: causal_alignment must be 'end' with a cache, whose last keys are "
+            "those of the queries, got 'start'"
+        )
+    return S - L if alignment == "end" else 0
+
+
+def select_rows(parameter: Tensor | None, rows: slice) -> Tensor | None:
+    """Returns rows of a parameter, or None for None.
+
+    All rows are returned as the parameter itself, because the backward of a slice would write the
+    gradient a second time.
+    """
+    if parameter is None or rows == slice(0, len(parameter)):
+        return parameter
+    return parameter[rows]
+
+
+def check_mask(name: str, mask: Tensor, symbols: str, required: tuple[int, ...] | None) -> None:
+    """Raises TypeError or ValueError for a mask of another dtype or shape.
+
+    symbols: the required shape in words
+    required: the required shape, or None for a shape that the operator checks
+    """
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(f"MultiheadAttention: {name} must be bool, True where a key is not seen, or a float that is added to "
-                        f"the logits, got {mask.dtype}")  # fmt: skip
-    if wanted is not None and tuple(mask.shape) != wanted:
-        raise ValueError(f"MultiheadAttention: {name} must be {symbols} = {wanted}, got {tuple(mask.shape)}")
+        raise TypeError(
+            f"MultiheadAttention: {name} must be bool, True where a key is not attended to, or a "
+            f"float that is added to the logits, got {mask.dtype}"
+        )
+    if required is not None and tuple(mask.shape) != required:
+        raise ValueError(
+            f"MultiheadAttention: {name} must be {symbols} = {required}, got {tuple(mask.shape)}"
+        )
 
 
-def probabilities(q, k, options, average):
-    """What attention multiplies the values by, (B, N, L, S), or (B, L, S) averaged over the heads: its result for the
-    identity as values."""
+def probabilities(q: Tensor, k: Tensor, options: dict[str, Any], average: bool) -> Tensor:
+    """Returns the attention probabilities after dropout: (B, N, L, S), or their mean (B, L, S).
+
+    They are the oracle's result for the identity matrix as values.
+    q: (B, N, L, D)    k: (B, N, S, D)    options: other arguments of the operator `attention`
+    """
     S = k.size(2)
-    found = reference.attention(q, k, torch.eye(S, dtype=q.dtype, device=q.device).expand(*k.shape[:3], S), **options)
-    return found.mean(1) if average else found
+    identity = torch.eye(S, dtype=q.dtype, device=q.device).expand(*k.shape[:3], S)
+    weights: Tensor = reference.attention(q, k, identity, **options)
+    return weights.mean(1) if average else weights

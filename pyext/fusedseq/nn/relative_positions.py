@@ -1,142 +1,243 @@
-"""What attention adds to its logits or turns its operands by, for `MultiheadAttention(positions=...)`.
+"""Relative positions of attention, for `MultiheadAttention(positions=...)`.
 
-Called with the numbers of queries and keys and the position of the first query, such a module gives the tensor for
-attention's argument `argument`. Several layers may share one.
+Such a module is called with the number of queries L, the number of keys S and the position of the
+first query, and returns the tensor for the argument of the operator `attention` that its class
+attribute `argument` names. Several layers may share one module.
 """
 
 import math
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fusedseq.nn.constant_table import ConstantTable, angles
 
 
-class ALiBi(ConstantTable):
-    """Attention with linear biases (Press et al., 2022): slope_n * distance is subtracted from the logits of head n.
+class RelativePositions(nn.Module):
+    """The base class of the modules for `MultiheadAttention(positions=...)`."""
 
-    num_heads: N. The slopes are 2^(-8/N), 2^(-16/N), ..., 2^-8 for a power of two; for other N those of the power of two
-    below and, for the rest of the heads, every other one of twice that power (the authors' code).
-    forward: -> (N,) fp32, whatever the lengths
+    argument: ClassVar[str]  # of the operator `attention` that receives the result of forward
+
+    def forward(self, L: int, S: int, offset: int) -> Tensor:
+        """Returns the tensor for L queries, the first at position `offset`, and S keys."""
+        raise NotImplementedError
+
+    def options(self, L: int, S: int, offset: int) -> dict[str, Any]:
+        """Returns the arguments of the operator `attention`, by name: the result of forward, and
+        any settings that belong to it."""
+        return {self.argument: self(L, S, offset)}
+
+
+class ALiBi(ConstantTable, RelativePositions):
+    """Attention with linear biases: subtracts slope_n * distance from the logits of head n.
+
+    Press et al., 2022.
+    num_heads: N. For a power of two the slopes are 2^(-8/N), 2^(-16/N), ..., 2^-8. For other N they
+        are those of the next lower power of two, and for the remaining heads every other one of
+        twice that power, as in the authors' code.
+    forward: -> (N,) fp32, for any lengths
+    Errors: ValueError for num_heads below 1.
     """
 
     argument = "alibi"
 
-    def __init__(self, num_heads, *, device=None):
+    def __init__(self, num_heads: int, *, device: torch.device | str | None = None) -> None:
         if num_heads < 1:
             raise ValueError(f"ALiBi: num_heads must be at least 1, got {num_heads}")
         super().__init__(num_heads, device)
 
-    def _compute(self, heads):
-        power = 2 ** (heads.bit_length() - 1)
+    def _compute(self, rows: int) -> Tensor:
+        power = 2 ** (rows.bit_length() - 1)
         slopes = [2 ** (-8 * n / power) for n in range(1, power + 1)]
         between = [2 ** (-4 * n / power) for n in range(1, 2 * power, 2)]
-        return torch.tensor([*slopes, *between][:heads], dtype=torch.float64)
+        return torch.tensor([*slopes, *between][:rows], dtype=torch.float64)
 
-    def forward(self, L, S, offset):
+    def forward(self, L: int, S: int, offset: int) -> Tensor:
+        """Returns the slopes, (N,)."""
         return self.table
 
+    def extra_repr(self) -> str:
+        return f"{len(self.table)}"
 
-class RelativeBias(nn.Module):
-    """T5's relative bias (Raffel et al., 2020, section 2.1): a learnt scalar per head for each bucket of distances.
 
-    num_heads: N    num_buckets: half of them for near distances, one each, the others for logarithmically wider ranges
-    up to max_distance, the last for all beyond    bidirectional: half of all for keys ahead of the query; without it, as in
-    T5's decoder, these are at distance 0
-    `weight` is (num_buckets, N), T5's relative_attention_bias, Xavier uniform.
+class RelativeBias(RelativePositions):
+    """T5's relative bias: a learned scalar per head for each bucket of distances.
+
+    Raffel et al., 2020, section 2.1.
+    num_heads: N
+    num_buckets: half of the buckets hold one small distance each; the others hold logarithmically
+        growing ranges up to max_distance, and the last one every larger distance
+    bidirectional: half of all buckets are for keys after the query; otherwise, as in T5's decoder,
+        such keys count as distance 0
+    The parameter `weight` is (num_buckets, N), T5's relative_attention_bias, Xavier uniform.
     forward: -> (1, N, L, S); its gradient is summed in a fixed order
+    Errors: ValueError for num_heads or num_buckets that are too small, or a max_distance that is
+    not above the number of buckets with one distance each.
     """
 
     argument = "bias"
 
-    def __init__(self, num_heads, num_buckets=32, max_distance=128, *, bidirectional=True, device=None, dtype=None):
+    def __init__(
+        self,
+        num_heads: int,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        *,
+        bidirectional: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         exact = num_buckets // (4 if bidirectional else 2)
         if num_heads < 1 or exact < 1 or max_distance <= exact:
             raise ValueError(
-                "RelativeBias: num_heads must be at least 1, num_buckets at least 2 (4 if bidirectional) and max_distance "
-                f"above the {exact} that have a bucket each, got {num_heads}, {num_buckets} and {max_distance}"
+                "RelativeBias: num_heads must be at least 1, num_buckets at least 2 (4 if "
+                f"bidirectional) and max_distance above the {exact} distances with a bucket each, "
+                f"got {num_heads}, {num_buckets} and {max_distance}"
             )
-        self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
+        self.num_buckets, self.max_distance = num_buckets, max_distance
+        self.bidirectional = bidirectional
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads, device=device, dtype=dtype))
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
+        """Draws the weight from Xavier's uniform distribution."""
         nn.init.xavier_uniform_(self.weight)
 
-    def buckets(self, distances):
-        """The bucket of each distance j - i (int64): rounded in fp32, as T5 does."""
+    def buckets(self, distances: Tensor) -> Tensor:
+        """Returns the bucket of each distance j - i (int64); it is rounded in fp32, as in T5."""
         n, behind = self.num_buckets, -distances
         ahead = torch.zeros_like(distances)
         if self.bidirectional:
             n //= 2
             ahead, behind = n * (distances > 0), behind.abs()
         behind, exact = behind.clamp_min(0), n // 2
-        wide = (behind.clamp_min(1).float() / exact).log() / math.log(self.max_distance / exact) * (n - exact)
+        wide = (
+            (behind.clamp_min(1).float() / exact).log()
+            / math.log(self.max_distance / exact)
+            * (n - exact)
+        )
         return ahead + torch.where(behind < exact, behind, (exact + wide.long()).clamp_max(n - 1))
 
-    def forward(self, L, S, offset):
-        # One row for each distance that there is, then every query's window of them: gathering (L, S) rows instead would
-        # add their gradients in any order.
+    def forward(self, L: int, S: int, offset: int) -> Tensor:
+        """Returns the bias (1, N, L, S) of L queries from position `offset` on and S keys."""
+        # One row is gathered for each of the L + S - 1 distances, and each query reads a window of
+        # these rows. A gather of (L, S) rows would sum their gradients in an unspecified order.
         distances = torch.arange(-offset - L + 1, S - offset, device=self.weight.device)
-        rows = F.embedding(self.buckets(distances), self.weight)  # (L + S - 1, N), the last query's first
+        # (L + S - 1, N); the window of the last query comes first
+        rows = F.embedding(self.buckets(distances), self.weight)
         return rows.T.unfold(1, S, 1).flip(1)[None]
 
-    def extra_repr(self):
-        return f"{self.weight.size(1)}, {self.num_buckets}, {self.max_distance}, bidirectional={self.bidirectional}"
+    def extra_repr(self) -> str:
+        return (
+            f"{self.weight.size(1)}, {self.num_buckets}, {self.max_distance}, "
+            f"bidirectional={self.bidirectional}"
+        )
 
 
-class RelativeKeys(nn.Module):
-    """Relative position representations of the keys (Shaw et al., 2018, equation 4): a learnt vector for each distance
-    j - i, clipped to [-max_distance, max_distance], is added to key j for query i; all heads share it.
+class RelativeKeys(RelativePositions):
+    """Relative position representations of the keys (Shaw et al., 2018, equation 4).
 
-    max_distance: K    head_dim: D    `weight` is (2K + 1, D), Xavier uniform
-    forward: -> weight, whatever the lengths
+    For query i, a learned vector of the distance j - i, clipped to [-max_distance, max_distance],
+    is added to key j. All heads share the vectors.
+
+    max_distance: K    head_dim: D
+    The parameter `weight` is (2K + 1, D), Xavier uniform.
+    forward: -> weight, for any lengths
+    Errors: ValueError for max_distance below 0 or head_dim below 1.
     """
 
     argument = "relative_keys"
 
-    def __init__(self, max_distance, head_dim, *, device=None, dtype=None):
+    def __init__(
+        self,
+        max_distance: int,
+        head_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         if max_distance < 0 or head_dim < 1:
-            raise ValueError(f"RelativeKeys: max_distance must be at least 0 and head_dim at least 1, got {max_distance} "
-                             f"and {head_dim}")  # fmt: skip
-        self.weight = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim, device=device, dtype=dtype))
+            raise ValueError(
+                "RelativeKeys: max_distance must be at least 0 and head_dim at least 1, got "
+                f"{max_distance} and {head_dim}"
+            )
+        self.weight = nn.Parameter(
+            torch.empty(2 * max_distance + 1, head_dim, device=device, dtype=dtype)
+        )
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
+        """Draws the weight from Xavier's uniform distribution."""
         nn.init.xavier_uniform_(self.weight)
 
-    def forward(self, L, S, offset):
+    def forward(self, L: int, S: int, offset: int) -> Tensor:
+        """Returns the vectors of all distances, (2K + 1, D)."""
         return self.weight
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"{len(self.weight) // 2}, {self.weight.size(1)}"
 
 
-class Rotary(ConstantTable):
-    """Rotary positions (Su et al., 2021): the pair (x_2m, x_2m+1) of queries and keys at position p is turned by
-    p * base^(-2m / D), so that a logit depends on distance alone.
+class Rotary(ConstantTable, RelativePositions):
+    """Rotary position embedding (Su et al., 2021).
 
-    head_dim: D, even    base: of the angles    max_positions: that the table starts with; it grows when more are asked for
-    forward: -> (P, D) fp32, cos and sin in turn, P at least the positions there are
+    Pair m of a query or key at position p is rotated by p * base^(-2m / R), so that a logit depends
+    on the distance alone.
+
+    head_dim: D    base: of the angles
+    interleaved: whether pair m is (x_2m, x_2m+1), as in the paper and in GPT-J, or (x_m, x_m+R/2),
+        the "rotate half" of GPT-NeoX and Llama
+    rotary_dim: R, even, the elements of a head that are rotated, the first ones; by default D. With
+        fewer than D it is the partial rotary embedding of GPT-NeoX and GPT-J
+    max_positions: initial number of rows of the table, which grows when more are needed
+    forward: -> (P, R) fp32, cosines and sines in alternation, P at least the number of positions
+    Errors: ValueError for an odd number of rotated elements, or one that is not in [2, D].
     """
 
     argument = "rope"
 
-    def __init__(self, head_dim, *, base=10000.0, max_positions=512, device=None):
-        if head_dim < 2 or head_dim % 2:
-            raise ValueError(f"Rotary: head_dim must be even and at least 2, got {head_dim}")
-        self._size = head_dim, base
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        base: float = 10000.0,
+        interleaved: bool = True,
+        rotary_dim: int | None = None,
+        max_positions: int = 512,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if rotary_dim is None and (head_dim < 2 or head_dim % 2):
+            raise ValueError(
+                "Rotary: head_dim must be even and at least 2 unless rotary_dim is given, got "
+                f"{head_dim}"
+            )
+        R = head_dim if rotary_dim is None else rotary_dim
+        if R % 2 or not 2 <= R <= head_dim:
+            raise ValueError(
+                f"Rotary: rotary_dim must be even and in [2, head_dim] = [2, {head_dim}], got {R}"
+            )
+        self._head_dim, self._rotary_dim, self._base = head_dim, R, base
+        self._interleaved = interleaved
         super().__init__(max_positions, device)
 
-    def _compute(self, positions):
-        turned = angles(positions, *self._size)
-        return torch.stack([turned.cos(), turned.sin()], dim=-1).flatten(1)
+    def _compute(self, rows: int) -> Tensor:
+        theta = angles(rows, self._rotary_dim, self._base)
+        return torch.stack([theta.cos(), theta.sin()], dim=-1).flatten(1)
 
-    def forward(self, L, S, offset):
-        return self.reach(max(S, offset + L))
+    def forward(self, L: int, S: int, offset: int) -> Tensor:
+        """Returns the table of cosines and sines, (P, R), P >= max(S, offset + L)."""
+        return self.at_least(max(S, offset + L))
 
-    def extra_repr(self):
-        return "{}, base={:g}".format(*self._size)
+    def options(self, L: int, S: int, offset: int) -> dict[str, Any]:
+        """Returns the operator's arguments `rope` and `rope_interleaved`."""
+        return {**super().options(L, S, offset), "rope_interleaved": self._interleaved}
+
+    def extra_repr(self) -> str:
+        settings = f"{self._head_dim}, base={self._base:g}"
+        if self._rotary_dim != self._head_dim:
+            settings += f", rotary_dim={self._rotary_dim}"
+        return settings if self._interleaved else f"{settings}, interleaved=False"

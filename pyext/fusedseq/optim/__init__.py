@@ -1,4 +1,4 @@
-"""Optimisers that torch has no fused form of. For SGD and Adam take torch's own with `fused=True`."""
+"""Optimizers that torch has no fused form of. SGD and Adam: torch's own with `fused=True`."""
 
 from fusedseq.optim.nt_asgd import NTASGD, non_monotone, replaced
 

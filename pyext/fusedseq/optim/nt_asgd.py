@@ -1,7 +1,14 @@
-from contextlib import contextmanager
+"""Non-monotonically triggered averaged SGD, over `nt_asgd_norm` and `nt_asgd_step_`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from fusedseq import _load
 
@@ -9,158 +16,241 @@ _load.operators()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
-def non_monotone(losses, loss, n=5):
-    """The trigger of NT-ASGD (Merity et al., 2018): whether a validation loss is worse than the best of those before the
-    last `n`; `losses` are all before it."""
+def non_monotone(losses: Sequence[float], loss: float, n: int = 5) -> bool:
+    """Returns whether a validation loss triggers averaging (Merity et al., 2018, algorithm 1).
+
+    It does if it is worse than the best of the losses before the last `n`.
+    losses: all previous validation losses, in order    loss: the new one
+    n: the non-monotone interval
+    """
     return len(losses) > n and loss > min(losses[:-n])
 
 
 @contextmanager
-def replaced(pairs):
-    """Within it each parameter of the (parameter, value) pairs has the value; after it, what it had, bit for bit."""
-    kept = [(p, p.detach().clone()) for p, _ in pairs]
+def replaced(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """A context in which parameters have other values; they are restored bit for bit at its end.
+
+    pairs: (parameter, value), of equal shapes each
+    """
+    originals = [(p, p.detach().clone()) for p, _ in pairs]
     with torch.no_grad():
         for p, value in pairs:
             p.copy_(value)
         try:
             yield
         finally:
-            for p, value in kept:
+            for p, value in originals:
                 p.copy_(value)
 
 
+@dataclass(frozen=True)
+class StepNumbers:
+    """The numbers of one step that tensors updated in one call of the operator share."""
+
+    device: torch.device
+    lr: float
+    weight_decay: float
+    mu: float  # the weight of the new parameter in its average
+
+
 class NTASGD(Optimizer):
-    """Non-monotonically triggered averaged SGD (Merity et al., 2018, algorithm 1), with gradient clipping, in one pass.
+    """Non-monotonically triggered averaged SGD with gradient clipping, in one pass.
 
-    SGD until the trigger, then SGD with an average of the parameters beside it: `torch.optim.ASGD` with lambd = 0 and
-    t0 = 0, whose average after step k of averaging is the mean of p_2 to p_k, and whose learning rate, as there and in the
-    AWD-LSTM code, is read after each step for the next.
+    Merity et al., 2018, algorithm 1. The optimizer is SGD until averaging is triggered, and then
+    SGD that also averages the parameters. This is `torch.optim.ASGD` with lambd = 0 and t0 = 0: the
+    average after step k of averaging is the mean of p_2 to p_k. As there and in the AWD-LSTM code,
+    the learning rate of an averaging step is the one that was set at the end of the step before.
 
-    params: as in any optimiser; fp32, fp64 or bf16, any dense layout    lr, weight_decay: of each parameter group
-    max_norm: gradients are clipped to this norm over all groups, as clip_grad_norm_ does, but in the pass of the step:
-    `.grad` stays as it was; math.inf: measured, not clipped; None: not even measured. `grad_norm` is the norm of the last
-    step before clipping, a scalar tensor on the device.
+    params: as in any optimizer; fp32, fp64 or bf16, any dense layout
+    lr, weight_decay: of each parameter group
+    max_norm: gradients are clipped to this norm over all groups, as by clip_grad_norm_, but in the
+        pass of the step, so `.grad` is not modified. math.inf measures the norm without clipping,
+        None does not measure it. `grad_norm` is the norm of the last step before clipping, a scalar
+        tensor on the device
     n: the non-monotone interval
 
-    Nothing is read back from the device. A sparse gradient is made dense first: the average moves everywhere. The averages
-    of bf16 parameters are fp32, in which a mean over many steps does not stand still.
-    Errors: TypeError for other dtypes; ValueError for a negative lr, weight_decay or max_norm, or n below 1.
+    No value is read back from the device. A sparse gradient is made dense first, because the
+    average changes everywhere. The averages of bf16 parameters are fp32: in bf16 a mean over many
+    steps would stop changing.
+    Errors: TypeError for other dtypes; ValueError for a negative lr, weight_decay or max_norm, or n
+    below 1.
     """
 
-    def __init__(self, params, lr, *, weight_decay=0.0, max_norm=None, n=5):
+    grad_norm: Tensor | None
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        *,
+        weight_decay: float = 0.0,
+        max_norm: float | None = None,
+        n: int = 5,
+    ) -> None:
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("max_norm", max_norm)):
             if value is not None and not value >= 0:
                 raise ValueError(f"NTASGD: {name} must be at least 0, got {value}")
         if n < 1:
             raise ValueError(f"NTASGD: n must be at least 1, got {n}")
         self.max_norm, self.n = max_norm, n
-        self.averaging, self.losses, self.grad_norm = False, [], None
+        self.averaging = False
+        self.losses: list[float] = []  # all that `observe` received
+        self.grad_norm = None
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
-    def add_param_group(self, param_group):
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch.optim.Optimizer; raises TypeError for a parameter of another dtype."""
         super().add_param_group(param_group)
         for p in self.param_groups[-1]["params"]:
             if p.dtype not in DTYPES:
-                raise TypeError(f"NTASGD: parameters must be float32, float64 or bfloat16, got {p.dtype}")
+                raise TypeError(
+                    f"NTASGD: parameters must be float32, float64 or bfloat16, got {p.dtype}"
+                )
 
-    def observe(self, loss):
-        """Takes one more validation loss, and starts averaging where it triggers that; returns whether averaging is on."""
+    def observe(self, loss: float) -> bool:
+        """Records a validation loss and starts averaging if it triggers it.
+
+        returns whether averaging is on
+        """
         if non_monotone(self.losses, loss, self.n):
             self.start_averaging()
         self.losses.append(loss)
         return self.averaging
 
-    def start_averaging(self):
+    def start_averaging(self) -> None:
+        """Starts averaging at the next step."""
         self.averaging = True
 
-    def averages(self):
-        """(parameter, its average) for those that have one."""
+    def averages(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns (parameter, its average) for each parameter that has an average."""
         return [(p, state["average"]) for p, state in self.state.items()]
 
-    def averaged(self):
-        """Within it the parameters are their averages, where there are any; after it they are what they were."""
+    def averaged(self) -> AbstractContextManager[None]:
+        """Returns a context in which the parameters are their averages; see `replaced`."""
         return replaced(self.averages())
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates all parameters that have a gradient, and their averages.
+
+        closure: recomputes the loss and its gradients, as in torch.optim
+        returns the closure's result, or None
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         work = [
-            (group, p, gradient_as(p)) for group in self.param_groups for p in group["params"] if p.grad is not None
+            (group, p, gradient_as(p))
+            for group in self.param_groups
+            for p in group["params"]
+            if p.grad is not None
         ]
         if self.max_norm is not None:
             self.grad_norm = total_norm([g for _, _, g in work]) if work else torch.zeros(())
-        calls: dict[tuple, tuple[list, list, list]] = {}  # those of one device and the same numbers
+        # One call of the operator for all tensors of one device with the same numbers.
+        calls: dict[StepNumbers, tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
         for group, p, g in work:
             lr, mu, average = self._advance(group, p)
-            lists = calls.setdefault((p.device, lr, group["weight_decay"], mu), ([], [], []))
-            for some, t in zip(lists, (p, g, average), strict=True):
-                some += [] if t is None else [t]
-        for (device, lr, weight_decay, mu), (params, grads, averages) in calls.items():
-            self._update(device, params, grads, averages, lr, weight_decay, mu)
+            numbers = StepNumbers(p.device, lr, group["weight_decay"], mu)
+            params, grads, averages = calls.setdefault(numbers, ([], [], []))
+            params.append(p)
+            grads.append(g)
+            if average is not None:
+                averages.append(average)
+        for numbers, tensors in calls.items():
+            self._update(numbers, *tensors)
         return loss
 
-    def _advance(self, group, p):
-        """The learning rate of this step of p, the weight of the new p in its average, and this average or None."""
+    def _advance(self, group: dict[str, Any], p: Tensor) -> tuple[float, float, Tensor | None]:
+        """Returns lr of this step of p, the weight of the new p in its average, and the average."""
         if not self.averaging:
             return float(group["lr"]), 1.0, None
         state = self.state[p]
         if not state:
-            wide = torch.float64 if p.dtype == torch.float64 else torch.float32
-            state.update(step=0, eta=float(group["lr"]), average=torch.empty_like(p, dtype=wide))
+            dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
+            state.update(step=0, eta=float(group["lr"]), average=torch.empty_like(p, dtype=dtype))
         lr, mu = state["eta"], 1 / max(1, state["step"])
         state["step"], state["eta"] = state["step"] + 1, float(group["lr"])
         return lr, mu, state["average"]
 
-    def _update(self, device, params, grads, averages, lr, weight_decay, mu):
+    def _update(
+        self,
+        numbers: StepNumbers,
+        params: list[Tensor],
+        grads: list[Tensor],
+        averages: list[Tensor],
+    ) -> None:
         flat = [p if is_dense(p) else p.contiguous() for p in params]
-        norm = None if self.max_norm is None else self.grad_norm.to(device)
-        torch.ops.fusedseq.nt_asgd_step_(flat, grads, averages, norm, self.max_norm or 0.0, lr, weight_decay, mu)
+        norm = None
+        if self.max_norm is not None and self.grad_norm is not None:
+            norm = self.grad_norm.to(numbers.device)
+        torch.ops.fusedseq.nt_asgd_step_(
+            flat,
+            grads,
+            averages,
+            norm,
+            self.max_norm or 0.0,
+            numbers.lr,
+            numbers.weight_decay,
+            numbers.mu,
+        )
         for p, updated in zip(params, flat, strict=True):
             if p is not updated:
                 p.copy_(updated)
 
-    def __getstate__(self):  # for pickle and deepcopy, of which Optimizer keeps its own three
+    def __getstate__(self) -> dict[str, Any]:
+        # For pickle and deepcopy: Optimizer.__getstate__ returns three attributes of its own only.
         own = ("max_norm", "n", "averaging", "losses", "grad_norm")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
+        """As torch.optim.Optimizer, with `averaging` and `losses`."""
         return {**super().state_dict(), "averaging": self.averaging, "losses": list(self.losses)}
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` returned; the averages stay in the dtype that they have there."""
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self.averaging, self.losses = state_dict["averaging"], list(state_dict["losses"])
-        # Optimizer casts what it loads to the dtype of the parameter: not so the averages of bf16.
-        every = [p for group in self.param_groups for p in group["params"]]
+        # Optimizer casts the state to the parameter's dtype, which would round the fp32 averages of
+        # bf16 parameters.
+        params = [p for group in self.param_groups for p in group["params"]]
         for i, state in state_dict["state"].items():
-            own = self.state[every[i]]
-            own["average"] = torch.empty_like(every[i], dtype=state["average"].dtype).copy_(state["average"])
+            p, average = params[i], state["average"]
+            self.state[p]["average"] = torch.empty_like(p, dtype=average.dtype).copy_(average)
 
 
-def is_dense(t):
-    """Whether the elements stand in memory without gaps, in any order of the dimensions."""
-    return (
-        t.numel() == 0 or 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True)) == t.numel()
-    )
+def is_dense(t: Tensor) -> bool:
+    """Returns whether the elements are in memory without gaps, in any order of the dimensions."""
+    if t.numel() == 0:
+        return True
+    last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    return 1 + last == t.numel()
 
 
-def gradient_as(p):
-    """p's gradient in the layout that `_update` gives p, which the kernel's one index for all tensors needs."""
+def gradient_as(p: Tensor) -> Tensor:
+    """Returns p's gradient, dense and in the layout of p that `_update` passes to the operator.
+
+    The kernel uses one index for all tensors, so their layouts must be equal.
+    """
+    assert p.grad is not None, "step selects the parameters that have a gradient"
     g = p.grad.to_dense() if p.grad.is_sparse else p.grad
-    wanted = p if is_dense(p) else p.contiguous()
-    if g.stride() == wanted.stride() or g.numel() < 2:
+    layout = p if is_dense(p) else p.contiguous()
+    if g.stride() == layout.stride() or g.numel() < 2:
         return g
-    return torch.empty_like(wanted).copy_(g)
+    return torch.empty_like(layout).copy_(g)
 
 
-def total_norm(grads):
-    """The norm over all gradients, on the device of the first."""
-    devices: dict[torch.device, list] = {}
+def total_norm(grads: Sequence[Tensor]) -> Tensor:
+    """Returns the norm over all gradients, a scalar on the device of the first one."""
+    devices: dict[torch.device, list[Tensor]] = {}
     for g in grads:
         devices.setdefault(g.device, []).append(g)
-    norms = [torch.ops.fusedseq.nt_asgd_norm(some) for some in devices.values()]
+    norms: list[Tensor] = [
+        torch.ops.fusedseq.nt_asgd_norm(on_device) for on_device in devices.values()
+    ]
     if len(norms) == 1:
         return norms[0]
-    return torch.linalg.vector_norm(torch.stack([norm.to(grads[0].device) for norm in norms]))
+    stacked = torch.stack([norm.to(grads[0].device) for norm in norms])
+    total: Tensor = torch.linalg.vector_norm(stacked)
+    return total

@@ -1,7 +1,8 @@
-"""The oracles: every operator of `fusedseq.fused`, same name and signature, in plain PyTorch.
+"""The oracles: every operator of `fusedseq.fused` in plain PyTorch, with the same signature.
 
-They are the specification and the documentation of the operators: any dtype, any device, differentiable any
-number of times, and the same random masks bit for bit. They are not written for speed.
+They define what the operators compute, and every kernel is tested against them. They run in any
+dtype on any device, can be differentiated any number of times, and draw the same random masks bit
+for bit. They are not written for speed.
 """
 
 from fusedseq.reference.activation_regularization import activation_regularization

@@ -1,32 +1,62 @@
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from fusedseq.reference.dropout_mask import drop, dropout_mask
 
 
 def attention(
-    q, k, v, *, scale=None, causal=False, key_lengths=None, mask=None, bias=None, alibi=None, relative_keys=None,
-    rope=None, offset=None, key_rows=None, dropout=0.0, seed=0,
-):  # fmt: skip
-    """Scaled dot-product attention (Vaswani et al., 2017): dropout(softmax(scale q k^T + bias, masked)) v.
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    key_lengths: Tensor | Sequence[int] | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    relative_keys: Tensor | None = None,
+    rope: Tensor | None = None,
+    rope_interleaved: bool = True,
+    offset: int | None = None,
+    key_rows: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor = 0,
+) -> Tensor:
+    """Scaled dot-product attention (Vaswani et al., 2017, equation 1):
 
-    q: (B, N, L, D)    k, v: (B, N_kv, S, D), N a multiple of N_kv: N / N_kv heads in a row share one (grouped queries)
+        dropout(softmax(scale * q k^T + bias, over the keys that are visible)) v
+
+    q: (B, N, L, D) queries of N heads
+    k, v: (B, N_kv, S, D) keys and values; N is a multiple of N_kv, and each N / N_kv consecutive
+        query heads share one key head (grouped queries)
+    scale: factor of the logits, by default 1 / sqrt(D)
+    offset: the position of the first query, where key j is at position j; by default S - L, which
+        aligns the last query with the last key
+    causal: whether a key behind the query's position is masked
+    key_lengths: (B,) int64 or int32, or a list, the number of valid keys of each batch entry
+    mask: bool, broadcastable to (B, N, L, S), true where the key is visible
+    bias: broadcastable to (B, N, L, S), added to the logits; a logit of -inf masks its key
+    alibi: (N,) slopes; alibi[n] * distance is subtracted from the logits (Press et al., 2022); it
+        receives no gradient
+    relative_keys: (2K + 1, D); row K + clip(j - i, -K, K) is added to key j for query i, i and j
+        being their positions (Shaw et al., 2018, equation 4)
+    rope: (P, R), the table of a rotary position embedding (Su et al., 2021): row p holds
+        cos t_0, sin t_0, cos t_1, sin t_1, ... of position p, and pair m of a query or key at
+        position p is rotated by t_m; R is even and at most D, and elements from R on are not
+        rotated; it receives no gradient
+    rope_interleaved: whether pair m is (x_2m, x_2m+1), as in the paper and in GPT-J, or
+        (x_m, x_m+R/2), the "rotate half" of GPT-NeoX and Llama
+    key_rows: (B, S) int64 or int32, the row of k and v that holds key j of a batch entry: a beam
+        search's table, which saves copying its caches; k and v may then have any number of rows
+    dropout: probability in [0, 1] that a softmax probability is dropped
+    seed: seed of the dropout's mask, `dropout_mask` of shape (B, N, L, S)
     returns (B, N, L, D)
 
-    scale: by default 1/sqrt(D)
-    offset: the position of the first query, key j being at position j; by default S - L, which aligns the ends
-    causal: a query sees no key behind its own position
-    key_lengths: (B,) int64, the keys of each batch row that there are    mask: bool, broadcastable to (B, N, L, S), True = seen
-    bias: broadcastable to (B, N, L, S), added to the logits; a logit of -inf masks its key
-    alibi: (N,), subtracts alibi[n] * distance (Press et al., 2022); no gradient
-    relative_keys: (2K + 1, D), row K + clip(j - i, -K, K) added to key j for query i, i and j their positions (Shaw et
-        al., 2018, equation 4)
-    rope: (P, D), rotates queries and keys (Su et al., 2021): row p is cos t_0, sin t_0, cos t_1, sin t_1, ... of
-        position p, and the pair (x_2m, x_2m+1) is turned by t_m; D is even; no gradient
-    key_rows: (B, S) int64, the row of k and v in which key j of a batch row stands (a beam search's table, in place of
-        copies of the caches); k and v then have any number of rows
-    dropout: in [0, 1], of the probabilities    seed: of its mask, `dropout_mask`'s of shape (B, N, L, S)
-
-    A query that sees no key has the result 0, and gradients 0.
+    A query without a visible key, one whose row of logits is fully masked or that meets S = 0 keys,
+    gives a row of zeros and contributes zero to all gradients. Any size may be 0.
     """
     (_, N, L, D), S = q.shape, k.size(2) if key_rows is None else key_rows.size(1)
     i = torch.arange(L, device=q.device)[:, None] + (S - L if offset is None else offset)
@@ -34,34 +64,45 @@ def attention(
     if key_rows is not None:
         k, v = (t[key_rows, :, j].transpose(1, 2) for t in (k, v))
     if rope is not None:
-        q, k = rotate(q, rope[i[:, 0]]), rotate(k, rope[j])
-    k, v = (t.repeat_interleave(N // t.size(1), dim=1) for t in (k, v))
+        q = rotate(q, rope[i[:, 0]], rope_interleaved)
+        k = rotate(k, rope[j], rope_interleaved)
+    k, v = (t.repeat_interleave(N // max(t.size(1), 1), dim=1) for t in (k, v))
 
     logits = q @ k.mT  # (B, N, L, S)
     if relative_keys is not None:
         K = len(relative_keys) // 2
         logits = logits + torch.einsum("bnid,ijd->bnij", q, relative_keys[K + (j - i).clamp(-K, K)])
-    logits = logits * (D**-0.5 if scale is None else scale)
+    logits = logits * (max(D, 1) ** -0.5 if scale is None else scale)
     if bias is not None:
         logits = logits + bias
     if alibi is not None:
         logits = logits - (alibi.detach()[:, None, None] * (i - j).abs()).to(q.dtype)
 
-    seen = logits != -torch.inf
+    visible = logits != -torch.inf
     if causal:
-        seen = seen & (j <= i)
+        visible = visible & (j <= i)
     if key_lengths is not None:
-        seen = seen & (j < key_lengths[:, None, None, None])
+        lengths = torch.as_tensor(key_lengths, device=q.device)
+        visible = visible & (j < lengths[:, None, None, None])
     if mask is not None:
-        seen = seen & mask
-    blind = ~seen.any(-1, keepdim=True)
-    p = logits.masked_fill(~seen, -torch.inf).masked_fill(blind, 0).softmax(-1).masked_fill(~seen, 0)
+        visible = visible & mask
+    without_key = ~visible.any(-1, keepdim=True)
+    p = (
+        logits.masked_fill(~visible, -torch.inf)
+        .masked_fill(without_key, 0)
+        .softmax(-1)
+        .masked_fill(~visible, 0)
+    )
     if dropout:
         p = drop(p, dropout_mask(seed, dropout, p.shape, p.device), dropout)
     return p @ v
 
 
-def rotate(x, table):
-    """The pairs of x (..., L, D) turned by the angles of table (L, D)."""
-    (cos, sin), (a, b) = table.detach().unflatten(-1, (-1, 2)).unbind(-1), x.unflatten(-1, (-1, 2)).unbind(-1)
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
+def rotate(x: Tensor, table: Tensor, interleaved: bool) -> Tensor:
+    """Rotates the pairs of the first R columns of x (..., L, D) by the angles of a rope table,
+    (L, R)."""
+    cos, sin = table.detach().unflatten(-1, (-1, 2)).unbind(-1)
+    pairs, pair = ((-1, 2), -1) if interleaved else ((2, -1), -2)
+    a, b = x[..., : table.size(-1)].unflatten(-1, pairs).unbind(pair)
+    rotated = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=pair).flatten(-2)
+    return torch.cat([rotated.to(x.dtype), x[..., table.size(-1) :]], dim=-1)

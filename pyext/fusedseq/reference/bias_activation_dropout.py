@@ -1,4 +1,5 @@
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from fusedseq.reference.dropout import dropout
@@ -11,11 +12,21 @@ ACTIVATIONS = {
 }
 
 
-def bias_activation_dropout(x, b=None, activation="relu", p=0.0, seed=0):
-    """What stands between the two products of a feed-forward layer (Vaswani et al., 2017): dropout(activation(x + b)).
+def bias_activation_dropout(
+    x: Tensor,
+    b: Tensor | None = None,
+    activation: str = "relu",
+    p: float = 0.0,
+    seed: int | Tensor = 0,
+) -> Tensor:
+    """The part of a feed-forward layer between its two matrix products (Vaswani et al., 2017,
+    section 3.3): dropout(activation(x + b)).
 
-    x: (..., D), the first product without its bias    b: (D,) or None    p, seed: as in `dropout`
-    activation: relu, gelu (Hendrycks & Gimpel, 2016), gelu_tanh (its approximation by tanh) or tanh
+    x: (..., D), the first product without its bias
+    b: (D,) or None
+    activation: "relu", "gelu" (Hendrycks & Gimpel, 2016), "gelu_tanh" (its tanh approximation) or
+        "tanh"
+    p, seed: as in `dropout`
     returns (..., D)
     """
     return dropout(ACTIVATIONS[activation](x if b is None else x + b), p, seed)

@@ -1,7 +1,12 @@
-def linear(x, W, b=None):
-    """A linear map, x W^T + b: torch.nn.functional.linear.
+from torch import Tensor
 
-    x: (..., K)    W: (N, K)    b: (N,) or None
+
+def linear(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
+    """A linear map, x W^T + b, as torch.nn.functional.linear.
+
+    x: (..., K)
+    W: (N, K)
+    b: (N,) or None
     returns (..., N)
     """
     y = x @ W.T

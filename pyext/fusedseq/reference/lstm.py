@@ -1,31 +1,61 @@
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
-from fusedseq.reference.mogrifier_lstm import WEIGHT
-from fusedseq.reference.weight_drop import weight_drop as drop_weight
+from fusedseq.reference.dropout_mask import WEIGHT
+from fusedseq.reference.mogrifier_lstm import mask_of_steps
+from fusedseq.reference.weight_drop import drop_weight
 
 
-def lstm(x, W_ih, W_hh, b, h0, c0, lengths=None, *, weight_drop=0.0, variational=False, training=True, seed=0):
-    """An LSTM over a sequence (Hochreiter & Schmidhuber, 1997); torch.nn.LSTM's gate order i, f, g, o.
+def lstm(
+    x: Tensor,
+    W_ih: Tensor,
+    W_hh: Tensor,
+    b: Tensor | None,
+    h0: Tensor,
+    c0: Tensor,
+    lengths: Tensor | Sequence[int] | None = None,
+    *,
+    weight_drop: float = 0.0,
+    variational: bool = False,
+    training: bool = True,
+    seed: int | Tensor = 0,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """An LSTM over a sequence (Hochreiter & Schmidhuber, 1997), with torch.nn.LSTM's gate order
+    i, f, g, o.
 
-    x: (T, B, X)    W_ih: (4H, X)    W_hh: (4H, H)    b: (4H,) or None    h0, c0: (B, H)
-    lengths: (B,) int64, in [0, T], or None for T: steps past a sequence's length leave its state and give zeros
-    weight_drop: on W_hh where `training`, one mask for all steps; `variational`: one mask value per row (Merity et al.,
-        2018); W_hh itself is never written, and receives the gradient
+    x: (T, B, X)
+    W_ih: (4H, X)
+    W_hh: (4H, H)
+    b: (4H,) or None
+    h0, c0: (B, H)
+    lengths: (B,) in [0, T], an int64 or int32 tensor on the device of x or on the CPU, or a list of
+        ints; None for T. At steps past a sequence's length the state does not change and y is 0.
+        What x and the gradient of y hold there is never used, even if it is NaN or infinite, and
+        the gradient of x is 0 there.
+    weight_drop: probability in [0, 1] that an element of W_hh is dropped while `training`, by one
+        mask for all time steps (Merity et al., 2018, section 2); W_hh receives the gradient and is
+        never written to
+    variational: whether the mask has one value per row of W_hh
+    training: whether weight_drop applies
     seed: as in `dropout_mask`
     returns y: (T, B, H), (h, c): (B, H) each
     """
     if training and weight_drop:
-        W_hh = drop_weight(W_hh, weight_drop, seed + WEIGHT, variational)
+        W_hh = drop_weight(WEIGHT, W_hh, weight_drop, seed, variational)
+    alive = mask_of_steps(lengths, x)
+    if alive is not None:
+        x = torch.where(alive, x, 0.0)  # a product with 0 would keep NaN, as would its gradient
     h, c, y = h0, c0, []
     for t, x_t in enumerate(x):
         z = x_t @ W_ih.T + h @ W_hh.T
         i, f, g, o = (z if b is None else z + b).chunk(4, dim=-1)
         c_new = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h_new = o.sigmoid() * c_new.tanh()
-        if lengths is not None:
-            alive = (t < lengths)[:, None]
-            y.append(torch.where(alive, h_new, 0.0))
-            h, c = torch.where(alive, h_new, h), torch.where(alive, c_new, c)
+        if alive is not None:
+            y.append(torch.where(alive[t], h_new, 0.0))
+            h, c = torch.where(alive[t], h_new, h), torch.where(alive[t], c_new, c)
         else:
             y.append(h_new)
             h, c = h_new, c_new

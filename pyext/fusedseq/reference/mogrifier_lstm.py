@@ -1,49 +1,84 @@
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from fusedseq.reference.dropout import dropout
-from fusedseq.reference.dropout_mask import drop, dropout_mask
+from fusedseq.reference.dropout_mask import STATE, WEIGHT, ZONEOUT_C, ZONEOUT_H, drop, stream_mask
 from fusedseq.reference.locked_dropout import locked_dropout
-from fusedseq.reference.weight_drop import weight_drop as drop_weight
+from fusedseq.reference.weight_drop import drop_weight
 
-# Each random mask of the recurrences has its own Philox key: the operator's seed plus one of these.
-INPUT, STATE, ZONEOUT_H, ZONEOUT_C, WEIGHT = 0, 1, 2, 3, 4
+Weight = Tensor | tuple[Tensor, Tensor]  # of the rounds: full rank, or two low-rank factors
 
 
 def mogrifier_lstm(
-    x, W_ih, W_hh, b, h0, c0, Q, R, Q_bias=None, R_bias=None, *, rounds, lengths=None, cap_input_gate=False,
-    input_dropout=0.0, locked_input=False, state_dropout=0.0, zoneout_h=0.0, zoneout_c=0.0, weight_drop=0.0,
-    variational=False, training=True, seed=0,
-):  # fmt: skip
-    """A Mogrifier LSTM over a sequence (Melis et al., 2020): x and h gate each other before the LSTM reads them.
+    x: Tensor,
+    W_ih: Tensor,
+    W_hh: Tensor,
+    b: Tensor | None,
+    h0: Tensor,
+    c0: Tensor,
+    Q: Weight | None,
+    R: Weight | None,
+    Q_bias: Tensor | None = None,
+    R_bias: Tensor | None = None,
+    *,
+    rounds: int,
+    lengths: Tensor | Sequence[int] | None = None,
+    cap_input_gate: bool = False,
+    input_dropout: float = 0.0,
+    locked_input: bool = False,
+    state_dropout: float = 0.0,
+    zoneout_h: float = 0.0,
+    zoneout_c: float = 0.0,
+    weight_drop: float = 0.0,
+    variational: bool = False,
+    training: bool = True,
+    seed: int | Tensor = 0,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """A Mogrifier LSTM over a sequence (Melis et al., 2020, equations 1 to 3): before each step of
+    an LSTM, x and h gate each other.
 
-        even k:  x = 2 sigmoid(h Q_k^T + b_k) x        odd k:  h = 2 sigmoid(x R_k^T + b_k) h        k = 0 .. rounds-1
+        even k:  x = 2 sigmoid(h Q_k^T + b_k) x        odd k:  h = 2 sigmoid(x R_k^T + b_k) h
+        for k = 0 .. rounds - 1
 
-    and then the gates i, f, g, o of `lstm` from the mogrified x and h. The state carried on is the raw h.
+    The gates i, f, g, o of `lstm` are then computed from the new x and h. The state that is carried
+    to the next step is the raw h, before any round.
 
-    x: (T, B, X)    W_ih: (4H, X)    W_hh: (4H, H)    b: (4H,) or None    h0, c0: (B, H)
-    Q: (n, X, H), R: (n, H, X): one weight for each even (odd) round, or n = 1: one shared by all of them.
-       Low rank: a pair of factors, Q = ((n, X, rank), (n, rank, H)), R = ((n, H, rank), (n, rank, X)).
-       None where there is no such round (Q at rounds = 0, R at rounds <= 1).
-    Q_bias: (n, X), R_bias: (n, H), or None
-    rounds: how many; 0 is an LSTM
-    lengths: (B,) int64, in [0, T], or None: steps past a sequence's length leave its state and give zeros
-    cap_input_gate: i = min(i, 1 - f), as in the paper's code
-    input_dropout: on x, drawn for each step, or once for all steps with `locked_input`
-    state_dropout: on h before the rounds, one (B, H) mask for the sequence
-    zoneout_h, zoneout_c: probability that a unit keeps its old h (c) at a step (Krueger et al., 2017); where
-       not `training`, their expectation instead, and no dropout
+    x: (T, B, X)
+    W_ih: (4H, X)
+    W_hh: (4H, H)
+    b: (4H,) or None
+    h0, c0: (B, H)
+    Q: (n, X, H) and R: (n, H, X): n is the number of even (odd) rounds, with a weight for each, or
+        1, with a weight for all of them. A low-rank weight is a pair of factors,
+        Q = ((n, X, rank), (n, rank, H)) and R = ((n, H, rank), (n, rank, X)). None where there is
+        no such round: Q if rounds is 0, R if rounds is at most 1.
+    Q_bias: (n, X) and R_bias: (n, H), or None
+    rounds: the number of rounds; with 0 this is an LSTM
+    lengths: as in `lstm`
+    cap_input_gate: whether i = min(i, 1 - f), as in the paper's code
+    input_dropout: probability for x, with a mask for each time step
+    locked_input: whether that mask is the same for all time steps
+    state_dropout: probability for h before the rounds, with one (B, H) mask for the sequence
+    zoneout_h, zoneout_c: probability that a unit keeps its old h (c) at a step (Krueger et al.,
+        2017)
     weight_drop, variational: as in `lstm`
+    training: whether the dropouts apply; without it a zoneout is replaced by its expectation
     seed: as in `dropout_mask`
     returns y: (T, B, H), (h, c): (B, H) each
     """
+    alive = mask_of_steps(lengths, x)
+    if alive is not None:
+        x = torch.where(alive, x, 0.0)  # a product with 0 would keep NaN, as would its gradient
     if training and input_dropout:
-        x = (locked_dropout if locked_input else dropout)(x, input_dropout, seed + INPUT)
+        x = (locked_dropout if locked_input else dropout)(x, input_dropout, seed)
     if training and weight_drop:
-        W_hh = drop_weight(W_hh, weight_drop, seed + WEIGHT, variational)
-    state_keep = dropout_mask(seed + STATE, state_dropout, h0.shape, h0.device)
+        W_hh = drop_weight(WEIGHT, W_hh, weight_drop, seed, variational)
+    state_keep = stream_mask(STATE, seed, state_dropout, h0.shape, h0.device)
     y_shape = (len(x), *h0.shape)
-    update_h = dropout_mask(seed + ZONEOUT_H, zoneout_h, y_shape, h0.device)
-    update_c = dropout_mask(seed + ZONEOUT_C, zoneout_c, y_shape, h0.device)
+    update_h = stream_mask(ZONEOUT_H, seed, zoneout_h, y_shape, h0.device)
+    update_c = stream_mask(ZONEOUT_C, seed, zoneout_c, y_shape, h0.device)
 
     h, c, y = h0, c0, []
     for t, x_t in enumerate(x):
@@ -61,22 +96,38 @@ def mogrifier_lstm(
         c_new = f * c + i * g.tanh()
         h_new = o.sigmoid() * c_new.tanh()
         if zoneout_c:
-            c_new = torch.where(update_c[t], c_new, c) if training else zoneout_c * c + (1 - zoneout_c) * c_new
+            c_new = (
+                torch.where(update_c[t], c_new, c)
+                if training
+                else zoneout_c * c + (1 - zoneout_c) * c_new
+            )
         if zoneout_h:
-            h_new = torch.where(update_h[t], h_new, h) if training else zoneout_h * h + (1 - zoneout_h) * h_new
-        if lengths is not None:
-            alive = (t < lengths)[:, None]
-            y.append(torch.where(alive, h_new, 0.0))
-            h, c = torch.where(alive, h_new, h), torch.where(alive, c_new, c)
+            h_new = (
+                torch.where(update_h[t], h_new, h)
+                if training
+                else zoneout_h * h + (1 - zoneout_h) * h_new
+            )
+        if alive is not None:
+            y.append(torch.where(alive[t], h_new, 0.0))
+            h, c = torch.where(alive[t], h_new, h), torch.where(alive[t], c_new, c)
         else:
             y.append(h_new)
             h, c = h_new, c_new
     return torch.stack(y), (h, c)
 
 
-def project(operand, weight, bias, k):
-    """operand times the k-th weight (or its two low-rank factors), transposed, plus the k-th bias."""
-    if isinstance(weight, torch.Tensor):
+def mask_of_steps(lengths: Tensor | Sequence[int] | None, x: Tensor) -> Tensor | None:
+    """Returns whether each step is within its sequence's length, (T, B, 1), or None for None."""
+    if lengths is None:
+        return None
+    lengths = torch.as_tensor(lengths, dtype=torch.int64, device=x.device)
+    return (torch.arange(len(x), device=x.device)[:, None] < lengths)[:, :, None]
+
+
+def project(operand: Tensor, weight: Weight | None, bias: Tensor | None, k: int) -> Tensor:
+    """Returns operand W_k^T + b_k; W_k is the k-th weight, or the product of its two factors."""
+    assert weight is not None
+    if isinstance(weight, Tensor):
         z = operand @ weight[k % len(weight)].T
     else:
         A, B = weight

@@ -1,10 +1,17 @@
-"""The tasks by name, and the operator sets."""
+"""The tasks and the operator sets by name."""
 
 import importlib
+from types import ModuleType
+from typing import Any
 
-# Each module has PRESETS (the rows), DEFAULT_PRESET, Settings, build(settings, data, ...) and restore(description, ...); and
-# PRESET_OPERATORS, where a row is about its operators; BEGIN_WITH, where it begins with another row's trained weights; SPACE,
-# {setting: values}, where `fusedseq tune` has one to search; GRID, {preset: Settings}, where `fusedseq grid` has a table to make.
+# Every task module has
+#     Settings, PRESETS {name: Settings}, DEFAULT_PRESET, build(settings, data, ...),
+#     restore(description, ...)
+# and, where they apply,
+#     PRESET_OPERATORS {preset: operator set}: presets that are about their operators
+#     BEGIN_WITH {preset: preset}: presets that start from the trained weights of another
+#     SPACE {setting: values}: the search space of `fusedseq tune`
+#     GRID {preset: Settings}: the documented table of `fusedseq grid`
 TASKS = {
     "words": "fusedseq.tasks.words",
     "ptb": "fusedseq.tasks.ptb",
@@ -12,25 +19,31 @@ TASKS = {
     "en-es": "fusedseq.tasks.en_es",
     "en-fr": "fusedseq.tasks.en_fr",
 }
-OPERATORS = {"fused": "fusedseq.fused", "reference": "fusedseq.reference", "torch_mha": "fusedseq.models.torch_mha"}
+OPERATORS = {
+    "fused": "fusedseq.fused",
+    "reference": "fusedseq.reference",
+    "torch_mha": "fusedseq.models.torch_mha",
+}
 
 
-def task_module(name):
+def task_module(name: str) -> ModuleType:
+    """The module of a task."""
     return importlib.import_module(TASKS[name])
 
 
-def preset_settings(task, preset):
-    """Errors: ValueError where the task has no such preset"""
+def preset_settings(task: str, preset: str) -> Any:
+    """The Settings of a preset. Errors: ValueError where the task has no such preset"""
     presets = task_module(task).PRESETS
     if preset not in presets:
         raise ValueError(f"{task}: unknown preset {preset!r}; known are {', '.join(presets)}")
     return presets[preset]
 
 
-def operators(name):
+def operators(name: str) -> ModuleType:
+    """The module of an operator set, for the argument `ops` of the models."""
     return importlib.import_module(OPERATORS[name])
 
 
-def preset_operators(module, preset):
-    """The name of the operators that a preset is for: fused, but for a row that is about others."""
+def preset_operators(module: ModuleType, preset: str) -> str:
+    """The name of a preset's operator set: fused, unless the preset is about other operators."""
     return getattr(module, "PRESET_OPERATORS", {}).get(preset, "fused")

@@ -1,27 +1,38 @@
-"""The reversal of a sequence of numbers by a Transformer's encoder: the rows reverse/... of the documented systems."""
+"""Reverses a sequence of numbers with a Transformer encoder: the experiments reverse/..."""
 
 from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import torch
 
 from fusedseq.data import reverse
 from fusedseq.models.reversal import Reversal, ReversalSettings
-from fusedseq.tasks.independent import IndependentBatches, at_least_one, same_data
 from fusedseq.tasks.training import TrainingSettings, from_dict
+from fusedseq.tasks.training.independent_batches import IndependentBatches, at_least_one, same_data
 
 
 @dataclass(frozen=True)
 class SequenceSettings:
+    """The data: random sequences of numbers. batch, eval_batch: sequences in a batch"""
+
     batch: int = 8
     eval_batch: int = 512
-    numbers: int = 9  # that a sequence may have: 1 .. numbers
-    sizes: tuple[int, ...] = (4, 20, 100, 400, 5000)  # sequences drawn of length 1, 2, ...; duplicates are dropped
-    limit: int | None = reverse.LEFT  # sequences that are kept
+    # A sequence consists of the numbers 1 .. numbers.
+    numbers: int = 9
+    # How many sequences of length 1, 2, ... are drawn; duplicates are dropped.
+    sizes: tuple[int, ...] = (4, 20, 100, 400, 5000)
+    # The largest number of sequences, drawn at random from the distinct ones; None retains all.
+    limit: int | None = reverse.LIMIT
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         at_least_one(self, "batch", "eval_batch", "numbers")
 
 
 @dataclass(frozen=True)
 class Settings:
+    """The settings of a run of reverse."""
+
     model: ReversalSettings = field(default_factory=ReversalSettings)
     data: SequenceSettings = field(default_factory=SequenceSettings)
     training: TrainingSettings = field(
@@ -30,15 +41,17 @@ class Settings:
 
 
 BASE = Settings()
-# The document: embed 512, 8 heads, 1 layer, ff 2048, dropout .1, no mask; Adam, lr 1e-5, batch 8, 20 epochs.
+# The source report sequence_reversal specifies embed 512, 8 heads, 1 layer, feed-forward 2048,
+# dropout .1, no mask; Adam, lr 1e-5, batch 8, 20 epochs. "tuned" is the best model of its study.
 PRESETS = {
     "base": BASE,
     "tuned": replace(
-        BASE, model=ReversalSettings(embedding=1024, heads=2, layers=8, feedforward=4096, dropout=0.3)
-    ),  # its study's best
+        BASE,
+        model=ReversalSettings(embedding=1024, heads=2, layers=8, feedforward=4096, dropout=0.3),
+    ),
 }
 DEFAULT_PRESET = "base"
-# What the document's study searches.
+# The search space of the report's study.
 SPACE = {
     "model.embedding": (256, 512, 1024, 2048),
     "model.heads": (1, 2, 4, 8),
@@ -50,44 +63,75 @@ SPACE = {
 
 
 class Task(IndependentBatches):
-    """What `Trainer` trains, on Reversals. Accuracies count padding, as the document's do (17,475 numbers in 3,495 sequences), where it is trained."""
+    """What `Trainer` trains, on Reversals.
+
+    Accuracies count padding where padding is trained, as those of the source report do (17,475
+    numbers in 3,495 sequences).
+    """
 
     name, unit = "reverse", "numbers"
 
-    def batches(self, split, key=None):
+    def batches(self, split: str, key: str | None = None) -> reverse.ReversalBatches:
+        """See IndependentBatches."""
         data = self.settings.data
-        return reverse.ReversalBatches(getattr(self.data, split), data.batch if key else data.eval_batch, key)
+        return reverse.ReversalBatches(
+            getattr(self.data, split), data.batch if key else data.eval_batch, key
+        )
 
-    def _loss(self, batch):
+    def _loss(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         loss = self.model.cross_entropy(self.model(batch.source, batch.lengths), batch.target)
         return loss, loss
 
-    def _score(self, batch):
+    def _score(self, batch: Any) -> dict:
         y = self.model(batch.source, batch.lengths)
-        loss, _, _, found = self.model.cross_entropy(y, batch.target, "none", return_details=True)
-        counts = found >= 0  # not the padding, where that is no target
-        right = found == batch.target
-        return {"loss": loss.sum(), "right": right.sum(), "whole": (right | ~counts).all(1).sum(), "numbers": counts.sum(),
-                "sequences": len(right)}  # fmt: skip
-
-    def _figures(self, sums):
+        loss, _, _, best = self.model.cross_entropy(y, batch.target, "none", return_details=True)
+        counts = best >= 0  # false for padding that is not a target
+        right = best == batch.target
         return {
-            "loss": sums["loss"] / sums["numbers"], "token_accuracy": sums["right"] / sums["numbers"],
-            "sequence_accuracy": sums["whole"] / sums["sequences"], "numbers": int(sums["numbers"]),
-        }  # fmt: skip
+            "loss": loss.sum(),
+            "right": right.sum(),
+            "whole": (right | ~counts).all(1).sum(),
+            "numbers": counts.sum(),
+            "sequences": len(right),
+        }
+
+    def _metrics(self, sums: dict) -> dict[str, Any]:
+        return {
+            "loss": sums["loss"] / sums["numbers"],
+            "token_accuracy": sums["right"] / sums["numbers"],
+            "sequence_accuracy": sums["whole"] / sums["sequences"],
+            "numbers": int(sums["numbers"]),
+        }
 
 
-def build(settings, data, *, ops, seed, device="cpu", description=None):
-    """As ptb.build; the data are generated, from the seed: `data` is None or 'synthetic'."""
+def build(
+    settings: Settings,
+    data: str | None,
+    *,
+    ops: ModuleType,
+    seed: int,
+    device: torch.device | str = "cpu",
+    description: dict | None = None,
+) -> Task:
+    """The task; see ptb.build. The data are generated from the seed.
+
+    data: None or 'synthetic'
+    """
     sizes = dict(enumerate(settings.data.sizes, 1))
     loaded = reverse.load(
-        data, seed=seed, sizes=sizes, max_length=len(sizes), numbers=settings.data.numbers, limit=settings.data.limit
+        data,
+        seed=seed,
+        sizes=sizes,
+        max_length=len(sizes),
+        numbers=settings.data.numbers,
+        limit=settings.data.limit,
     )
     same_data(description, loaded, data, "reverse")
-    return Task(settings, loaded, Reversal(len(loaded.vocabulary), settings.model, ops=ops), seed=seed, device=device)
+    model = Reversal(len(loaded.vocabulary), settings.model, ops=ops)
+    return Task(settings, loaded, model, seed=seed, device=device)
 
 
-def restore(description, *, ops):
-    """As ptb.restore."""
+def restore(description: dict[str, Any], *, ops: ModuleType) -> Reversal:
+    """The model of a checkpoint's description; see ptb.restore."""
     settings = from_dict(Settings, description["settings"])
     return Reversal(len(description["vocabulary"]), settings.model, ops=ops)

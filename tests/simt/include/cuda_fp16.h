@@ -8,9 +8,15 @@ struct __half {
   operator float() const { return float(value); }
 };
 
-inline __half __float2half(float f) { return f; }
-inline __half __float2half_rn(float f) { return f; }
-inline float __half2float(__half x) { return x; }
+inline __half __float2half(float f) {
+  return f;
+}
+inline __half __float2half_rn(float f) {
+  return f;
+}
+inline float __half2float(__half x) {
+  return x;
+}
 inline unsigned short __half_as_ushort(__half x) {
   unsigned short bits;
   std::memcpy(&bits, &x, 2);

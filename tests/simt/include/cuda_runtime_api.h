@@ -1,5 +1,5 @@
-// As much of CUDA's own API as csrc/*.cu uses, for kernels that run in tests/simt. It answers at once: a launch has run when
-// it returns, and its error is what the kernel did wrong.
+// The part of CUDA's runtime API that csrc/cuda uses, for kernels that run in tests/simt. A launch
+// is synchronous: it has run when the call returns, which also returns the errors of the kernel.
 #pragma once
 #include <cstddef>
 
@@ -18,10 +18,16 @@ enum cudaError_t {
   cudaErrorCooperativeLaunchTooLarge = 720,
   cudaErrorNotSupported = 801,
 };
-inline cudaError_t cudaGetLastError() { return cudaError_t(simt::last_error()); }
-inline const char* cudaGetErrorName(cudaError_t e) { return simt::error_name(e); }
-// The runtime's sentence about what was wrong, where there is one.
-inline const char* cudaGetErrorString(cudaError_t e) { return simt::error_text(e); }
+inline cudaError_t cudaGetLastError() {
+  return cudaError_t(simt::last_error());
+}
+inline const char* cudaGetErrorName(cudaError_t e) {
+  return simt::error_name(e);
+}
+// The simulation's description of the error if there is one, otherwise its name.
+inline const char* cudaGetErrorString(cudaError_t e) {
+  return simt::error_text(e);
+}
 
 enum cudaDeviceAttr {
   cudaDevAttrMaxThreadsPerBlock = 1,
@@ -36,22 +42,30 @@ enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
   cudaDevAttrReservedSharedMemoryPerBlock = 111,
 };
-inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   return cudaError_t(simt::device_attribute(attribute, value));
 }
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
-template <class... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute, int bytes) {
+template <class... P>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute, int bytes) {
   return cudaError_t(simt::allow_shared(reinterpret_cast<const void*>(kernel), bytes));
 }
 template <class... P>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*kernel)(P...), int threads, size_t shared) {
-  return cudaError_t(simt::blocks_that_fit(reinterpret_cast<const void*>(kernel), threads, shared, blocks));
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*kernel)(P...),
+                                                          int threads, size_t shared) {
+  return cudaError_t(
+      simt::blocks_that_fit(reinterpret_cast<const void*>(kernel), threads, shared, blocks));
 }
 
 enum cudaLaunchAttributeID { cudaLaunchAttributeIgnore = 0, cudaLaunchAttributeCooperative = 2 };
-union cudaLaunchAttributeValue { int cooperative; };
+union cudaLaunchAttributeValue {
+  int cooperative;
+};
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   cudaLaunchAttributeValue val;
@@ -64,17 +78,20 @@ struct cudaLaunchConfig_t {
   unsigned numAttrs;
 };
 template <class... P, class... A>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(P...), A&&... arguments) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(P...),
+                               A&&... arguments) {
   bool cooperative = false;
   for (unsigned i = 0; i < c->numAttrs; ++i)
     if (c->attrs[i].id == cudaLaunchAttributeCooperative) cooperative = c->attrs[i].val.cooperative;
-  return cudaError_t(simt::launch(kernel, c->gridDim, c->blockDim, c->dynamicSmemBytes, cooperative, std::forward<A>(arguments)...));
+  return cudaError_t(simt::launch(kernel, c->gridDim, c->blockDim, c->dynamicSmemBytes, cooperative,
+                                  std::forward<A>(arguments)...));
 }
 
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3, cudaMemcpyDefault = 4 };
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t = nullptr) {
   return cudaError_t(simt::fill(p, value, bytes));
 }
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t = nullptr) {
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t = nullptr) {
   return cudaError_t(simt::copy(to, from, bytes));
 }

@@ -1,1 +1,1 @@
-"""Many runs of one task: a search for good settings (`fusedseq tune`), and all of a table's (`fusedseq grid`)."""
+"""Many runs of one task: a hyper-parameter search, and all configurations of a table."""

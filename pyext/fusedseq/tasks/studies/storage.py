@@ -1,4 +1,7 @@
-"""Where a study's trials are kept, by URL."""
+"""The storage of a study's trials, by URL."""
+
+import re
+from urllib.parse import unquote
 
 import optuna
 from optuna.storages.journal import JournalFileBackend
@@ -6,20 +9,56 @@ from sqlalchemy.exc import SQLAlchemyError
 
 JOURNAL = "journal:///"
 EXAMPLES = "sqlite:///FILE, journal:///FILE, postgresql://HOST/NAME, mysql://HOST/NAME"
+# ?password=... at the end of a URL; the password in front of the host is found by `passwords`.
+OPTION = re.compile(r"[?&](?:password|passwd|pwd)=([^&\s]+)", re.IGNORECASE)
 
 
-def opened(url):
-    """Optuna's storage of a URL: of a database, or journal:///FILE, a file that is only ever written to at its end.
+def opened(url: str) -> optuna.storages.BaseStorage:
+    """Optuna's storage of a URL: a database, or journal:///FILE, a file that is only appended to.
 
-    As in SQLAlchemy's URLs three slashes begin a path from here, four one from the root.
-    Errors: ValueError, ImportError where a database's driver is missing
+    As in SQLAlchemy's URLs, three slashes precede a relative path and four an absolute one.
+    Errors: ValueError for an unusable URL; ImportError where a database's driver is missing. Their
+        messages contain no password
     """
     if url.startswith(JOURNAL) and url != JOURNAL:
         return optuna.storages.JournalStorage(JournalFileBackend(url.removeprefix(JOURNAL)))
-    # Processes wait for each other, as SQLite's own 5 s are little where one writes to a slow disk.
-    patience = {"connect_args": {"timeout": 120}} if url.startswith("sqlite:") else {}
+    # Processes wait for each other's writes. SQLite's default timeout, 5 s, is too short where one
+    # of them writes to a slow disk.
+    wait = {"connect_args": {"timeout": 120}} if url.startswith("sqlite:") else {}
     try:
-        return optuna.storages.RDBStorage(url, engine_kwargs=patience)
-    except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
-        why = str(error).splitlines()[0]
-        raise ValueError(f"--storage must be a URL such as {EXAMPLES}, got {url!r} ({why})") from None
+        return optuna.storages.RDBStorage(url, engine_kwargs=wait)
+    except ModuleNotFoundError:
+        raise
+    except ImportError as error:
+        raise ImportError(without_passwords(str(error), url)) from None
+    except (SQLAlchemyError, optuna.exceptions.OptunaError, ValueError, TypeError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        why = without_passwords(first, url) or type(error).__name__
+        raise ValueError(
+            f"--storage must be a URL such as {EXAMPLES}, got {masked(url)!r} ({why})"
+        ) from None
+
+
+def passwords(url: str) -> list[str]:
+    """The passwords in a URL: that of scheme://user:password@host, and that of ?password=...
+
+    A password may itself contain the signs / : and @.
+    """
+    user, at, _ = url.partition("://")[2].rpartition("@")
+    in_front = user.partition(":")[2] if at else ""
+    return [word for word in (in_front, *OPTION.findall(url)) if word]
+
+
+def masked(url: str) -> str:
+    """A URL with *** in place of its passwords."""
+    for password in passwords(url):
+        for before, after in ((":", "@"), ("=", "")):
+            url = url.replace(before + password + after, f"{before}***{after}")
+    return url
+
+
+def without_passwords(text: str, url: str) -> str:
+    """A text about a URL, whose passwords are masked in it; empty where one occurs elsewhere."""
+    text = text.replace(url, masked(url))
+    known = {word for password in passwords(url) for word in (password, unquote(password))}
+    return "" if any(word in text for word in known) else text

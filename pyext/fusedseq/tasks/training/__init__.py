@@ -1,15 +1,23 @@
-"""The trainer. It knows no task: see `Trainer` for what a task gives it."""
+"""The trainer. It depends on no particular task: see `task.Task` for what a task provides."""
 
 from fusedseq.tasks.training.checkpoint import load_checkpoint, save_checkpoint
 from fusedseq.tasks.training.errors import CheckpointError, TrainingError
-from fusedseq.tasks.training.gradient import Step
 from fusedseq.tasks.training.optimization import TrainingSettings
-from fusedseq.tasks.training.settings import as_dict, from_dict, full_key, override, varied
+from fusedseq.tasks.training.settings import (
+    as_dict,
+    from_dict,
+    full_key,
+    named_settings,
+    override,
+    varied,
+)
+from fusedseq.tasks.training.task import Step, Task
 from fusedseq.tasks.training.trainer import Trainer
 
 __all__ = [
     "CheckpointError",
     "Step",
+    "Task",
     "Trainer",
     "TrainingError",
     "TrainingSettings",
@@ -17,6 +25,7 @@ __all__ = [
     "from_dict",
     "full_key",
     "load_checkpoint",
+    "named_settings",
     "override",
     "save_checkpoint",
     "varied",

@@ -1,14 +1,24 @@
-"""torch.compile of a model, where it trains."""
+"""torch.compile for the model's training forward pass."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 
-def compile_training(model, backend):
-    """Compiles the model's forward in training mode, in place; in eval mode it stays as it is, and so do its names.
+def compile_training(model: torch.nn.Module, backend: str | Callable) -> None:
+    """Compiles the model's forward in training mode, in place.
 
-    As one graph, but where torch.nn has a recurrence in it, which torch.compile leaves as it is. What fails shows in
-    the first step: see `failures`.
+    In eval mode the forward stays uncompiled. Parameter names do not change. The model is compiled
+    as one graph, unless it contains a recurrent module of torch.nn, which torch.compile breaks the
+    graph at. A failing compilation raises in the first step: see `failures`.
+    backend: a backend of torch.compile, by name or as a function
     """
-    plain, whole = model.forward, not any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
+    plain = model.forward
+    whole = not any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
     compiled = torch.compile(plain, backend=backend, fullgraph=whole)
-    model.forward = lambda *args, **kwargs: (compiled if model.training else plain)(*args, **kwargs)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return (compiled if model.training else plain)(*args, **kwargs)
+
+    model.forward = forward

@@ -1,6 +1,12 @@
+"""Errors of training that are reported as one sentence, without a traceback."""
+
+
 class CheckpointError(ValueError):
-    """A checkpoint that is missing, damaged or another run's: the caller's to mend."""
+    """A checkpoint is missing, damaged, or belongs to another run. The caller can correct this."""
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on: the loss is not finite, or the disk is full. The last good checkpoint is kept."""
+    """Training cannot continue, e.g. because the loss is not finite or the disk is full.
+
+    The last good checkpoint remains on the disk.
+    """

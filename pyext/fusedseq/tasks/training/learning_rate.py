@@ -1,16 +1,23 @@
-"""How the learning rate moves with the steps: a pure function of the step, so that there is nothing to save."""
+"""Learning-rate schedules, as pure functions of the step: there is no state to checkpoint."""
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fusedseq.tasks.training.optimization import TrainingSettings
 
 SCHEDULES = ("constant", "linear", "inverse-sqrt")
 
 
-def lr_factor(settings, step):
-    """What the learning rate of a step is multiplied by. step: how many were taken before it
+def lr_factor(settings: "TrainingSettings", step: int) -> float:
+    """The factor that the learning rate of a step is multiplied by.
 
-    It rises linearly over `warmup_steps`: its first step has 1 / warmup_steps, its last 1. From there it is constant;
-    or falls linearly, to 0 at `decay_steps`; or falls as sqrt(warmup_steps / step) (Vaswani et al., 2017, whose
-    peak d_model^-.5 warmup_steps^-.5 is `lr` here). Annealing on plateau comes on top of each.
+    step: the number of steps taken before it
+
+    The factor rises linearly over `warmup_steps` steps, from 1 / warmup_steps to 1. Afterwards it
+    is constant, or falls linearly to 0 at `decay_steps`, or falls as sqrt(warmup_steps / step)
+    (Vaswani et al., 2017, whose peak d_model^-.5 warmup_steps^-.5 is `lr` here). Annealing after
+    validations without improvement applies in addition.
     """
     s, step = settings, step + 1
     if step <= s.warmup_steps:
@@ -20,12 +27,17 @@ def lr_factor(settings, step):
     return math.sqrt(s.warmup_steps / step) if s.lr_schedule == "inverse-sqrt" else 1.0
 
 
-def check(settings):
+def check(settings: "TrainingSettings") -> None:
+    """Raises ValueError where the settings of the schedule contradict each other."""
     s = settings
     if s.warmup_steps < 0:
         raise ValueError(f"training.warmup_steps must be at least 0, got {s.warmup_steps}")
     if s.lr_schedule == "inverse-sqrt" and not s.warmup_steps:
-        raise ValueError("training.lr_schedule inverse-sqrt needs warmup_steps of at least 1, got 0")
+        raise ValueError(
+            "training.lr_schedule inverse-sqrt needs warmup_steps of at least 1, got 0"
+        )
     if s.lr_schedule == "linear" and (s.decay_steps is None or s.decay_steps <= s.warmup_steps):
-        raise ValueError(f"training.lr_schedule linear needs decay_steps above warmup_steps = {s.warmup_steps}, "
-                         f"got {s.decay_steps}")  # fmt: skip
+        raise ValueError(
+            f"training.lr_schedule linear needs decay_steps above warmup_steps = {s.warmup_steps}, "
+            f"got {s.decay_steps}"
+        )

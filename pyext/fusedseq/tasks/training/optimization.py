@@ -1,8 +1,11 @@
-"""The optimiser, its averaging, and the decisions taken after each validation; no task knowledge."""
+"""The optimiser, weight averaging, and the decisions that follow from each validation."""
 
 import fnmatch
 import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -13,61 +16,115 @@ from fusedseq.tasks.training import learning_rate
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How long, with which optimiser, and what happens when validation stops improving."""
+    """How long to train, with which optimiser, and what happens when validation stops improving.
+
+    At least one of `epochs` and `steps` is required; the run ends at whichever limit comes first.
+    """
 
     epochs: int | None = 50
-    steps: int | None = None  # a limit in steps; whichever comes first
-    optimizer: str = "sgd"  # or "adam"
+    steps: int | None = None
+    # "sgd" or "adam"
+    optimizer: str = "sgd"
     lr: float = 30.0
-    lr_schedule: str = "constant"  # after the warm-up; or "linear", "inverse-sqrt": see learning_rate.py
+    # The schedule after the warm-up: "constant", "linear" or "inverse-sqrt"; see learning_rate.py.
+    lr_schedule: str = "constant"
     warmup_steps: int = 0
-    decay_steps: int | None = None  # "linear" is at 0 then
+    # The step at which the schedule "linear" reaches 0.
+    decay_steps: int | None = None
     weight_decay: float = 0.0
-    beta1: float = 0.9  # of Adam
+    # beta1, beta2 and eps belong to Adam.
+    beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    clip: float | None = None  # largest gradient norm
-    freeze: str = (
-        ""  # parameters that stay as they are: patterns of their names, by commas, e.g. "embedding.*,output.*"
-    )
-    precision: str = "fp32"  # or "bf16": autocast of the training steps; weights and validation stay fp32
-    accumulate: int = 1  # batches of one step, whose gradient is that of them all in one
-    anneal_after: int | None = None  # validations without improvement (and every so many), then lr *= anneal_factor
+    # The largest norm of the gradient; None does not clip.
+    clip: float | None = None
+    # Patterns of the names of parameters that are not trained, separated by commas, e.g.
+    # "embedding.*,output.*".
+    freeze: str = ""
+    # "fp32", or "bf16" for autocast in training steps; weights and validation stay in fp32.
+    precision: str = "fp32"
+    # Batches in one step; the gradient equals that of one batch with all their items.
+    accumulate: int = 1
+    # lr is multiplied by anneal_factor after each `anneal_after` validations without improvement.
+    anneal_after: int | None = None
     anneal_factor: float = 0.25
-    stop_after: int | None = None  # validations without improvement
-    averaging: str = "none"  # "nt-asgd": SGD, then ASGD (Merity et al., 2018); "tail": average the weights beside it
-    nonmono: int = 5  # n of NT-ASGD
-    tail_after: int = 50  # "tail" begins after so many validations without improvement,
-    tail_from: int = 800  # or at this validation
-    eval_steps: int | None = None  # validate every so many steps instead of after each epoch
-    save_steps: int | None = 500  # checkpoint every so many steps, and after each epoch
-    log_steps: int = 1  # losses are fetched from the device every so many steps; unclipped, the norm is taken only then
+    # The run ends after this many validations without improvement.
+    stop_after: int | None = None
+    # "none"; "nt-asgd": SGD that switches to ASGD (Merity et al., 2018); "tail": a mean of the
+    # weights beside any optimiser.
+    averaging: str = "none"
+    # n of NT-ASGD: its non-monotone interval.
+    nonmono: int = 5
+    # "tail" starts after `tail_after` validations without improvement, or at validation number
+    # `tail_from`.
+    tail_after: int = 50
+    tail_from: int = 800
+    # Validate every so many steps; None validates after each epoch.
+    eval_steps: int | None = None
+    # Write a checkpoint every so many steps, in addition to one after each epoch.
+    save_steps: int | None = 500
+    # Losses are copied from the device every so many steps. Without clipping the norm of the
+    # gradient is computed only in these steps.
+    log_steps: int = 1
 
-    def __post_init__(self):
-        for name, known in (("optimizer", ("sgd", "adam")), ("averaging", ("none", "nt-asgd", "tail")),
-                            ("precision", ("fp32", "bf16")), ("lr_schedule", learning_rate.SCHEDULES)):  # fmt: skip
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("optimizer", ("sgd", "adam")),
+            ("averaging", ("none", "nt-asgd", "tail")),
+            ("precision", ("fp32", "bf16")),
+            ("lr_schedule", learning_rate.SCHEDULES),
+        ):
             if getattr(self, name) not in known:
-                raise ValueError(f"training.{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"training.{name} must be one of {', '.join(known)}, "
+                    f"got {getattr(self, name)!r}"
+                )
         if self.averaging == "nt-asgd" and self.optimizer != "sgd":
-            raise ValueError(f"training.averaging nt-asgd needs optimizer sgd, got {self.optimizer}")
+            raise ValueError(
+                f"training.averaging nt-asgd needs optimizer sgd, got {self.optimizer}"
+            )
         if self.epochs is None and self.steps is None:
             raise ValueError("training.epochs or training.steps must be given, got neither")
         for name in ("epochs", "steps"):
             if getattr(self, name) is not None and getattr(self, name) < 0:
                 raise ValueError(f"training.{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("anneal_after", "stop_after", "eval_steps", "save_steps", "log_steps", "nonmono", "accumulate"):
+        for name in (
+            "anneal_after",
+            "stop_after",
+            "eval_steps",
+            "save_steps",
+            "log_steps",
+            "nonmono",
+            "accumulate",
+        ):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"training.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "weight_decay", "eps", "clip"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
+                raise ValueError(f"training.{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"training.{name} must be in [0, 1), got {getattr(self, name)}")
         learning_rate.check(self)
 
 
-def freeze(model, patterns):
-    """Parameters whose name a pattern fits (as in a shell) need no gradient, and the optimiser never sees them."""
+def freeze(model: torch.nn.Module, patterns: str) -> None:
+    """Freezes the parameters whose name matches a shell pattern: the optimiser does not see them.
+
+    patterns: separated by commas
+    Errors: ValueError where a pattern matches nothing, or all parameters are frozen
+    """
     names = dict(model.named_parameters())
     for pattern in filter(None, (p.strip() for p in patterns.split(","))):
         if not (frozen := fnmatch.filter(names, pattern)):
-            parts = ", ".join(dict.fromkeys(name.partition(".")[0] + (".*" if "." in name else "") for name in names))
-            raise ValueError(f"training.freeze: {pattern!r} fits no parameter; they are {parts}")
+            parts = ", ".join(
+                dict.fromkeys(
+                    name.partition(".")[0] + (".*" if "." in name else "") for name in names
+                )
+            )
+            raise ValueError(
+                f"training.freeze: {pattern!r} matches no parameter; the parameters are {parts}"
+            )
         for name in frozen:
             names[name].requires_grad_(False)
     if not any(p.requires_grad for p in names.values()):
@@ -77,36 +134,45 @@ def freeze(model, patterns):
 class Optimization:
     """The optimiser of `parameters`, its learning rate and its averaged weights."""
 
-    def __init__(self, parameters, settings):
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], settings: TrainingSettings
+    ) -> None:
         self.parameters, self.settings = [p for p in parameters if p.requires_grad], settings
         self.lr = settings.lr
         self.optimizer = self._build()
-        self.tail: list[torch.Tensor] | None = None
-        self.tail_steps = 0  # how many weights the mean is over
+        self.tail: list[torch.Tensor] | None = None  # the mean weights of "tail" averaging
+        self.tail_steps = 0  # the number of steps that the mean is over
 
-    def _build(self):
+    def _build(self) -> torch.optim.Optimizer:
         s, common = self.settings, {"lr": self.lr, "weight_decay": self.settings.weight_decay}
         if s.averaging == "nt-asgd":
             return NTASGD(self.parameters, max_norm=s.clip or math.inf, n=s.nonmono, **common)
         fused = all(p.device.type in ("cpu", "cuda") for p in self.parameters)
         if s.optimizer == "adam":
-            return torch.optim.Adam(self.parameters, betas=(s.beta1, s.beta2), eps=s.eps, fused=fused, **common)
+            return torch.optim.Adam(
+                self.parameters, betas=(s.beta1, s.beta2), eps=s.eps, fused=fused, **common
+            )
         return torch.optim.SGD(self.parameters, fused=fused, **common)
 
     @property
-    def averaging(self):
-        return self.tail is not None or (isinstance(self.optimizer, NTASGD) and self.optimizer.averaging)
+    def averaging(self) -> bool:
+        """Whether averaging has started."""
+        return self.tail is not None or (
+            isinstance(self.optimizer, NTASGD) and self.optimizer.averaging
+        )
 
-    def step(self, lr_scale, with_norm=True):
-        """One step with lr * lr_scale, gradients clipped; returns their norm before it, a scalar tensor, or None where
-        nothing needs it, neither the clipping nor the caller.
+    def step(self, lr_scale: float, with_norm: bool = True) -> torch.Tensor | None:
+        """One optimiser step with learning rate lr * lr_scale and clipped gradients.
 
-        Where NT-ASGD averages it reads the learning rate after its step, for the next one: there the scale lags by a
-        step, as in the AWD-LSTM code.
+        Returns the norm of the gradient before clipping, a scalar tensor, or None where neither
+        clipping nor the caller (`with_norm`) needs it.
+
+        While NT-ASGD averages, it reads the learning rate after its step, for the next step: there
+        lr_scale takes effect one step later, as in the AWD-LSTM code.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * lr_scale
-        if isinstance(self.optimizer, NTASGD):  # which clips on the way
+        if isinstance(self.optimizer, NTASGD):  # clips the gradients itself
             self.optimizer.step()
             return self.optimizer.grad_norm
         norm = None
@@ -121,76 +187,139 @@ class Optimization:
                 average.lerp_(p.detach(), 1 / self.tail_steps)
         return norm
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
+        """Sets every gradient to None."""
         self.optimizer.zero_grad(set_to_none=True)
 
-    def anneal(self):
+    def anneal(self) -> None:
+        """Multiplies the learning rate by anneal_factor."""
         self.lr *= self.settings.anneal_factor
 
-    def start_averaging(self):
+    def start_averaging(self) -> None:
+        """Starts the averaging that the settings chose."""
         if isinstance(self.optimizer, NTASGD):
             self.optimizer.start_averaging()
         else:
             self.tail = [torch.zeros_like(p) for p in self.parameters]
 
-    def _averages(self):
-        """(parameter, its average) for those that have one."""
+    def _averages(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(parameter, its average) for the parameters that have an average."""
         if isinstance(self.optimizer, NTASGD):
             return self.optimizer.averages()
         if self.tail is None or not self.tail_steps:
             return []
         return list(zip(self.parameters, self.tail, strict=True))
 
-    def averaged(self):
-        """Within it the parameters are their averages, where there are any; after it they are what they were."""
+    def averaged(self) -> AbstractContextManager[None]:
+        """A context in which the parameters hold their averages, where averages exist."""
         return replaced(self._averages())
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint."""
         return {
-            "lr": self.lr, "optimizer": self.optimizer.state_dict(), "tail": self.tail,
+            "lr": self.lr,
+            "optimizer": self.optimizer.state_dict(),
+            "tail": self.tail,
             "tail_steps": self.tail_steps,
-        }  # fmt: skip
+        }
 
-    def load_state_dict(self, state):
-        self.lr, self.tail_steps = state["lr"], state["tail_steps"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned.
+
+        Errors: ValueError or TypeError where the state is not that of an optimiser of these
+            parameters: torch's optimisers do not compare the shapes
+        """
+        self.lr, self.tail_steps = number(state, "lr"), number(state, "tail_steps", whole=True)
+        tail = state["tail"]
+        for p, t in zip(self.parameters, self.parameters if tail is None else tail, strict=True):
+            _check_like(p, t, "tail")
+        for index, values in state["optimizer"]["state"].items():
+            p = self.parameters[index]
+            for name, value in values.items():
+                if name == "step" or not isinstance(value, torch.Tensor):
+                    number({name: value.item() if isinstance(value, torch.Tensor) else value}, name)
+                else:
+                    _check_like(p, value, f"optimizer's {name}")
         self.optimizer = self._build()
+        options = [{**group, "params": None} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
-        if state["tail"] is not None:
-            self.tail = [t.to(p.device) for t, p in zip(state["tail"], self.parameters, strict=True)]
+        for group, built in zip(self.optimizer.param_groups, options, strict=True):
+            # The options are those of the settings, which cannot have changed.
+            group.update({k: v for k, v in built.items() if k not in ("params", "lr")})
+            number(group, "lr")
+        if tail is not None:
+            self.tail = [t.to(p.device) for t, p in zip(tail, self.parameters, strict=True)]
 
 
 class Schedule:
-    """What follows from the validation losses: annealing, averaging, the end."""
+    """Decides from the validation losses when to anneal, to start averaging, and to stop."""
 
-    def __init__(self, settings):
-        self.settings, self.losses, self.best = settings, [], None
+    def __init__(self, settings: TrainingSettings) -> None:
+        self.settings = settings
+        self.losses: list[float] = []
+        self.best: float | None = None  # the lowest loss
 
     @property
-    def since_best(self):
-        """Validations since the best one."""
+    def since_best(self) -> int:
+        """The number of validations since the best one."""
         return len(self.losses) - 1 - self.losses.index(self.best) if self.losses else 0
 
     @property
-    def stopped(self):
+    def stopped(self) -> bool:
+        """Whether the run ends by early stopping."""
         return self.settings.stop_after is not None and self.since_best >= self.settings.stop_after
 
-    def observe(self, loss):
-        """Takes one more validation loss; returns the set of what follows from it: improved, anneal, average."""
-        s, follows = self.settings, set()
+    def observe(self, loss: float) -> set[str]:
+        """Adds a validation loss; returns the events it causes: "improved", "anneal", "average"."""
+        s = self.settings
+        events: set[str] = set()
         if s.averaging == "nt-asgd" and non_monotone(self.losses, loss, s.nonmono):
-            follows.add("average")
+            events.add("average")
         self.losses.append(loss)
         if self.best is None or loss < self.best:
             self.best = loss
-            follows.add("improved")
-        if s.averaging == "tail" and (self.since_best >= s.tail_after or len(self.losses) >= s.tail_from):
-            follows.add("average")
+            events.add("improved")
+        if s.averaging == "tail" and (
+            self.since_best >= s.tail_after or len(self.losses) >= s.tail_from
+        ):
+            events.add("average")
         if s.anneal_after and self.since_best and self.since_best % s.anneal_after == 0:
-            follows.add("anneal")
-        return follows
+            events.add("anneal")
+        return events
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint."""
         return {"losses": self.losses, "best": self.best}
 
-    def load_state_dict(self, state):
-        self.losses, self.best = list(state["losses"]), state["best"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned. Errors: ValueError where it is another state"""
+        losses, best = [*state["losses"]], state["best"]
+        for i in range(len(losses)):
+            number(losses, i)
+        if best != min(losses, default=None):
+            raise ValueError(f"best must be the lowest of the {len(losses)} losses, got {best}")
+        self.losses, self.best = losses, best
+
+
+def number(state: Any, key: Any, whole: bool = False) -> Any:
+    """The number state[key] of a checkpoint.
+
+    whole: whether it must be an integer of at least 0
+    Errors: ValueError where it is not such a number
+    """
+    value = state[key]
+    kinds = (int,) if whole else (int, float)
+    if type(value) not in kinds or (whole and value < 0):
+        raise ValueError(
+            f"{key} must be {'a natural number' if whole else 'a number'}, got {value!r:.60}"
+        )
+    return value
+
+
+def _check_like(parameter: torch.Tensor, found: Any, name: str) -> None:
+    """Raises ValueError where a tensor of a checkpoint does not have a parameter's shape."""
+    shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+    if shape != tuple(parameter.shape):
+        raise ValueError(
+            f"{name} must have a parameter's shape {tuple(parameter.shape)}, got {shape}"
+        )

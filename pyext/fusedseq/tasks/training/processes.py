@@ -1,79 +1,95 @@
-"""The processes that train one model together, as torchrun starts them; a run by itself is the first of one."""
+"""The processes that train one model together, as torchrun starts them; without it, one process."""
 
 import gc
 import importlib
 import os
+import random
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map
 
-PATIENCE = timedelta(hours=12)  # the others wait while the first validates; that one died torchrun sees by itself
+# The timeout of collective operations. The other processes wait while the first one validates;
+# torchrun itself notices a process that died.
+PATIENCE = timedelta(hours=12)
 
 
 class Processes:
-    """rank: of this one, from 0    count: of all"""
+    """The processes of a run. rank: of this process, from 0    count: the number of processes"""
 
-    def __init__(self, rank=0, count=1):
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
 
     @property
-    def first(self):
+    def first(self) -> bool:
+        """Whether this is the process that validates and writes files."""
         return self.rank == 0
 
-    def any(self, flag):
-        """Whether any process says so: what all must decide alike."""
+    def any(self, flag: bool) -> bool:
+        """Returns in every process whether `flag` is true in any, for decisions taken jointly."""
         return self.sum(flag) > 0
 
-    def sum(self, number):
-        """The sum over the processes of a number on the host: no device is waited for."""
-        return self.sum_tensor(torch.tensor(number, dtype=torch.float64)).item() if self.count > 1 else number
+    def sum(self, number: float) -> float:
+        """The sum of a host number over all processes; it does not synchronise with a device."""
+        if self.count == 1:
+            return number
+        return self.sum_tensor(torch.tensor(number, dtype=torch.float64)).item()
 
-    def sum_tensor(self, tensor):
+    def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all processes, computed in place."""
         if self.count > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def from_first(self, function):
-        """The first process's result of `function`, which is called there alone."""
+    def from_first(self, function: Callable[[], Any]) -> Any:
+        """Calls `function` in the first process alone and returns its result in all of them."""
         if self.count == 1:
             return function()
         result = [function() if self.first else None]
         dist.broadcast_object_list(result, 0, device=torch.device("cpu"))
         return result[0]
 
-    def gather(self, state):
-        """The states of all, in order, their tensors on the CPU."""
-        states = [None] * self.count
-        dist.all_gather_object(states, tree_map(lambda t: t.cpu() if isinstance(t, torch.Tensor) else t, state))
+    def gather(self, state: Any) -> list:
+        """The states of all processes in order of rank, with their tensors on the CPU."""
+        states: list = [None] * self.count
+        dist.all_gather_object(
+            states, tree_map(lambda t: t.cpu() if isinstance(t, torch.Tensor) else t, state)
+        )
         return states
 
 
 @contextmanager
-def started():
-    """The Processes that torchrun's environment tells of; without it, one.
+def started() -> Iterator[Processes]:
+    """Yields the Processes that torchrun's environment variables describe, or a single one.
 
-    The group is gone when it ends, and gloo's threads with it. One that lived on could let go of a tensor while Python
-    ends, for which it wants the interpreter; Python ends the thread, through a destructor, and that is std::terminate:
-    SIGABRT after all was done. Three things keep a group alive: torch.distributed.nn, which binds the one that is there
-    at its import (DDP imports it) to its arguments' defaults; DDP's modules, in cycles; the frames of an exception.
+    The process group, and gloo's threads with it, are destroyed at the end of the block. If a group
+    outlived it, one of its threads could release a tensor while Python shuts down; releasing needs
+    the interpreter, Python then ends the thread inside a C++ destructor, and the program aborts
+    (std::terminate, SIGABRT) after all work was done. Three things keep a group alive:
+    torch.distributed.nn, which binds the group that exists at its import (DDP imports it) to
+    default arguments; DDP modules, which are in reference cycles; the frames of an exception.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield Processes()
         return
-    importlib.import_module("torch.distributed.nn")  # before there is a group
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    importlib.import_module("torch.distributed.nn")  # must happen before a group exists
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE
+    )
     try:
         processes = Processes(dist.get_rank(), count)
         yield processes
-        with suppress(RuntimeError):  # the first may have failed, which torchrun says
-            processes.sum(
-                0
-            )  # torchrun stops all when one has ended by a signal's code: not before the first has written
+        # A barrier: when one process ends with a signal's exit code, torchrun stops the others,
+        # which must not happen before the first has written its files. It fails if the first
+        # process failed, which torchrun reports.
+        with suppress(RuntimeError):
+            processes.sum(0)
     except BaseException as error:
         _release_frames(error)
         raise
@@ -82,13 +98,24 @@ def started():
         dist.destroy_process_group()
 
 
-def _release_frames(error):
-    """Lets go of the local variables of the calls that ended by `error`; the traceback stays."""
+def _release_frames(error: BaseException | None) -> None:
+    """Clears the local variables of the calls that ended in `error`; the traceback remains."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
 
 
-def own_device(name):
-    """'cuda' as the device of this process among those of its machine; others as they are."""
-    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" and "LOCAL_RANK" in os.environ else name
+def seed_of_rank(seed: int, rank: int) -> int:
+    """The seed of the generators of process `rank` > 0 in a run with the seed `seed`.
+
+    It is a hash of both numbers. A sum would give rank 1 of one run the random numbers of rank 0 of
+    the run with the next seed.
+    """
+    return random.Random(f"{seed}/rank {rank}").getrandbits(63)
+
+
+def own_device(name: str) -> str:
+    """The device of this process: 'cuda' becomes 'cuda:LOCAL_RANK' under torchrun."""
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        return f"cuda:{os.environ['LOCAL_RANK']}"
+    return name

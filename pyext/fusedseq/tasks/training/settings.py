@@ -1,51 +1,109 @@
-"""Settings are frozen dataclasses, nested one deep: `section.key`. From the command line, to and from JSON."""
+"""Settings are frozen dataclasses with sections: `section.key`.
+
+This module converts them to and from JSON and applies changes from the command line.
+"""
 
 import ast
 import dataclasses
+import re
 import types
 import typing
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fusedseq.tasks.training.former_names import current_key
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+S = TypeVar("S", bound="DataclassInstance")
 
 
-def as_dict(settings):
+def as_dict(settings: Any) -> dict[str, Any]:
+    """The settings as nested dicts, which JSON can represent (tuples become lists there)."""
     return dataclasses.asdict(settings)
 
 
-def from_dict(kind, values):
-    """The dataclass `kind` from what `as_dict` gave, also after a journey through JSON."""
+def from_dict(kind: type[S], values: dict[str, Any]) -> S:
+    """The dataclass `kind` from what `as_dict` returned, also after a round trip through JSON.
+
+    Errors: ValueError for an unknown key or a value of the wrong type
+    """
     hints = typing.get_type_hints(kind)
+    if not isinstance(values, dict):
+        raise ValueError(f"{kind.__name__}: must be a JSON object, got {values!r:.60}")
     fields = {}
     for name, value in values.items():
         if name not in hints:
             raise ValueError(f"{kind.__name__}: unknown key {name}; known are {', '.join(hints)}")
         nested = dataclasses.is_dataclass(hints[name])
-        fields[name] = from_dict(hints[name], value) if nested else _convert(value, hints[name], name)
+        fields[name] = (
+            from_dict(hints[name], value) if nested else _convert(value, hints[name], name)
+        )
     return kind(**fields)
 
 
-def varied(settings, **sections):
-    """`settings` with other values in its sections: varied(settings, model={"layers": 2})"""
-    parts = {name: dataclasses.replace(getattr(settings, name), **values) for name, values in sections.items()}
+def _changed(section: str, part: Any, values: dict[str, Any]) -> Any:
+    """A section with changed values. Errors: ValueError that names the setting, as section.key"""
+    with named_settings(section, type(part)):
+        return dataclasses.replace(part, **values)
+
+
+@contextmanager
+def named_settings(section: str, kind: type) -> Iterator[None]:
+    """Names the setting in a ValueError of the block: "LanguageModel: cell must be ..." becomes
+    "model.cell must be ...".
+
+    section: of the settings    kind: its class, such as LanguageModelSettings
+    """
+    try:
+        yield
+    except ValueError as error:
+        text, names = str(error), [field.name for field in dataclasses.fields(kind)]
+        for owner in (kind.__name__, kind.__name__.removesuffix("Settings")):
+            found = re.match(rf"{owner}: (?=({'|'.join(names)}) )", text)
+            if found:
+                raise ValueError(f"{section}.{text[found.end() :]}") from None
+        raise
+
+
+def varied(settings: S, **sections: dict[str, Any]) -> S:
+    """A copy with changed values, e.g. varied(settings, model={"layers": 2})."""
+    parts = {
+        name: _changed(name, getattr(settings, name), values) for name, values in sections.items()
+    }
     return dataclasses.replace(settings, **parts)
 
 
-def override(settings, assignments):
-    """`settings` with each `section.key=value` of `assignments` applied; the section may be left out where the key
-    alone is clear."""
+def override(settings: S, assignments: Iterable[str]) -> S:
+    """A copy with every `section.key=value` of `assignments` applied.
+
+    The section may be omitted where only one section has the key.
+    Errors: ValueError for an unknown or ambiguous key, and for a value of the wrong type
+    """
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
-            raise ValueError(f"--set: wanted key=value, got {assignment!r}")
+            raise ValueError(f"--set must be key=value, got {assignment!r}")
         section, name = full_key(settings, key).split(".")
         hint = typing.get_type_hints(type(getattr(settings, section)))[name]
-        value = text if hint is str else _literal(text)  # averaging=none is no None
+        value = text if hint is str else _literal(text)  # averaging=none is a string, not None
         settings = varied(settings, **{section: {name: _convert(value, hint, f"{section}.{name}")}})
     return settings
 
 
-def full_key(settings, key):
-    """`section.key` of a key that may lack its section."""
-    known = [f"{section.name}.{field.name}" for section in dataclasses.fields(settings)
-             for field in dataclasses.fields(getattr(settings, section.name))]  # fmt: skip
+def full_key(settings: Any, key: str) -> str:
+    """`section.key` of a key whose section may be omitted.
+
+    Errors: ValueError where the key is unknown, or is in several sections
+    """
+    known = [
+        f"{section.name}.{field.name}"
+        for section in dataclasses.fields(settings)
+        for field in dataclasses.fields(getattr(settings, section.name))
+    ]
+    key = current_key(key)
     matches = [full for full in known if key in (full, full.partition(".")[2])]
     if len(matches) != 1:
         what = "unknown key" if not matches else f"key of several sections ({', '.join(matches)}),"
@@ -53,7 +111,7 @@ def full_key(settings, key):
     return matches[0]
 
 
-def _literal(text):
+def _literal(text: str) -> Any:
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -63,13 +121,14 @@ def _literal(text):
         return text
 
 
-def _convert(value, hint, name):
-    """`value` as one of the types of `hint`; JSON's lists become tuples and an int may stand for a float."""
+def _convert(value: Any, hint: Any, name: str) -> Any:
+    """`value` as one of the types of `hint`: lists become tuples, an int may become a float."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for kind in kinds:
         if typing.get_origin(kind) is tuple and isinstance(value, (list, tuple)):
             return tuple(_convert(item, typing.get_args(kind)[0], name) for item in value)
-        if kind is float and isinstance(value, int) and not isinstance(value, bool) and int not in kinds:
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        if kind is float and is_int and int not in kinds:
             return float(value)
         if isinstance(kind, type) and type(value) is kind:
             return value

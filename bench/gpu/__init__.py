@@ -1,0 +1,1 @@
+"""The cases of `make gpu`: their measurement with CUDA events and graphs, their tables."""

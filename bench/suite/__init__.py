@@ -1,0 +1,1 @@
+"""The benchmark suite of the operators: `fusedseq bench` or `python -m bench.suite`."""

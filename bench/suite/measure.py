@@ -1,0 +1,187 @@
+"""The measurement: one pytest test per benchmark case; every provider is timed once per round.
+
+pytest-benchmark times `fused`. The case's other providers and the call that gives its roofline
+limit run once each in the setup of every round, which pytest-benchmark does not time, under the
+same clock. All of them therefore see the same machine, whatever else is running on it.
+"""
+
+import signal
+import time
+from collections import deque
+from statistics import median
+
+import pytest
+import torch
+from fusedseq import testing
+
+from bench.suite import machine, optimizers, report, roofline
+from bench.suite.case import OptimizerStepCase
+
+MAX_ROUNDS, MIN_ROUNDS = 101, 5
+
+
+def test_case(case, benchmark, session):
+    torch.manual_seed(0)
+    # torch.compile stops recompiling a function after eight shapes, so no case may inherit shapes.
+    torch.compiler.reset()
+    session.announce(case)
+    args, kwargs = case.inputs(session.device)
+    try:
+        error = check(case, args, kwargs)
+    except NotImplementedError as reason:
+        if session.device == "cpu":  # the CPU has a kernel for every case
+            raise
+        session.no_kernel.append(case.name)
+        session.say("no kernel for this device")
+        pytest.skip(str(reason).split("\n")[0])
+    session.say(f"correct (error {error:.0%} of the error budget)", end="")
+
+    calls, left_out = prepare(case, args, kwargs, session)
+    limit = None
+    if case.roofline != "gemm":
+        calls["roof"], moved = roofline.bandwidth_call(case, session.device, case.dtype)
+        limit = {"name": f"torch {case.roofline}", "bytes": moved}
+    session.measure_gemm_rates(case.dtype)
+
+    times, busy = time_rounds(calls, benchmark, session)
+    if limit:
+        limit["rounds"] = times.pop("roof")
+        del calls["roof"]
+    entry = {
+        "name": case.name,
+        "op": case.op,
+        "mode": case.mode,
+        "dtype": str(case.dtype)[6:],
+        "error": error,
+        "rounds": {name: [round(t, 8) for t in ts] for name, ts in times.items()},
+        "median": {name: median(ts) for name, ts in times.items()},
+        "memory": {
+            name: memory(calls[name], median(ts), session.device) for name, ts in times.items()
+        },
+        "flops": case.flops * (3 if case.backward else 1),
+        "bytes": case.traffic * case.dtype.itemsize,
+        "roof": limit,
+        "others busy": busy,
+        "left out": left_out,
+        "bars": [[target.against, target.value] for target in case.targets]
+        if session.device == "cpu"
+        else [],
+    }
+    benchmark.extra_info.update(entry)
+    session.entries.append(entry)
+    medians = ", ".join(
+        f"{name} {report.three_digits(t * 1e3)} ms" for name, t in entry["median"].items()
+    )
+    session.say(f"; {medians}; {len(times['fused'])} rounds")
+
+
+def time_rounds(calls, benchmark, session):
+    """Times all calls in interleaved rounds.
+
+    Returns {provider: [seconds]}, `fused` first, and the number of cores that other processes used.
+    """
+    fused = calls["fused"]
+    # The order rotates by one after each round, so that no call always has the same predecessor.
+    order = deque(name for name in calls if name != "fused")
+    times = {name: [] for name in order}
+
+    def time_others():
+        for name in order:
+            times[name].append(seconds(calls[name], session.device))
+        order.rotate()
+
+    once = seconds(fused, session.device)
+    time_others()
+    rounds = int(session.seconds / (once + sum(t.pop() for t in times.values())))
+    neighbours = machine.Neighbours()
+
+    def timed():
+        fused()
+        roofline.synchronize(session.device)
+
+    benchmark.pedantic(timed, setup=time_others, rounds=min(MAX_ROUNDS, max(MIN_ROUNDS, rounds)))
+    return {"fused": list(benchmark.stats.stats.data), **times}, neighbours.busy()
+
+
+def check(case, args, kwargs):
+    """Asserts that `fused` agrees with the oracle on the inputs that are going to be timed.
+
+    Returns the largest error as a fraction of the error budget.
+    """
+    if isinstance(case, OptimizerStepCase):
+        return optimizers.check(args)
+    parts = case.parts(args, kwargs) if case.parts else [(case.op, args, kwargs)]
+    return max(testing.check(op, a, k, backward=case.backward) for op, a, k in parts)
+
+
+def prepare(case, args, kwargs, session):
+    """Returns {provider: a call without arguments} and {provider: the reason why it is left out}.
+
+    Every returned call has been called at least once, so that compilation is over.
+    """
+    calls, left_out = {}, {}
+    for name, function in case.providers(session.full).items():
+        call = roofline.bind(function, args, kwargs, case.backward)
+        if not name.startswith("compiled"):
+            call()
+        elif not session.compile_seconds:
+            left_out[name] = "not requested"
+            continue
+        elif reason := compile_failure(call, session.compile_seconds):
+            left_out[name] = reason
+            session.say(f"; {name}: {reason}", end="")
+            continue
+        calls[name] = call
+    return calls, left_out
+
+
+def compile_failure(call, limit):
+    """Calls a compiled function twice; returns why it cannot be used, or None."""
+    deadline = Deadline(limit)
+    try:
+        with deadline:
+            call()
+    except Exception as error:
+        if deadline.exceeded:
+            return f"did not compile in {limit:g} s"
+        return f"does not compile: {type(error).__name__}"
+    call()
+    return None
+
+
+def memory(call, once, device):
+    """Returns the peak memory of one call; of short calls the least of three.
+
+    The process itself allocates a little now and then, which would blur a small call's peak.
+    """
+    peaks = [roofline.peak_memory(call, device) for _ in range(3 if once < 0.1 else 1)]
+    return None if None in peaks else min(peaks)
+
+
+def seconds(call, device):
+    start = time.perf_counter()
+    call()
+    roofline.synchronize(device)
+    return time.perf_counter() - start
+
+
+class Deadline:
+    """Interrupts its `with` block after `limit` seconds, since torch.compile has no time limit.
+
+    `exceeded` says whether it did: the compiler may wrap the TimeoutError into an error of its own.
+    """
+
+    def __init__(self, limit):
+        self.limit, self.exceeded = limit, False
+
+    def __enter__(self):
+        self.previous_handler = signal.signal(signal.SIGALRM, self._interrupt)
+        signal.setitimer(signal.ITIMER_REAL, self.limit)
+
+    def _interrupt(self, signum, frame):
+        self.exceeded = True
+        raise TimeoutError
+
+    def __exit__(self, *error):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.previous_handler)

@@ -1,0 +1,91 @@
+"""The committed results of one machine: operators and training steps, for the generated pages.
+
+A machine may have several result files. Of each benchmark case and each preset the newest
+measurement counts, separately for MKL as installed and MKL unthrottled.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.suite import machine, metrics, mkl
+
+# A virtual machine may report no more than family and model.
+PROCESSORS = {"AMD EPYC family 26 model 2": "AMD EPYC (Zen 5)"}
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@dataclass
+class Measurements:
+    """Everything that was measured on one machine.
+
+    slug: the machine's part of the file names
+    cases: {MKL mode: {case name: (result, entry)}}
+    presets: {MKL mode: {preset: (result, entry)}}, of training steps against the baselines
+    agreements: {preset: [(result, entry)]}, of training losses of fused and reference
+    """
+
+    slug: str
+    cases: dict = field(default_factory=lambda: {mode: {} for mode in mkl.MODES})
+    presets: dict = field(default_factory=lambda: {mode: {} for mode in mkl.MODES})
+    agreements: dict = field(default_factory=dict)
+
+    @property
+    def result(self):
+        """A result that describes machine and versions: the newest one."""
+        pairs = [
+            p
+            for group in (self.cases, self.presets)
+            for mode in group.values()
+            for p in mode.values()
+        ]
+        return max((result for result, _ in pairs), key=lambda result: result["date"])
+
+
+def load(folder=RESULTS):
+    """Returns [Measurements] of the CPU results, the machine with the most cases first."""
+    found = {}
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    # A later result replaces an earlier one's measurement of the same case.
+    for result in sorted(results, key=lambda result: result.get("date", "")):
+        # The files of `make gpu` have a report of their own.
+        if "machine" not in result or result["machine"]["gpu"]:
+            continue
+        slug = machine.slug(result, "cpu")
+        add(found.setdefault(slug, Measurements(slug)), result)
+    return sorted(found.values(), key=lambda m: -len(m.cases["as-installed"]))
+
+
+def add(measurements, result):
+    mode = result.get("mkl", "as-installed")
+    if isinstance(result["rows"], list):
+        for entry in result["rows"]:
+            if entry["dtype"] == "float32":
+                put_last(measurements.cases[mode], entry["name"], (result, entry))
+        return
+    for preset, entry in result["rows"].items():
+        if "losses" in entry:
+            measurements.agreements.setdefault(preset, []).append((result, entry))
+        elif "fused / baselines" in entry["ratio"]:
+            known = measurements.presets[mode].get(preset)
+            # A run of all presets has the compiled baseline of each.
+            if known is None or len(entry["ratio"]) >= len(known[1]["ratio"]):
+                put_last(measurements.presets[mode], preset, (result, entry))
+
+
+def put_last(found, name, pair):
+    """Replaces an entry, so that the order is that of the newest result."""
+    found.pop(name, None)
+    found[name] = pair
+
+
+def processor(facts):
+    """Returns the processor's name for readers, from the machine's part of a result."""
+    return PROCESSORS.get(facts["cpu"], facts["cpu"])
+
+
+def speedup(entry):
+    """Returns the gain over the faster of eager PyTorch and torch's operator, and its name."""
+    present = [name for name in metrics.BASELINES if name in entry["median"]]
+    name = min(present, key=entry["median"].get)
+    return metrics.gain(entry, name), name

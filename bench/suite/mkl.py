@@ -1,0 +1,59 @@
+"""Lifts the limit that MKL sets itself on AMD processors, in the process that measures.
+
+MKL asks its own function mkl_serv_intel_cpu_true whether the processor is Intel's, and takes its
+AVX2 kernels where it is not, also on an AMD processor with AVX-512. A shared library that defines
+the function to return 1, preloaded before torch, makes MKL take its AVX-512 kernels. The baselines
+then run as fast as on an Intel processor; the fused operators do not call MKL.
+"""
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+MODES = ("as-installed", "unthrottled")
+SOURCE = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
+
+
+def add_argument(parser):
+    parser.add_argument(
+        "--mkl",
+        choices=MODES,
+        default=MODES[0],
+        help="unthrottled: preload a library that makes MKL use AVX-512 on AMD processors too "
+        "(default: %(default)s)",
+    )
+
+
+@contextlib.contextmanager
+def environment(mode):
+    """Yields the environment variables of a process that measures with MKL in this mode.
+
+    The preloaded library exists only inside the `with` block.
+    Errors: OSError or CalledProcessError if the library cannot be compiled ($CC, or cc)
+    """
+    if mode == "as-installed":
+        yield dict(os.environ)
+        return
+    with tempfile.TemporaryDirectory(prefix="fusedseq-mkl-") as folder:
+        source, library = Path(folder) / "mkl_cpu.c", Path(folder) / "libmkl_cpu.so"
+        source.write_text(SOURCE)
+        compiler = os.environ.get("CC", "cc").split()
+        subprocess.run([*compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+        preloaded = filter(None, [str(library), os.environ.get("LD_PRELOAD")])
+        yield {**os.environ, "LD_PRELOAD": os.pathsep.join(preloaded)}
+
+
+def is_unthrottled():
+    """Returns whether this process has a global mkl_serv_intel_cpu_true that returns 1."""
+    try:
+        return ctypes.CDLL(None).mkl_serv_intel_cpu_true() == 1
+    except (AttributeError, OSError):
+        return False
+
+
+def suffix(mode):
+    """The end of a result file's name for this mode."""
+    return "" if mode == "as-installed" else f"mkl-{mode}"

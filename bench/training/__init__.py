@@ -1,0 +1,1 @@
+"""Whole training steps of any preset, with several operator sets side by side."""

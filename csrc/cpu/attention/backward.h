@@ -1,0 +1,326 @@
+// The gradients of attention, in one pass over the query blocks of blocks.h, for any shape. Each
+// query's sum of P dP is computed while its row is in the cache, so that the forward pass's result
+// is not read.
+//
+// The probabilities are recomputed as e = exp(logits - lse) from the saved log-sum-exp. Their sum
+// is not 1: the rounding of an lse of 200 alone makes it wrong by 1e-5, and where one probability
+// is close to 1 that error would not cancel in dP - sum(P dP). So P = e / sum(e), see
+// logit_gradient.
+//
+// With P = softmax(logits), d = the dropout's factors and dP = d * (dout v^T), per query:
+//   dv += (d P)^T dout      dlogits = P (dP - sum(P dP))      dq = scale dlogits k
+//   dk += scale dlogits^T q     dbias += dlogits
+//
+// What limits it: as in blocks.h, with five products instead of two.
+#pragma once
+#include <initializer_list>
+
+#include "cpu/attention/problem.h"
+#include "cpu/attention/work_split.h"
+#include "cpu/gemm/unpacked.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+// to (n,) += each row of parts (count, n), in order.
+template <class T>
+void add_parts(const T* parts, int64_t count, int64_t n, T* to) {
+  for (int64_t part = 0; part < count; ++part)
+    add_row(parts + part * n, to, n, T(1));
+}
+
+// Returns P (dP - sum(P dP)), the gradient of the logits, for P = e / exp_sum; 0 where e is 0.
+// total = sum(e dP), inverse = 1 / exp_sum.
+//
+// It is exactly 0 where one e alone is not 0: total is then the rounded product e dP, and so is
+// dp * exp_sum, which `select` keeps from becoming part of a fused multiply-add.
+template <class T>
+HD Vec<T> logit_gradient(Vec<T> e, Vec<T> dp, Vec<T> exp_sum, Vec<T> total, Vec<T> inverse) {
+  const Vec<T> zero(T(0));
+  const typename Vec<T>::Mask live = e.v != zero.v;
+  const Vec<T> difference = select<T>(live, dp * exp_sum, zero) - total;
+  return select<T>(live, e * (inverse * inverse) * difference, zero);
+}
+
+template <class E>
+class AttentionBackward {
+  using T = typename Compute<E>::type;
+  using Problem = AttentionProblem<E>;
+  const cpu::Attention& a;
+  const Problem p{a};
+  const int64_t blocks = (a.L + p.block - 1) / p.block;
+  const WorkSplit split;
+
+  // Sums to which several parts of the work contribute: dk and dv have a copy for each chunk of a
+  // unit that has several, dbias and drelative_keys one for each part. The copies are added in
+  // order at the end.
+  const bool bias_copies = a.dbias && split.parts > 1;
+  const int64_t key_size = split.chunks > 1 ? a.S * p.Dp : 0;
+  const int64_t table_size = a.drelative_keys ? p.R * p.Dp : 0;
+  Buffer<T> biases;  // (parts, dbias_size) or null
+  Buffer<T> tables;  // (parts, R, Dp) or null  of relative_keys
+  Buffer<T> dks;     // (units, chunks, S, Dp) or null
+  Buffer<T> dvs;     // (units, chunks, S, Dp) or null
+
+  // The memory of one thread.
+  struct Workspace {
+    Buffer<T> k;               // (S, Dp)
+    Buffer<T> k_transposed;    // (Dp, Sp)
+    Buffer<T> v;               // (S, Dp)
+    Buffer<T> v_transposed;    // (Dp, Sp)
+    Buffer<T> q;               // (block, Dp)
+    Buffer<T> dout;            // (block, Dp)
+    Buffer<T> s;               // (block, Sp)  logits, then probabilities with dropout
+    Buffer<T> dp;              // (block, Sp)  dP, then the gradient of the logits times the scale
+    Buffer<T> dq;              // (block, Dp)
+    Buffer<T> dk;              // (S, Dp)
+    Buffer<T> dv;              // (S, Dp)
+    Buffer<T> keep;            // (block, keep_stride)  the dropout's factors
+    Buffer<T> relative;        // (R, Dp)
+    Buffer<T> rel_transposed;  // (Dp, Rp)
+    Buffer<T> qr;              // (block, Rp)  q times relative_keys
+    Buffer<T> dqr;             // (block, Rp)  its gradient
+    explicit Workspace(const Problem& p)
+        : k(p.a.S * p.Dp),
+          k_transposed(p.Dp * p.Sp),
+          v(p.a.S * p.Dp),
+          v_transposed(p.Dp * p.Sp),
+          q(p.block * p.Dp),
+          dout(p.block * p.Dp),
+          s(p.block * p.Sp),
+          dp(p.block * p.Sp),
+          dq(p.block * p.Dp),
+          dk(p.a.S * p.Dp),
+          dv(p.a.S * p.Dp),
+          keep(p.a.dropped ? p.block * p.keep_stride + LANES<T> : 0),
+          relative(p.relative ? p.R * p.Dp : 0),
+          rel_transposed(p.relative ? p.Dp * p.Rp : 0),
+          qr(p.relative ? p.block * p.Rp : 0),
+          dqr(p.relative ? p.block * p.Rp : 0) {}
+  };
+
+  // Query i0 + i, which is row i of its block and sees n keys. s holds q k^T and becomes the
+  // probabilities with dropout; dp holds dout v^T and becomes the gradient of the logits times the
+  // scale. Both become zero from n to `columns`.
+  HD void query(Workspace& w, T* bias, int64_t b, int64_t h, int64_t i0, int64_t i, int64_t n,
+                int64_t columns) const {
+    T* s = w.s + i * p.Sp;
+    T* dp = w.dp + i * p.Sp;
+    const T lse = static_cast<const T*>(a.lse)[(b * a.N + h) * a.L + i0 + i];
+    const T* keep = w.keep + i * p.keep_stride;
+    const Vec<T> zero(T(0)), masked(-INFINITE<T>);
+    if (lse == INFINITE<T>) n = 0;  // the query sees no key
+    int64_t end = 0;
+    if (n) {
+      // e, dP and their sums. Where e is 0, dP is not used: it may be anything behind the last key.
+      Vec<T> exp_sums = zero, totals = zero;
+      p.each_logit(s, w.qr + i * p.Rp, b, h, i0 + i, n, [&](int64_t j, Vec<T> x) {
+        const Vec<T> e = select<T>(x.v != masked.v, exp_(x - Vec<T>(lse)), zero);
+        Vec<T> d = Vec<T>::load(dp + j);
+        if (a.dropped) {
+          d = p.dropped(d, keep + j);
+          d.store(dp + j);
+        }
+        e.store(s + j);
+        exp_sums = exp_sums + e;
+        totals = totals + select<T>(e.v != zero.v, e * d, zero);
+      });
+
+      // P and the gradient of the logits. A bias needs it without the scale.
+      const Vec<T> exp_sum(sum(exp_sums)), total(sum(totals)), scale{T(a.scale)};
+      const Vec<T> inverse(1 / exp_sum.v[0]);
+      for (int64_t j = 0; j < n; j += LANES<T>) {
+        const Vec<T> e = Vec<T>::load(s + j), d = Vec<T>::load(dp + j);
+        const Vec<T> ds = logit_gradient(e, d, exp_sum, total, inverse), y = e * inverse;
+        (a.dropped ? p.dropped(y, keep + j) : y).store(s + j);
+        (bias ? ds : ds * scale).store(dp + j);
+      }
+      end = round_up<T>(n);
+      if (bias) {
+        add_to_bias(bias, dp, b, h, i0 + i, n);
+        for (int64_t j = 0; j < end; j += LANES<T>)
+          (Vec<T>::load(dp + j) * scale).store(dp + j);
+      }
+    }
+
+    for (int64_t j = end; j < columns; j += LANES<T>) {
+      zero.store(s + j);
+      zero.store(dp + j);
+    }
+
+    // The gradient of q times relative_keys: keys at the same clipped distance are summed.
+    if (p.relative) {
+      T* dqr = w.dqr + i * p.Rp;
+      memset(dqr, 0, p.Rp * sizeof(T));
+      p.each_distance(i0 + i + a.offset, n, [&](int64_t j, int64_t r) { dqr[r] += dp[j]; });
+    }
+  }
+
+  // Adds ds (n,), the gradient of the logits of query i, to the gradient of the bias; sums over the
+  // keys if the bias is broadcast along them.
+  HD void add_to_bias(T* bias, const T* ds, int64_t b, int64_t h, int64_t i, int64_t n) const {
+    const int64_t* t = a.dbias_strides;
+    T* to = bias + b * t[0] + h * t[1] + i * t[2];
+    if (t[3]) return add_row(ds, to, n, T(1));
+    T total = 0;
+    for (int64_t j = 0; j < n; ++j)
+      total += ds[j];
+    *to += total;
+  }
+
+  // The sums to which the queries of a unit contribute.
+  struct Sums {
+    T* bias;   // in the shape of dbias, or null
+    T* table;  // (R, Dp), the gradient of relative_keys, or null
+    T* dk;     // (S, Dp)
+    T* dv;     // (S, Dp)
+    int64_t
+        written;  // rows of dk and dv to which earlier blocks have contributed; others are unset
+  };
+
+  // The queries from i0 on of head h, which see some of the first `keys` keys.
+  HD void query_block(Workspace& w, Sums& sums, int64_t b, int64_t h, int64_t i0,
+                      int64_t keys) const {
+    const int64_t rows = a.L - i0 < p.block ? a.L - i0 : p.block;
+    const int64_t columns = p.visible(i0 + rows - 1, keys);  // that any query of the block sees
+    const int64_t padded = round_up<T>(columns);
+
+    // The products q k^T, dout v^T and q times relative_keys.
+    p.stage(p.row(a.q, a.q_strides, b, h, i0), a.q_strides[2], rows, i0 + a.offset, true, w.q);
+    p.stage(p.row(a.dout, a.dout_strides, b, h, i0), a.dout_strides[2], rows, 0, false, w.dout);
+    const T *q = w.q, *dout = w.dout;
+    product<T>(rows, a.D, padded, {q, p.Dp, 1}, {w.k_transposed, p.Sp}, {w.s, p.Sp}, false);
+    product<T>(rows, a.D, padded, {dout, p.Dp, 1}, {w.v_transposed, p.Sp}, {w.dp, p.Sp}, false);
+    if (p.relative)
+      product<T>(rows, a.D, p.Rp, {q, p.Dp, 1}, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
+
+    // Through the softmax of each query.
+    if (a.dropped) p.dropout_factors(b, h, i0, rows, w.keep);
+    for (int64_t i = 0; i < rows; ++i)
+      query(w, sums.bias, b, h, i0, i, p.visible(i0 + i, keys), columns);
+
+    // dv and dk: rows that earlier blocks have written are added to, the others are written.
+    const T *probabilities = w.s, *ds = w.dp;
+    const int64_t old = sums.written < columns ? sums.written : columns;
+    const auto key_gradient = [&](const T* left, const T* right, T* to) {
+      product<T>(old, rows, p.Dp, {left, 1, p.Sp}, {right, p.Dp}, {to, p.Dp}, true);
+      product<T>(columns - old, rows, p.Dp, {left + old, 1, p.Sp}, {right, p.Dp},
+                 {to + old * p.Dp, p.Dp}, false);
+    };
+    if (a.dv) key_gradient(probabilities, dout, sums.dv);
+    if (a.dk) key_gradient(ds, q, sums.dk);
+    sums.written = sums.written < columns ? columns : sums.written;
+
+    if (sums.table)
+      product<T>(p.R, rows, p.Dp, {w.dqr, 1, p.Rp}, {q, p.Dp}, {sums.table, p.Dp}, true);
+    if (a.dq) store_dq(w, b, h, i0, rows, columns);
+  }
+
+  // dq of a block, from the gradients of the logits and of q times relative_keys.
+  HD void store_dq(Workspace& w, int64_t b, int64_t h, int64_t i0, int64_t rows,
+                   int64_t columns) const {
+    product<T>(rows, columns, p.Dp, {w.dp, p.Sp, 1}, {w.k, p.Dp}, {w.dq, p.Dp}, false);
+    if (p.relative)
+      product<T>(rows, p.R, p.Dp, {w.dqr, p.Rp, 1}, {w.relative, p.Dp}, {w.dq, p.Dp}, true);
+    for (int64_t i = 0; i < rows; ++i) {
+      T* dq = w.dq + i * p.Dp;
+      p.rotate(dq, i0 + i + a.offset, T(-1));
+      E* to = static_cast<E*>(a.dq) + b * a.dq_strides[0] + (i0 + i) * a.dq_strides[1] + h * a.D;
+      p.store_row(dq, to, a.D, T(1));
+    }
+  }
+
+  // Stages the keys and values of batch row b and key head g.
+  void stage_unit(Workspace& w, int64_t b, int64_t g) const {
+    p.stage_keys(a.k, a.k_strides, b, g, true, w.k);
+    p.transpose_rows(w.k, a.S, p.Sp, w.k_transposed);
+    p.stage_keys(a.v, a.v_strides, b, g, false, w.v);
+    p.transpose_rows(w.v, a.S, p.Sp, w.v_transposed);
+  }
+
+  // One chunk of the query blocks of batch row b and key head g, for all query heads of the group.
+  void unit(Workspace& w, Sums& sums, int64_t b, int64_t g, int64_t chunk) const {
+    const int64_t keys = p.keys(b);
+    const int64_t i_begin = blocks * chunk / split.chunks * p.block;
+    const int64_t i_end = blocks * (chunk + 1) / split.chunks * p.block;
+    for (int64_t h = g * p.group; h < (g + 1) * p.group; ++h)
+      for (int64_t i0 = i_begin; i0 < i_end && i0 < a.L; i0 += p.block)
+        query_block(w, sums, b, h, i0, keys);
+
+    // Keys that no query of the chunk sees.
+    for (T* rest : {sums.dk, sums.dv})
+      memset(rest + sums.written * p.Dp, 0, (a.S - sums.written) * p.Dp * sizeof(T));
+  }
+
+  // Stores x (S, Dp), dk or dv of a unit; dk is rotated back first.
+  void store_keys(int64_t unit, T* x, void* to, bool rotated) const {
+    const int64_t b = unit / a.N_kv, g = unit % a.N_kv;
+    for (int64_t j = 0; to && j < a.S; ++j) {
+      if (rotated) p.rotate(x + j * p.Dp, j, T(-1));
+      p.store_row(x + j * p.Dp,
+                  static_cast<E*>(to) + b * a.dk_strides[0] + j * a.dk_strides[1] + g * a.D, a.D,
+                  T(1));
+    }
+  }
+
+ public:
+  AttentionBackward(const cpu::Attention& a, int threads)
+      : a(a),
+        split(a.B * a.N_kv, blocks, 5 * p.multiply_adds(), threads,
+              WorkSplit::chunks_of_a_sum(a.B * a.N_kv, blocks, 5 * p.multiply_adds())),
+        biases(bias_copies ? a.dbias_size * split.parts : 0),
+        tables(table_size * split.parts),
+        dks(key_size * split.units * split.chunks),
+        dvs(key_size * split.units * split.chunks) {}
+
+  void run(cpu::Parallel run) {
+    if (a.dbias) memset(a.dbias, 0, a.dbias_size * sizeof(T));
+    if (bias_copies) memset(biases, 0, a.dbias_size * split.parts * sizeof(T));
+    if (table_size) memset(tables, 0, table_size * split.parts * sizeof(T));
+    split.each(run, [&](int64_t part, int64_t first, int64_t last) {
+      Workspace w(p);
+      T* bias = bias_copies ? biases + part * a.dbias_size : static_cast<T*>(a.dbias);
+      T* table = table_size ? tables + part * table_size : nullptr;
+      p.stage_relative_keys(w.relative, w.rel_transposed);
+      for (int64_t item = first; item < last; ++item) {
+        const int64_t u = item / split.chunks;
+        if (item == first || item % split.chunks == 0) stage_unit(w, u / a.N_kv, u % a.N_kv);
+        T* dk = key_size ? dks + item * key_size : (T*)w.dk;
+        T* dv = key_size ? dvs + item * key_size : (T*)w.dv;
+        Sums sums{bias, table, dk, dv, 0};
+        unit(w, sums, u / a.N_kv, u % a.N_kv, item % split.chunks);
+        if (!key_size) {
+          store_keys(u, dk, a.dk, true);
+          store_keys(u, dv, a.dv, false);
+        }
+      }
+    });
+    add_copies(run);
+  }
+
+ private:
+  // Adds up the copies of dk, dv, dbias and drelative_keys. Of each unit one item of work adds
+  // those of dk and one those of dv.
+  void add_copies(cpu::Parallel run) {
+    if (key_size)
+      parallel(run, 2 * split.units, [&](int64_t begin, int64_t end) {
+        for (int64_t item = begin; item < end; ++item) {
+          const int64_t u = item / 2;
+          const bool is_key = item % 2 == 0;
+          T* sum = (is_key ? (T*)dks : (T*)dvs) + u * split.chunks * key_size;
+          add_parts((const T*)sum + key_size, split.chunks - 1, key_size, sum);
+          store_keys(u, sum, is_key ? a.dk : a.dv, is_key);
+        }
+        stream_fence();
+      });
+    if (bias_copies)
+      add_parts((const T*)biases, split.parts, a.dbias_size, static_cast<T*>(a.dbias));
+    if (!table_size) return;
+    add_parts(tables + table_size, split.parts - 1, table_size, (T*)tables);
+    for (int64_t r = 0; r < p.R; ++r)
+      memcpy(static_cast<T*>(a.drelative_keys) + r * a.D, tables + r * p.Dp, a.D * sizeof(T));
+  }
+};
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

@@ -1,0 +1,115 @@
+// Attention by blocks of queries, for any shape. A unit of work is one (batch row, key head). The
+// logits of a block of queries against all keys of the unit are computed at once and stay in the L2
+// cache, so that the softmax is a plain one, not the online softmax of flash attention.
+//
+// Layout: keys and values are staged once per unit (see problem.h), the keys also transposed. Every
+// product then runs on the register tile without packing.
+//
+// What limits it: for short sequences memory bandwidth (L = S = 6, D = 32 reads and writes 3 KB for
+// 9,216 multiply-adds); from about 50 keys on, the products.
+#pragma once
+#include "cpu/attention/problem.h"
+#include "cpu/attention/work_split.h"
+#include "cpu/gemm/unpacked.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+template <class E>
+class AttentionBlocks {
+  using T = typename Compute<E>::type;
+  using Problem = AttentionProblem<E>;
+  const cpu::Attention& a;
+  const Problem p{a};
+  const int64_t blocks = (a.L + p.block - 1) / p.block;
+  const WorkSplit split;
+
+  // The memory of one thread.
+  struct Workspace {
+    Buffer<T> k;               // (S, Dp)
+    Buffer<T> k_transposed;    // (Dp, Sp)
+    Buffer<T> v;               // (S, Dp)
+    Buffer<T> q;               // (block, Dp)
+    Buffer<T> s;               // (block, Sp)  logits, then unnormalised probabilities
+    Buffer<T> out;             // (block, Dp)
+    Buffer<T> keep;            // (block, keep_stride)  the dropout's factors
+    Buffer<T> normalisers;     // (block,)
+    Buffer<T> relative;        // (R, Dp)
+    Buffer<T> rel_transposed;  // (Dp, Rp)
+    Buffer<T> qr;              // (block, Rp)  q times relative_keys
+    explicit Workspace(const Problem& p)
+        : k(p.a.S * p.Dp),
+          k_transposed(p.Dp * p.Sp),
+          v(p.a.S * p.Dp),
+          q(p.block * p.Dp),
+          s(p.block * p.Sp),
+          out(p.block * p.Dp),
+          keep(p.a.dropped ? p.block * p.keep_stride + LANES<T> : 0),
+          normalisers(p.block),
+          relative(p.relative ? p.R * p.Dp : 0),
+          rel_transposed(p.relative ? p.Dp * p.Rp : 0),
+          qr(p.relative ? p.block * p.Rp : 0) {}
+  };
+
+  // The queries from i0 on of head h, which see some of the first `keys` keys.
+  HD void query_block(Workspace& w, int64_t b, int64_t h, int64_t i0, int64_t keys) const {
+    const int64_t rows = a.L - i0 < p.block ? a.L - i0 : p.block;
+    const int64_t columns = p.visible(i0 + rows - 1, keys);  // that any query of the block sees
+
+    // The products with the keys and with the relative keys.
+    int64_t stride;
+    const T* q = p.queries(b, h, i0, rows, w.q, stride);
+    product<T>(rows, a.D, round_up<T>(columns), {q, stride, 1}, {w.k_transposed, p.Sp}, {w.s, p.Sp},
+               false);
+    if (p.relative)
+      product<T>(rows, a.D, p.Rp, {q, stride, 1}, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
+
+    // The softmax of each query. It is normalised after the product with the values, where a row
+    // has D elements instead of S.
+    if (a.dropped) p.dropout_factors(b, h, i0, rows, w.keep);
+    for (int64_t i = 0; i < rows; ++i) {
+      T* s = w.s + i * p.Sp;
+      const int64_t n = p.visible(i0 + i, keys);
+      w.normalisers[i] =
+          p.softmax(s, w.qr + i * p.Rp, w.keep + i * p.keep_stride, b, h, i0 + i, n, columns);
+    }
+
+    // The product with the values.
+    product<T>(rows, columns, p.Dp, {w.s, p.Sp, 1}, {w.v, p.Dp}, {w.out, p.Dp}, false);
+    for (int64_t i = 0; i < rows; ++i) {
+      E* out = static_cast<E*>(a.out) + ((b * a.L + i0 + i) * a.N + h) * a.D;
+      p.store_row(w.out + i * p.Dp, out, a.D, w.normalisers[i]);
+    }
+  }
+
+  // One chunk of the query blocks of batch row b and key head g, for all query heads of the group.
+  HD void unit(Workspace& w, int64_t b, int64_t g, int64_t chunk) const {
+    p.stage_keys(a.k, a.k_strides, b, g, true, w.k);
+    p.transpose_rows(w.k, a.S, p.Sp, w.k_transposed);
+    p.stage_keys(a.v, a.v_strides, b, g, false, w.v);
+    const int64_t keys = p.keys(b);
+    const int64_t i_begin = blocks * chunk / split.chunks * p.block;
+    const int64_t i_end = blocks * (chunk + 1) / split.chunks * p.block;
+    for (int64_t h = g * p.group; h < (g + 1) * p.group; ++h)
+      for (int64_t i0 = i_begin; i0 < i_end && i0 < a.L; i0 += p.block)
+        query_block(w, b, h, i0, keys);
+  }
+
+ public:
+  AttentionBlocks(const cpu::Attention& a, int threads)
+      : a(a), split(a.B * a.N_kv, blocks, 2 * p.multiply_adds(), threads) {}
+
+  void run(cpu::Parallel run) const {
+    split.each(run, [&](int64_t, int64_t first, int64_t last) {
+      Workspace w(p);
+      p.stage_relative_keys(w.relative, w.rel_transposed);
+      for (int64_t item = first; item < last; ++item) {
+        const int64_t u = item / split.chunks;
+        unit(w, u / a.N_kv, u % a.N_kv, item % split.chunks);
+      }
+    });
+  }
+};
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

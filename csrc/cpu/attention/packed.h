@@ -1,0 +1,388 @@
+// Attention of short sequences, whose keys fit in one vector, forward and backward.
+//
+// Layout: a vector of logits holds KEYS keys of each of QUERIES queries (8 and 2 for up to 8 keys
+// with AVX-512), so that the softmax wastes few lanes. Dot products run along the head dimension,
+// and as many of them as a vector has lanes are summed horizontally at once. Nothing is transposed
+// or packed, and where the element type and the head dimension allow it, rows are read and written
+// where they are ("in place").
+//
+// What limits it: memory bandwidth. L = S = 6, D = 32 in fp32 reads and writes 8.4 KB for a forward
+// and a backward pass.
+#pragma once
+#include "cpu/attention/backward.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+constexpr int64_t MAX_PACKED_QUERIES = 16;
+
+// Returns whether this kernel takes the call.
+template <class E>
+bool packed_takes(const cpu::Attention& a) {
+  return a.S <= LANES<typename Compute<E>::type> && a.L <= MAX_PACKED_QUERIES && !a.relative_keys;
+}
+
+template <class E, int KEYS>
+class AttentionPacked {
+  using T = typename Compute<E>::type;
+  using V = Vec<T>;
+  using Mask = typename V::Mask;
+  using Problem = AttentionProblem<E>;
+  static constexpr int QUERIES = LANES<T> / KEYS;
+  static constexpr int64_t UNITS_AHEAD = 4;  // how many units ahead rows are prefetched
+  static constexpr int64_t MASK_BATCH = 16;  // heads whose dropout masks are generated at once
+
+  using Rows = Matrix<const T>;  // rows of Dp elements, in place or staged
+
+  // One query head of one batch row.
+  struct Head {
+    int64_t b, h;
+    Rows k, v;      // of its key head
+    int64_t keys;   // how many of them exist
+    const T* keep;  // (L, keep_stride)  the dropout's factors
+  };
+
+  // Where the gradients of a key head go. They are written for the first query head of the group
+  // and added to for the others.
+  struct KeyGradients {
+    T* dk;       // (S, Dp)
+    T* dv;       // (S, Dp)
+    int64_t ld;  // the row length of both
+  };
+
+  const cpu::Attention& a;
+  const Problem p{a};
+  const bool in_place = std::is_same<E, T>::value && a.D == p.Dp;
+  // Whether results are written with streaming stores.
+  const bool streamed = in_place && exceeds_caches<T>(a.B * a.N * a.L * a.D);
+
+  // The memory of one thread. The rows are only needed where rows are staged.
+  struct Workspace {
+    Buffer<T> q;     // (L, Dp)
+    Buffer<T> k;     // (S, Dp)
+    Buffer<T> v;     // (S, Dp)
+    Buffer<T> dout;  // (L, Dp)
+    Buffer<T> to;    // (L, Dp)  results before they are stored
+    Buffer<T> dk;    // (S, Dp)
+    Buffer<T> dv;    // (S, Dp)
+    Buffer<T> keep;  // (MASK_BATCH, L, keep_stride)  the dropout's factors
+    Buffer<T> P;     // (MAX_PACKED_QUERIES + QUERIES, KEYS)  probabilities, with dropout
+    Buffer<T> dS;    // (MAX_PACKED_QUERIES + QUERIES, KEYS)  the gradient of the logits
+    Workspace(const Problem& p, bool staged)
+        : Workspace(p, staged ? p.a.L * p.Dp : 0, staged ? p.a.S * p.Dp : 0) {}
+    Workspace(const Problem& p, int64_t queries, int64_t keys)
+        : q(queries),
+          k(keys),
+          v(keys),
+          dout(queries),
+          to(queries),
+          dk(keys),
+          dv(keys),
+          keep(p.a.dropped ? MASK_BATCH * p.a.L * p.keep_stride + 2 * LANES<T> : 0),
+          P((MAX_PACKED_QUERIES + QUERIES) * KEYS),
+          dS((MAX_PACKED_QUERIES + QUERIES) * KEYS) {}
+  };
+
+  // The key and the query (within its vector) of each lane.
+  static HD Mask key() { return lane_numbers<T>() & (KEYS - 1); }
+  static HD Mask query() {
+    static constexpr LaneConstants<T> queries([](int i) { return i / KEYS; });
+    return queries;
+  }
+
+  // `count` rows of head n, in place if possible, else staged with the rotation if `rotated`.
+  HD Rows rows(const void* x, const int64_t* strides, int64_t b, int64_t n, int64_t count,
+               int64_t position, bool rotated, T* staged) const {
+    const E* first = p.row(x, strides, b, n, 0);
+    if constexpr (std::is_same<E, T>::value)
+      if (in_place && !(rotated && p.rope)) return {first, strides[2]};
+    p.stage(first, strides[2], count, position, rotated, staged);
+    return {staged, p.Dp};
+  }
+  // The keys or values of key head g.
+  HD Rows key_rows(const void* x, const int64_t* strides, int64_t b, int64_t g, bool rotated,
+                   T* staged) const {
+    if (!a.key_rows) return rows(x, strides, b, g, a.S, 0, rotated, staged);
+    p.stage_keys(x, strides, b, g, rotated, staged);
+    return {staged, p.Dp};
+  }
+
+  // Returns x_i . y_j in the order of the lanes: QUERIES rows i from `first` on, KEYS rows j.
+  // Beyond the last row of x or y that row is repeated.
+  HD V dots(Rows x, int64_t first, Rows y) const {
+    V sum[LANES<T>];
+    const T *xs[QUERIES], *ys[KEYS];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES<T>; ++i)
+      sum[i] = V(T(0));
+#pragma GCC unroll 4
+    for (int r = 0; r < QUERIES; ++r)
+      xs[r] = x.p + (first + r < a.L ? first + r : a.L - 1) * x.ld;
+#pragma GCC unroll 16
+    for (int j = 0; j < KEYS; ++j)
+      ys[j] = y.p + (j < a.S ? j : a.S - 1) * y.ld;
+
+    for (int64_t d = 0; d < p.Dp; d += LANES<T>) {
+      V xv[QUERIES];
+#pragma GCC unroll 4
+      for (int r = 0; r < QUERIES; ++r)
+        xv[r] = V::load(xs[r] + d);
+#pragma GCC unroll 16
+      for (int j = 0; j < KEYS; ++j) {
+        const V yv = V::load(ys[j] + d);
+#pragma GCC unroll 4
+        for (int r = 0; r < QUERIES; ++r)
+          sum[r * KEYS + j] = sum[r * KEYS + j] + xv[r] * yv;
+      }
+    }
+    return horizontal_sums(sum);
+  }
+
+  // Returns the logits of QUERIES queries from i on, -inf where a query does not see a key.
+  HD V logits(Rows q, const Head& head, int64_t i) const {
+    V s = dots(q, i, head.k) * V(T(a.scale));
+    // Key j is (distance - i - offset) positions ahead of query i + r.
+    const Mask distance = key() - query();
+    if (a.bias || a.mask) s = s + bias_and_mask(head.b, head.h, i);
+    if (a.alibi)
+      s = s - V(static_cast<const T*>(a.alibi)[head.h]) *
+                  abs_(as_numbers<T>(distance) - V(T(i + a.offset)));
+    Mask seen = key() < Mask{} + int(head.keys);
+    if (a.causal) {
+      // The position is clamped to the range of the lanes' integers, and beyond any distance.
+      const int64_t position = i + a.offset < -MAX_PACKED_QUERIES ? -MAX_PACKED_QUERIES
+                               : i + a.offset > 1 << 20           ? 1 << 20
+                                                                  : i + a.offset;
+      seen &= distance <= Mask{} + int(position);
+    }
+    return select<T>(seen, s, V(-INFINITE<T>));
+  }
+  // Returns the bias, or -inf where the mask is false, for QUERIES queries from `first` on.
+  V bias_and_mask(int64_t b, int64_t h, int64_t first) const {
+    T extra[LANES<T>] = {};
+    const int64_t *t = a.bias_strides, *u = a.mask_strides;
+    for (int r = 0; r < QUERIES && first + r < a.L; ++r)
+      for (int64_t j = 0; j < a.S; ++j) {
+        const int64_t i = first + r;
+        if (a.bias)
+          extra[r * KEYS + j] = load_scalar(static_cast<const E*>(a.bias) + b * t[0] + h * t[1] +
+                                            i * t[2] + j * t[3]);
+        if (a.mask && !a.mask[b * u[0] + h * u[1] + i * u[2] + j * u[3]])
+          extra[r * KEYS + j] = -INFINITE<T>;
+      }
+    return V::load(extra);
+  }
+
+  // One head, forward.
+  HD void forward(Workspace& w, const Head& head) const {
+    const int64_t b = head.b, h = head.h;
+    const Rows q = rows(a.q, a.q_strides, b, h, a.L, a.offset, true, w.q);
+    const V zero(T(0)), masked(-INFINITE<T>);
+    T* lse = static_cast<T*>(a.lse) + (b * a.N + h) * a.L;  // (L,)
+    for (int64_t i = 0; i < a.L; i += QUERIES) {
+      // The softmax of QUERIES queries: maxima and sums over groups of KEYS lanes.
+      const V s = logits(q, head, i), max = group_max<KEYS>(s);
+      const V e = select<T>(s.v != masked.v, exp_(s - max), zero), total = group_sums<KEYS>(e);
+
+      // A query sees no key if the sum of exp is 0. (The maximum cannot tell: it ignores NaN, and a
+      // row of NaN is not a masked one.)
+      const Mask no_key = total.v == zero.v;
+      const V exp_sum = select<T>(no_key, V(T(1)), total), y = e / exp_sum;
+      (a.dropped ? p.dropped(y, head.keep + i * p.keep_stride) : y).store(w.P + i * KEYS);
+      const V l = select<T>(no_key, V(INFINITE<T>), max + log_(exp_sum));
+#pragma GCC unroll 4
+      for (int r = 0; r < QUERIES; ++r)
+        if (i + r < a.L) lse[i + r] = l.v[r * KEYS];
+    }
+    E* out = static_cast<E*>(a.out) + (b * a.L * a.N + h) * a.D;  // (L, N, D)
+    store(w, out, a.L, a.N * a.D, false,
+          [&](T* to, int64_t ld) { weighted_sum(w.P, head.v, head.keys, to, ld); });
+  }
+
+  // to (L, Dp) = weights (L, KEYS) times the rows x of the existing keys; what follows these rows
+  // in memory may be anything.
+  HD void weighted_sum(const T* weights, Rows x, int64_t keys, T* to, int64_t ld) const {
+    if (keys) return product<T>(a.L, keys, p.Dp, {weights, KEYS, 1}, x, {to, ld}, false);
+    for (int64_t i = 0; i < a.L; ++i)
+      memset(to + i * ld, 0, p.Dp * sizeof(T));
+  }
+
+  // Stores `count` rows that compute(to, row length) writes: to x directly if possible, else to the
+  // workspace and from there to x, rotated back if `rotated`.
+  template <class F>
+  HD void store(Workspace& w, E* x, int64_t count, int64_t stride, bool rotated, F compute,
+                int64_t position = 0) const {
+    if constexpr (std::is_same<E, T>::value)
+      if (in_place && !streamed && !(rotated && p.rope)) return compute(x, stride);
+    compute(w.to, p.Dp);
+    store_rows(w.to, x, count, stride, rotated, position);
+  }
+  // Stores rows `from` (count, Dp) to x.
+  void store_rows(T* from, E* x, int64_t count, int64_t stride, bool rotated,
+                  int64_t position) const {
+    for (int64_t i = 0; i < count; ++i) {
+      if (rotated) p.rotate(from + i * p.Dp, position + i, T(-1));
+      if constexpr (std::is_same<E, T>::value)
+        if (streamed) {
+          for (int64_t d = 0; d < a.D; d += LANES<T>)
+            stream(x + i * stride + d, V::load(from + i * p.Dp + d));
+          continue;
+        }
+      p.store_row(from + i * p.Dp, x + i * stride, a.D, T(1));
+    }
+  }
+
+  // One head, backward. add: whether this is not the first head of its group.
+  HD void backward(Workspace& w, const Head& head, const KeyGradients& to, bool add,
+                   T* bias) const {
+    const int64_t b = head.b, h = head.h;
+    const Rows q = rows(a.q, a.q_strides, b, h, a.L, a.offset, true, w.q);
+    const Rows dout = rows(a.dout, a.dout_strides, b, h, a.L, 0, false, w.dout);
+    const V zero(T(0)), masked(-INFINITE<T>);
+    const T* lse = static_cast<const T*>(a.lse) + (b * a.N + h) * a.L;  // (L,)
+    for (int64_t i = 0; i < a.L; i += QUERIES) {
+      // The probabilities exp(logits - lse), from the saved log-sum-exp of each query, divided by
+      // their sum: see backward.h. Of a query that sees no key lse is +inf.
+      const V s = logits(q, head, i);
+      V l(lse[i]);
+#pragma GCC unroll 4
+      for (int r = 1; r < QUERIES; ++r)
+        if (i + r < a.L) l = select<T>(query() == Mask{} + r, V(lse[i + r]), l);
+      const V exps = select<T>((s.v != masked.v) & (l.v != -masked.v), exp_(s - l), zero);
+      const V e = exps / max_(group_sums<KEYS>(exps), V(std::numeric_limits<T>::min()));
+
+      // Their gradient dP, and from it that of the logits, P (dP - sum(P dP)), which is exactly 0
+      // where one P is 1. Where P is 0, dP is not used: it may be anything.
+      V dp = dots(dout, i, head.v), y = e;
+      if (a.dropped) {
+        dp = p.dropped(dp, head.keep + i * p.keep_stride);
+        y = p.dropped(e, head.keep + i * p.keep_stride);
+      }
+      const Mask live = e.v != zero.v;
+      const V delta = group_sums<KEYS>(select<T>(live, e * dp, zero));
+      const V ds = select<T>(live, e * (dp - delta), zero);
+      y.store(w.P + i * KEYS);
+      (bias ? ds : ds * V(T(a.scale))).store(w.dS + i * KEYS);
+    }
+
+    // A bias needs the gradient of the logits without the scale.
+    if (bias) {
+      for (int64_t i = 0; i < a.L; ++i)
+        add_to_bias(bias, w.dS + i * KEYS, b, h, i);
+      for (int64_t i = 0; i < a.L * KEYS; ++i)
+        w.dS[i] *= T(a.scale);
+    }
+
+    const T *P = w.P, *dS = w.dS;
+    if (a.dv) product<T>(a.S, a.L, p.Dp, {P, 1, KEYS}, dout, {to.dv, to.ld}, add);
+    if (a.dk) product<T>(a.S, a.L, p.Dp, {dS, 1, KEYS}, q, {to.dk, to.ld}, add);
+    if (a.dq)
+      store(
+          w, static_cast<E*>(a.dq) + b * a.dq_strides[0] + h * a.D, a.L, a.dq_strides[1], true,
+          [&](T* dq, int64_t ld) { weighted_sum(dS, head.k, head.keys, dq, ld); }, a.offset);
+  }
+  // Adds ds (S,), the gradient of the logits of query i, to the gradient of the bias.
+  void add_to_bias(T* bias, const T* ds, int64_t b, int64_t h, int64_t i) const {
+    const int64_t* t = a.dbias_strides;
+    for (int64_t j = 0; j < a.S; ++j)
+      bias[b * t[0] + h * t[1] + i * t[2] + j * t[3]] += ds[j];
+  }
+
+  // Prefetches the rows of a coming unit. There are many short runs of rows, each of which ends
+  // before the hardware prefetcher follows it.
+  HD void prefetch_rows(const void* x, const int64_t* strides, int64_t b, int64_t n,
+                        int64_t count) const {
+    for (int64_t i = 0; i < count; ++i)
+      prefetch_row(p.row(x, strides, b, n, i), a.D * sizeof(E));
+  }
+  HD void prefetch_unit(int64_t unit, bool forward_pass) const {
+    const int64_t b = unit / a.N_kv, g = unit % a.N_kv, h = g * p.group;
+    prefetch_rows(a.q, a.q_strides, b, h, a.L);
+    prefetch_rows(a.k, a.k_strides, b, g, a.S);
+    prefetch_rows(a.v, a.v_strides, b, g, a.S);
+    if (!forward_pass) prefetch_rows(a.dout, a.dout_strides, b, h, a.L);
+  }
+
+  // The heads [begin, end), counted over the whole batch, whose dropout factors are in w.keep.
+  struct MaskBatch {
+    int64_t begin, end;
+  };
+
+  // All heads of batch row b and key head g. last_head: the end of the heads of this part of the
+  // work, up to which masks are generated in batches.
+  HD void unit(Workspace& w, T* bias, MaskBatch& masks, int64_t b, int64_t g, int64_t last_head,
+               bool forward_pass) const {
+    const int64_t keys = p.keys(b);
+    const Rows k = key_rows(a.k, a.k_strides, b, g, true, w.k);
+    const Rows v = key_rows(a.v, a.v_strides, b, g, false, w.v);
+
+    // dk and dv are computed where they are stored, if possible.
+    const bool dk_in_place = in_place && !streamed && !p.rope;
+    const int64_t at = b * a.dk_strides[0] + g * a.D;
+    KeyGradients to{w.dk, w.dv, dk_in_place ? a.dk_strides[1] : p.Dp};
+    if constexpr (std::is_same<E, T>::value)
+      if (dk_in_place) {
+        to.dk = static_cast<T*>(a.dk) + at;
+        to.dv = static_cast<T*>(a.dv) + at;
+      }
+
+    for (int64_t h = g * p.group; h < (g + 1) * p.group; ++h) {
+      const int64_t head = b * a.N + h;
+      if (a.dropped && head >= masks.end) {
+        masks.begin = head;
+        masks.end = head + MASK_BATCH < last_head ? head + MASK_BATCH : last_head;
+        p.dropout_factors(b, h, 0, (masks.end - masks.begin) * a.L, w.keep);
+      }
+      const T* keep = w.keep + (head - masks.begin) * a.L * p.keep_stride;
+      if (forward_pass)
+        forward(w, {b, h, k, v, keys, keep});
+      else
+        backward(w, {b, h, k, v, keys, keep}, to, h > g * p.group, bias);
+    }
+
+    if (forward_pass || dk_in_place) return;
+    if (a.dk) store_rows(to.dk, static_cast<E*>(a.dk) + at, a.S, a.dk_strides[1], true, 0);
+    if (a.dv) store_rows(to.dv, static_cast<E*>(a.dv) + at, a.S, a.dk_strides[1], false, 0);
+  }
+
+ public:
+  explicit AttentionPacked(const cpu::Attention& a) : a(a) {}
+
+  void run(cpu::Parallel run, int threads, bool forward_pass) {
+    const double work = (forward_pass ? 2 : 5) * p.multiply_adds();
+    const WorkSplit split(a.B * a.N_kv, 1, work, threads);
+
+    // Each part of the work adds to a bias of its own, as in AttentionBackward.
+    const bool bias_copies = a.dbias && split.parts > 1;
+    Buffer<T> biases(bias_copies ? a.dbias_size * split.parts : 0);
+    if (a.dbias) memset(a.dbias, 0, a.dbias_size * sizeof(T));
+    if (bias_copies) memset(biases, 0, a.dbias_size * split.parts * sizeof(T));
+
+    split.each(run, [&](int64_t part, int64_t first, int64_t last) {
+      Workspace w(p, !in_place || streamed || p.rope || a.key_rows);
+      T* bias = bias_copies ? biases + part * a.dbias_size : static_cast<T*>(a.dbias);
+      MaskBatch masks{0, first * p.group};
+      for (int64_t u = first; u < last; ++u) {
+        const int64_t next = u + UNITS_AHEAD;
+        if (next < last && !a.key_rows) prefetch_unit(next, forward_pass);
+        unit(w, bias, masks, u / a.N_kv, u % a.N_kv, last * p.group, forward_pass);
+      }
+    });
+    if (bias_copies)
+      add_parts((const T*)biases, split.parts, a.dbias_size, static_cast<T*>(a.dbias));
+  }
+};
+
+// Chooses the smallest number of keys for a vector that is enough.
+template <class E>
+void attention_packed(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
+  constexpr int lanes = LANES<typename Compute<E>::type>;
+  if constexpr (lanes > 4)
+    if (a.S <= 4) return AttentionPacked<E, 4>(a).run(run, threads, forward);
+  if constexpr (lanes > 8)
+    if (a.S <= 8) return AttentionPacked<E, 8>(a).run(run, threads, forward);
+  AttentionPacked<E, lanes>(a).run(run, threads, forward);
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

@@ -1,0 +1,324 @@
+// What the attention kernels share: derived sizes, staging of rows, and the softmax of one query
+// with all its options.
+//
+// Staging copies rows of q, k, v or dout into a workspace: converted to the type of computing,
+// rotated (RoPE) and padded to whole vectors. Any strides and head dimension are then the same
+// code.
+#pragma once
+#include <limits>
+#include <type_traits>
+
+#include "cpu/buffer.h"
+#include "cpu/gemm/tile.h"
+#include "cpu/random_mask.h"
+#include "cpu/simd/elementary_functions.h"
+#include "cpu/simd/row_arithmetic.h"
+#include "cpu/simd/streaming.h"
+#include "cpu/simd/transpose.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+template <class T>
+constexpr T INFINITE = std::numeric_limits<T>::infinity();
+
+// Rotates the pairs (x_2m, x_2m+1) of the first `width` elements of x by the angles of a row of the
+// RoPE table (cos, sin, cos, sin, ...), in place; direction = -1 rotates back. x is padded to whole
+// vectors.
+template <class T>
+void rotate_interleaved(T* x, const T* table, int64_t width, T direction) {
+  using Mask = typename Vec<T>::Mask;
+  static constexpr LaneConstants<T> partners([](int i) { return i ^ 1; });
+  static constexpr LaneConstants<T> evens([](int i) { return i & ~1; });
+  static constexpr LaneConstants<T> odds([](int i) { return i | 1; });
+  const Mask swapped = partners, even = evens, odd = odds;
+  const Vec<T> sign = as_numbers<T>((lane_numbers<T>() & 1) * 2 - 1) * Vec<T>(direction);
+  for (int64_t d = 0; d < width; d += LANES<T>) {
+    const Vec<T> a = Vec<T>::load(x + d), t = Vec<T>::load(table + d, width - d);
+    const Vec<T> cos(__builtin_shuffle(t.v, even)), sin(__builtin_shuffle(t.v, odd));
+    const Vec<T> b(__builtin_shuffle(a.v, swapped));
+    const Vec<T> rotated = a * cos + sign * b * sin;
+    const Mask inside =
+        lane_numbers<T>() < Mask{} + int(width - d < LANES<T> ? width - d : LANES<T>);
+    select<T>(inside, rotated, a).store(x + d);
+  }
+}
+// The same for the pairs (x_m, x_m+width/2).
+template <class T>
+void rotate_halves(T* x, const T* table, int64_t width, T direction) {
+  using Mask = typename Vec<T>::Mask;
+  static constexpr LaneConstants<T> evens([](int i) { return 2 * i; });
+  static constexpr LaneConstants<T> odds([](int i) { return 2 * i + 1; });
+  const Mask even = evens, odd = odds;  // of two vectors
+  const int64_t half = width / 2;
+  for (int64_t m = 0; m < half; m += LANES<T>) {
+    const int64_t n = half - m;
+    const Vec<T> first = Vec<T>::load(table + 2 * m, 2 * n);
+    const Vec<T> second =
+        2 * n > LANES<T> ? Vec<T>::load(table + 2 * m + LANES<T>, 2 * n - LANES<T>) : Vec<T>(T(0));
+    const Vec<T> cos(__builtin_shuffle(first.v, second.v, even));
+    const Vec<T> sin = Vec<T>(__builtin_shuffle(first.v, second.v, odd)) * Vec<T>(direction);
+    const Vec<T> a = Vec<T>::load(x + m, n), b = Vec<T>::load(x + half + m, n);
+    (a * cos - b * sin).store(x + m, n);
+    (a * sin + b * cos).store(x + half + m, n);
+  }
+}
+
+// Returns how many queries a block has: few enough for its logits (block, Sp) to stay in the L2
+// cache and for causal attention to skip keys that no query of the block sees; blocks of equal
+// size.
+inline int64_t queries_per_block(int64_t L, int64_t Sp) {
+  int64_t rows = 65536 / Sp / MR * MR;
+  if (rows < 2 * MR)
+    rows = 2 * MR;
+  else if (rows > 48)
+    rows = 48;
+  const int64_t blocks = (L + rows - 1) / rows;
+  return (L + blocks - 1) / blocks;
+}
+
+// E: the element type in memory, T: the type of computing.
+template <class E, class T = typename Compute<E>::type>
+struct AttentionProblem {
+  const cpu::Attention& a;
+  const int64_t Dp = round_up<T>(a.D);
+  const int64_t Sp = round_up<T>(a.S);
+  const int64_t R = 2 * a.K + 1;  // rows of relative_keys
+  const int64_t Rp = round_up<T>(R);
+  const int64_t keep_stride = (a.S + 3) / 4 * 4;  // the row length of the dropout mask
+  const int64_t group = a.N / a.N_kv;             // query heads that share a key head
+  const int64_t block = queries_per_block(a.L, Sp);
+  // Whether results are written with streaming stores.
+  const bool streamed =
+      std::is_same<E, T>::value && a.D % LANES<T> == 0 && exceeds_caches<E>(a.B * a.N * a.L * a.D);
+  const T* relative = static_cast<const T*>(a.relative_keys);  // (R, D) or null
+  const T* rope = static_cast<const T*>(a.rope);               // (positions, rope_width) or null
+
+  // The multiply-adds of one product between all queries and keys.
+  double multiply_adds() const {
+    return double(a.B) * double(a.N) * double(a.L) * double(a.S) * double(a.D);
+  }
+
+  // Returns row i of head n of batch row b in q, k, v or dout.
+  const E* row(const void* p, const int64_t* strides, int64_t b, int64_t n, int64_t i) const {
+    return static_cast<const E*>(p) + b * strides[0] + n * strides[1] + i * strides[2];
+  }
+  // Returns key (or value) j of key head g for batch row b; key_rows may place it in another row.
+  HD const E* key(const void* p, const int64_t* strides, int64_t b, int64_t g, int64_t j) const {
+    return row(p, strides, a.key_rows ? a.key_rows[b * a.S + j] : b, g, j);
+  }
+
+  // Rotates x (Dp,), a row of q or k, by the angles of `position`; back if direction is -1. Without
+  // a table x stays as it is.
+  void rotate(T* x, int64_t position, T direction) const {
+    if (!rope) return;
+    const T* angles = rope + position * a.rope_width;
+    if (a.rope_interleaved)
+      rotate_interleaved(x, angles, a.rope_width, direction);
+    else
+      rotate_halves(x, angles, a.rope_width, direction);
+  }
+
+  // Stages one row to `to` (Dp,), with the rotation of `position` if `rotated`.
+  HD void stage_row(const E* x, int64_t position, bool rotated, T* to) const {
+    int64_t d = 0;
+    for (; d + LANES<T> <= a.D; d += LANES<T>)
+      load_as(x + d).store(to + d);
+    if (d < a.D) load_up_to(x + d, a.D - d).store(to + d);
+    if (rotated) rotate(to, position, T(1));
+  }
+  // Stages n rows from `position` on to `to` (n, Dp).
+  HD void stage(const E* x, int64_t stride, int64_t n, int64_t position, bool rotated,
+                T* to) const {
+    for (int64_t i = 0; i < n; ++i, x += stride, to += Dp)
+      stage_row(x, position + i, rotated, to);
+  }
+  // Stages all keys or values of a unit to `to` (S, Dp).
+  void stage_keys(const void* p, const int64_t* strides, int64_t b, int64_t g, bool rotated,
+                  T* to) const {
+    for (int64_t j = 0; j < a.S; ++j)
+      stage_row(key(p, strides, b, g, j), j, rotated, to + j * Dp);
+  }
+  // Returns queries as the left operand of a product, and their stride: where they are in memory if
+  // that is possible, else staged to `staged` (rows, Dp).
+  HD const T* queries(int64_t b, int64_t n, int64_t i0, int64_t rows, T* staged,
+                      int64_t& stride) const {
+    const E* x = row(a.q, a.q_strides, b, n, i0);
+    if constexpr (std::is_same<E, T>::value)
+      if (!rope) {
+        stride = a.q_strides[2];
+        return x;
+      }
+    stage(x, a.q_strides[2], rows, i0 + a.offset, true, staged);
+    stride = Dp;
+    return staged;
+  }
+  // to (Dp, columns) = the transpose of x (rows, Dp); columns are whole vectors, zero beyond
+  // `rows`.
+  void transpose_rows(const T* x, int64_t rows, int64_t columns, T* to) const {
+    for (int64_t j = 0; j < columns; j += LANES<T>)
+      for (int64_t d = 0; d < a.D; d += LANES<T>) {
+        Vec<T> square[LANES<T>];
+        for (int i = 0; i < LANES<T>; ++i)
+          square[i] = j + i < rows ? Vec<T>::load(x + (j + i) * Dp + d) : Vec<T>(T(0));
+        transpose(square);
+        for (int i = 0; i < LANES<T>; ++i)
+          square[i].store(to + (d + i) * columns + j);
+      }
+  }
+  // Stages relative_keys to `rows` (R, Dp) and, transposed, to `columns` (Dp, Rp).
+  void stage_relative_keys(T* rows, T* columns) const {
+    if (!relative) return;
+    for (int64_t r = 0; r < R; ++r)
+      for (int64_t d = 0; d < Dp; d += LANES<T>)
+        Vec<T>::load(relative + r * a.D + d, a.D - d).store(rows + r * Dp + d);
+    transpose_rows(rows, R, Rp, columns);
+  }
+
+  // Returns the number of keys of batch row b.
+  HD int64_t keys(int64_t b) const {
+    if (!a.key_lengths || a.key_lengths[b] >= a.S) return a.S;
+    return a.key_lengths[b] < 0 ? 0 : a.key_lengths[b];
+  }
+  // Returns how many keys query i may see; they are the first ones.
+  HD int64_t visible(int64_t i, int64_t keys) const {
+    const int64_t end = i + a.offset + 1;
+    if (!a.causal || end > keys) return keys;
+    return end < 0 ? 0 : end;
+  }
+
+  // Calls f(j, logits of keys j, j + 1, ...) for each vector of the n visible keys of query i. A
+  // logit is -inf where a key is masked and behind key n.
+  // s (n,): the products q k^T, which are overwritten. f may write to s from j on.
+  // qr (R,): the products of q with relative_keys.
+  template <class F>
+  HD void each_logit(T* s, const T* qr, int64_t b, int64_t h, int64_t i, int64_t n, F f) const {
+    // Relative keys are added before the scale, bias and mask after it.
+    const int64_t position = i + a.offset;
+    T scale = T(a.scale);
+    if (relative) each_distance(position, n, [&](int64_t j, int64_t r) { s[j] += qr[r]; });
+    if (a.bias || a.mask) {
+      for (int64_t j = 0; j < n; ++j)
+        s[j] *= scale;
+      scale = 1;
+      if (a.bias) add_bias(s, b, h, i, n);
+      if (a.mask) apply_mask(s, b, h, i, n);
+    }
+
+    // Scale, ALiBi and f in one pass.
+    const Vec<T> slope(a.alibi ? static_cast<const T*>(a.alibi)[h] : T(0));
+    for (int64_t j = 0; j < n; j += LANES<T>) {
+      Vec<T> x = Vec<T>::load(s + j) * Vec<T>(scale);
+      if (a.alibi) x = x - slope * abs_(as_numbers<T>(lane_numbers<T>()) + Vec<T>(T(j - position)));
+      if (j + LANES<T> > n)
+        x = select<T>(lane_numbers<T>() < typename Vec<T>::Mask{} + int(n - j), x,
+                      Vec<T>(-INFINITE<T>));
+      f(j, x);
+    }
+  }
+
+  // Replaces s (n,), the products q k^T of query i, by its logits as of each_logit. Returns the
+  // largest logit, or NaN.
+  HD T logits(T* s, const T* qr, int64_t b, int64_t h, int64_t i, int64_t n) const {
+    Vec<T> high(-INFINITE<T>);
+    each_logit(s, qr, b, h, i, n, [&](int64_t j, Vec<T> x) {
+      x.store(s + j);
+      high = max_(x, high);
+    });
+
+    // max_ ignores NaN: a row of NaN must not be taken for a fully masked one.
+    const T max = max_lane(high);
+    for (int64_t j = 0; max == -INFINITE<T> && j < n; ++j)
+      if (s[j] != s[j]) return s[j];
+    return max;
+  }
+
+  // Replaces s (columns,), of which n products q k^T are visible, by exp(logits - max) with
+  // dropout, and by zeros from n on. Stores lse and returns the factor 1 / (sum of exp) by which
+  // the row is still to be multiplied, or 0 if the query sees no key. keep: the factors of the
+  // dropout.
+  HD T softmax(T* s, const T* qr, const T* keep, int64_t b, int64_t h, int64_t i, int64_t n,
+               int64_t columns) const {
+    const T max = n ? logits(s, qr, b, h, i, n) : -INFINITE<T>;
+    const bool no_key = max == -INFINITE<T>;
+    const Vec<T> zero(T(0)), masked(-INFINITE<T>);
+    Vec<T> total(T(0));
+    int64_t j = 0;
+    for (; j < n && !no_key; j += LANES<T>) {
+      const Vec<T> x = Vec<T>::load(s + j);
+      const Vec<T> e = select<T>(x.v != masked.v, exp_(x - Vec<T>(max)), zero);
+      total = total + e;
+      (a.dropped ? dropped(e, keep + j) : e).store(s + j);
+    }
+    for (; j < columns; j += LANES<T>)
+      zero.store(s + j);
+    const T exp_sum = sum(total);
+    static_cast<T*>(a.lse)[(b * a.N + h) * a.L + i] =
+        no_key ? INFINITE<T> : max + std::log(exp_sum);
+    return no_key ? T(0) : T(1) / exp_sum;
+  }
+
+  // Calls f(key, row of relative_keys) for the first n keys of a query at `position`. Distances
+  // beyond K are clipped to the first and the last row.
+  template <class F>
+  HD void each_distance(int64_t position, int64_t n, F f) const {
+    const auto clamp = [n](int64_t j) {
+      return j < 0 ? 0 : j < n ? j : n;
+    };
+    const int64_t low = clamp(position - a.K), high = clamp(position + a.K);
+    for (int64_t j = 0; j < low; ++j)
+      f(j, int64_t(0));
+    for (int64_t j = low; j < high; ++j)
+      f(j, j - position + a.K);
+    for (int64_t j = high; j < n; ++j)
+      f(j, 2 * a.K);
+  }
+  // s (n,) += row i of the bias.
+  HD void add_bias(T* s, int64_t b, int64_t h, int64_t i, int64_t n) const {
+    const int64_t* t = a.bias_strides;
+    const E* x = static_cast<const E*>(a.bias) + b * t[0] + h * t[1] + i * t[2];
+    if (t[3] == 1) return add_row(x, s, n, T(1));
+    for (int64_t j = 0; j < n; ++j)
+      s[j] += load_scalar(x + j * t[3]);
+  }
+  // s (n,) = -inf where row i of the mask is false.
+  HD void apply_mask(T* s, int64_t b, int64_t h, int64_t i, int64_t n) const {
+    const int64_t* t = a.mask_strides;
+    const uint8_t* seen = a.mask + b * t[0] + h * t[1] + i * t[2];
+    if (t[3] == 1)
+      for (int64_t j = 0; j < n; ++j)
+        s[j] = seen[j] ? s[j] : -INFINITE<T>;
+    else
+      for (int64_t j = 0; j < n; ++j)
+        s[j] = seen[j * t[3]] ? s[j] : -INFINITE<T>;
+  }
+
+  // to (rows, keep_stride) = the dropout's factors of the probabilities of queries i0, i0 + 1, ...:
+  // 1 / (1 - p) or 0. Rows are multiples of four long, hence consecutive in the mask.
+  HD void dropout_factors(int64_t b, int64_t h, int64_t i0, int64_t rows, T* to) const {
+    mask_values<T>(a.dropout, (b * a.N + h) * a.L + i0, keep_stride, 0, rows * keep_stride,
+                   T(a.dropout.scale), T(0), to);
+  }
+  // Returns x with dropout. A select, so that an infinity is dropped too.
+  HD static Vec<T> dropped(Vec<T> x, const T* keep) {
+    const Vec<T> factor = Vec<T>::load(keep), zero(T(0));
+    return select<T>(factor.v != zero.v, x * factor, zero);
+  }
+
+  // to (D,) = x (D,) * scale, in the type in memory.
+  HD void store_row(const T* x, E* to, int64_t D, T scale) const {
+    if constexpr (std::is_same<E, T>::value)
+      if (streamed) {
+        for (int64_t d = 0; d < D; d += LANES<T>)
+          stream(to + d, Vec<T>::load(x + d) * Vec<T>(scale));
+        return;
+      }
+    int64_t d = 0;
+    for (; d + LANES<T> <= D; d += LANES<T>)
+      store_as(to + d, Vec<T>::load(x + d) * Vec<T>(scale));
+    if (d < D) store_up_to(to + d, Vec<T>::load(x + d) * Vec<T>(scale), D - d);
+  }
+};
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

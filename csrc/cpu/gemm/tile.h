@@ -1,0 +1,156 @@
+// The register tile of all matrix products: up to MR rows times NV vectors of C, accumulated in
+// registers over the whole depth K.
+#pragma once
+#include "cpu/gemm/operands.h"
+#include "cpu/simd/vec.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+// The tile's size: 24 accumulators where there are 32 vector registers, 12 where there are 16.
+constexpr int MR = 6;  // rows
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int NV = 4;  // vectors
+#else
+constexpr int NV = 2;
+#endif
+template <class T>
+constexpr int64_t PANEL = NV * LANES<T>;  // the columns of a panel, as wide as a tile
+
+// Software prefetch into the L2 cache while a tile is computed: one cache line for each k, at
+// first + k * step.
+template <class T>
+struct Prefetch {
+  const T* first = nullptr;
+  int64_t step = 0;  // elements; 0 means no prefetch
+};
+
+// What a product's caller may split among threads: columns of C or rows of C. A result must not
+// depend on such a split, and therefore neither may the order in which a tile adds.
+enum class Split { columns, rows };
+
+// The chains of additions for each element of a tile of M rows and nv vectors: with two, the even
+// and the odd k have accumulators of their own, because a tile of few accumulators would wait for
+// the latency of its additions. The number follows only the side of the tile that the split leaves
+// alone: a split of the columns changes nv, and a split of the rows changes M. Both choices need at
+// most as many accumulators as a full tile.
+template <int M, int nv, Split SPLIT>
+constexpr int CHAINS = (SPLIT == Split::columns ? 2 * M <= MR : 2 * nv <= NV) ? 2 : 1;
+
+// C (M, nv vectors) (+)= A (M, K) B (K, nv vectors).
+template <int M, int nv, Split SPLIT, bool PREFETCH, class T>
+void tile(int64_t K, LeftOperand<T> A, Matrix<const T> B, Matrix<T> C, bool accumulate,
+          Prefetch<T> prefetch) {
+  constexpr int chains = CHAINS<M, nv, SPLIT>;
+  Vec<T> c[chains][M][nv];
+#pragma GCC unroll 2
+  for (int u = 0; u < chains; ++u)
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+      for (int n = 0; n < nv; ++n)
+        c[u][m][n] = Vec<T>(T(0));
+
+  // C is read at the end only: fetch it meanwhile.
+  if (accumulate)
+    for (int m = 0; m < M; ++m)
+      for (int n = 0; n < nv; ++n)
+        __builtin_prefetch(C.p + m * C.ld + n * LANES<T>, 1);
+
+  // For each k, nv vectors of B are loaded once and multiplied by M broadcast elements of A.
+  int64_t k = 0;
+  for (; k + chains <= K; k += chains) {
+#pragma GCC unroll 2
+    for (int u = 0; u < chains; ++u) {
+      if constexpr (PREFETCH) __builtin_prefetch(prefetch.first + (k + u) * prefetch.step, 0, 2);
+      Vec<T> b[nv];
+#pragma GCC unroll 4
+      for (int n = 0; n < nv; ++n)
+        b[n] = Vec<T>::load(B.p + (k + u) * B.ld + n * LANES<T>);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const Vec<T> a(A.p[m * A.sm + (k + u) * A.sk]);
+#pragma GCC unroll 4
+        for (int n = 0; n < nv; ++n)
+          c[u][m][n] = c[u][m][n] + a * b[n];
+      }
+    }
+  }
+
+  // The last k, if K is odd and there are two chains.
+  if (k < K)
+    for (int m = 0; m < M; ++m)
+      for (int n = 0; n < nv; ++n)
+        c[0][m][n] = c[0][m][n] +
+                     Vec<T>(A.p[m * A.sm + k * A.sk]) * Vec<T>::load(B.p + k * B.ld + n * LANES<T>);
+
+  // Add the chains, and C if its old value counts, and store.
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+    for (int n = 0; n < nv; ++n) {
+      Vec<T> r = c[0][m][n];
+      if constexpr (chains == 2) r = r + c[1][m][n];
+      T* out = C.p + m * C.ld + n * LANES<T>;
+      if (accumulate) r = r + Vec<T>::load(out);
+      r.store(out);
+    }
+}
+
+// A tile whose number of rows is known at run time only.
+template <int nv, Split SPLIT, bool PREFETCH = false, class T>
+void tile_rows(int M, int64_t K, LeftOperand<T> A, Matrix<const T> B, Matrix<T> C, bool accumulate,
+               Prefetch<T> prefetch = {}) {
+  switch (M) {
+    case 1:
+      return tile<1, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+    case 2:
+      return tile<2, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+    case 3:
+      return tile<3, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+    case 4:
+      return tile<4, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+    case 5:
+      return tile<5, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+    default:
+      return tile<6, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+  }
+}
+
+// C (M, width) (+)= A (M, K) times a packed panel (K, width rounded up to vectors), M <= MR and
+// width <= PANEL. Unless C may be written up to whole vectors, a width that does not fill its
+// vectors goes through a buffer.
+template <class T, Split SPLIT, bool PREFETCH = false>
+void any_tile(int M, int64_t width, int64_t K, LeftOperand<T> A, const T* panel, Output<T> C,
+              Prefetch<T> prefetch = {}) {
+  constexpr int64_t L = LANES<T>;
+  constexpr int THREE = NV < 3 ? NV : 3;  // a panel of NV = 2 vectors has no third case
+  T buffer[MR * PANEL<T>];                // (M, padded)
+  const int64_t padded = round_up<T>(width);
+  const bool direct = C.whole_vectors || padded == width;
+  const Matrix<T> out{direct ? C.p : buffer, direct ? C.ld : padded};
+  const bool accumulate = direct && C.accumulate;
+  switch (padded / L) {
+    case 1:
+      tile_rows<1, SPLIT, PREFETCH, T>(M, K, A, {panel, L}, out, accumulate, prefetch);
+      break;
+    case 2:
+      tile_rows<2, SPLIT, PREFETCH, T>(M, K, A, {panel, 2 * L}, out, accumulate, prefetch);
+      break;
+    case 3:
+      tile_rows<THREE, SPLIT, PREFETCH, T>(M, K, A, {panel, THREE * L}, out, accumulate, prefetch);
+      break;
+    default:
+      if (prefetch.step)
+        tile_rows<NV, SPLIT, true, T>(M, K, A, {panel, NV * L}, out, accumulate, prefetch);
+      else
+        tile_rows<NV, SPLIT, false, T>(M, K, A, {panel, NV * L}, out, accumulate);
+  }
+  if (direct) return;
+  for (int m = 0; m < M; ++m)
+    for (int64_t n = 0; n < width; ++n)
+      C.p[m * C.ld + n] = buffer[m * padded + n] + (C.accumulate ? C.p[m * C.ld + n] : T(0));
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

@@ -1,0 +1,56 @@
+// The matrix product with an unpacked right operand, for small matrices and for few rows, where
+// packing B would take about as long as the product itself.
+#pragma once
+#include "cpu/gemm/tile.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+// C (M, N) (+)= A (M, K) B (K, N). N and the row lengths of B and C must be whole vectors.
+template <class T>
+void product(int64_t M, int64_t K, int64_t N, LeftOperand<T> A, Matrix<const T> B, Matrix<T> C,
+             bool accumulate) {
+  constexpr int64_t DEPTH = 128;          // rows of B, whose panel stays in L1 while A's rows pass
+  constexpr int THREE = NV < 3 ? NV : 3;  // a panel of NV = 2 vectors has no third case
+  const int64_t tiles = (M + MR - 1) / MR;
+
+  // A sum of no terms is zero.
+  for (int64_t m = 0; K == 0 && !accumulate && m < M; ++m)
+    memset(C.p + m * C.ld, 0, N * sizeof(T));
+
+  for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
+    const int64_t depth = K - k0 < DEPTH ? K - k0 : DEPTH;
+    const bool acc = accumulate || k0 > 0;
+    for (int64_t n = 0; n < N; n += PANEL<T>) {
+      const int64_t vectors = (N - n < PANEL<T> ? N - n : PANEL<T>) / LANES<T>;
+      // Tiles of equal height. Together they prefetch the panel that comes next, to the right or,
+      // after the last one, at the beginning of the next DEPTH rows: each tile one vector's column.
+      for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t m = M * i / tiles;
+        const int rows = int(M * (i + 1) / tiles - m);
+        const LeftOperand<T> a{A.p + m * A.sm + k0 * A.sk, A.sm, A.sk};
+        const Matrix<const T> b{B.p + k0 * B.ld + n, B.ld};
+        const Matrix<T> c{C.p + m * C.ld + n, C.ld};
+        switch (vectors) {
+          case 1:
+            tile_rows<1, Split::columns>(rows, depth, a, b, c, acc);
+            break;
+          case 2:
+            tile_rows<2, Split::columns>(rows, depth, a, b, c, acc);
+            break;
+          case 3:
+            tile_rows<THREE, Split::columns>(rows, depth, a, b, c, acc);
+            break;
+          default: {
+            const int64_t to_next_panel = n + PANEL<T> < N ? PANEL<T> : depth * B.ld - n;
+            const Prefetch<T> prefetch{b.p + to_next_panel + i % NV * LANES<T>, B.ld};
+            tile_rows<NV, Split::columns, true>(rows, depth, a, b, c, acc, prefetch);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

@@ -1,0 +1,37 @@
+// The statistics of a row of logits that are known after some of its columns: enough to compute the
+// log-sum-exp, the argmax and the label smoothing in one pass over the columns, block by block.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+// Less than every logit. Not an infinity, because the difference of two infinities is NaN.
+template <class T>
+constexpr T LOWEST = T(-1e30);
+
+template <class T>
+struct Statistics {
+  T max;            // the largest logit
+  int64_t argmax;   // its first column
+  double sum;       // the sum of exp(z - max)
+  double weighted;  // the sum of class_weights * z
+};
+
+// Combines the statistics of two sets of columns; the columns of `to` come first. The sum that
+// belongs to the smaller maximum is rescaled to the larger one.
+template <class T>
+void combine(const Statistics<T>& from, Statistics<T>& to) {
+  if (from.max > to.max) {
+    to.sum = (to.sum != 0 ? to.sum * ::exp(double(to.max - from.max)) : 0) + from.sum;
+    to.max = from.max;
+    to.argmax = from.argmax;
+  } else {
+    to.sum += from.sum * ::exp(double(from.max - to.max));
+  }
+  to.weighted += from.weighted;
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

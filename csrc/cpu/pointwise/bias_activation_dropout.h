@@ -1,0 +1,103 @@
+// y = dropout(activation(x + b)), which lies between the two products of a feed-forward layer. One
+// pass over memory forward and one backward. Backward recomputes everything from x, so that neither
+// the activation nor the mask is stored.
+//
+// What limits it: memory bandwidth, and Philox where there is dropout.
+#pragma once
+#include "cpu/pointwise/activation.h"
+#include "cpu/pointwise/row_blocks.h"
+#include "cpu/pointwise/row_dropout.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+// Row m of y. S: the type in memory, A: the activation. keep (D,) and row (D,) are workspaces.
+template <class S, class A>
+void bias_activation_dropout_row(const cpu::BiasActivationDropout& f, int64_t m, uint32_t* keep,
+                                 typename Compute<S>::type* row) {
+  using C = typename Compute<S>::type;
+  const S* x = static_cast<const S*>(f.x) + m * f.D;  // (D,)
+  const S* b = static_cast<const S*>(f.b);            // (D,) or null
+  for (int64_t j = 0; j < f.D; j += LANES<C>) {
+    const Vec<C> z = load_up_to(x + j, f.D - j);
+    A::value(b ? z + load_up_to(b + j, f.D - j) : z).store(row + j);
+  }
+  row_mask(f.mask, m, f.D, keep);
+  drop_row(f.mask, keep, (const C*)row, static_cast<S*>(f.y) + m * f.D, f.D);
+}
+
+// Row m of dx, which is also added to db (D rounded up to vectors) if that is not null.
+template <class S, class A, class C>
+void bias_activation_dropout_backward_row(const cpu::BiasActivationDropout& f, int64_t m,
+                                          uint32_t* keep, C* row, C* db) {
+  row_mask(f.mask, m, f.D, keep);
+  drop_row(f.mask, keep, static_cast<const S*>(f.dy) + m * f.D, row, f.D);
+  const S* x = static_cast<const S*>(f.x) + m * f.D;         // (D,)
+  const S* b = static_cast<const S*>(f.b);                   // (D,) or null
+  S* dx = f.dx ? static_cast<S*>(f.dx) + m * f.D : nullptr;  // (D,) or null
+  for (int64_t j = 0; j < f.D; j += LANES<C>) {
+    const int64_t n = f.D - j;
+    const Vec<C> z = load_up_to(x + j, n);
+    const Vec<C> dy = load_up_to((const C*)row + j, n);
+    const Vec<C> d = A::gradient(b ? z + load_up_to(b + j, n) : z, dy);
+    if (dx) store_up_to<S>(dx + j, d, n);
+    if (db) (Vec<C>::load(db + j) + d).store(db + j);  // d is 0 beyond the row
+  }
+}
+
+template <class S, class A>
+void bias_activation_dropout_rows(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
+  using C = typename Compute<S>::type;
+  const RowBlocks blocks(f.M, f.D);
+  parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
+    Buffer<C> row(round_up<C>(f.D));
+    Buffer<uint32_t> keep(f.D);
+    for (int64_t m = blocks.begin(begin); m < blocks.end(end - 1); ++m)
+      bias_activation_dropout_row<S, A>(f, m, keep, row);
+  });
+}
+
+template <class S, class A>
+void bias_activation_dropout_backward_rows(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
+  using C = typename Compute<S>::type;
+  const RowBlocks blocks(f.M, f.D);
+  const BlockSums<C> db(blocks, f.D, f.db);
+  parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
+    Buffer<C> row(round_up<C>(f.D));
+    Buffer<uint32_t> keep(f.D);
+    for (int64_t block = begin; block < end; ++block) {
+      C* sums = db.of(block);
+      for (int64_t m = blocks.begin(block); m < blocks.end(block); ++m)
+        bias_activation_dropout_backward_row<S, A>(f, m, keep, (C*)row, sums);
+    }
+  });
+  db.total(static_cast<C*>(f.db), run);
+}
+
+// Forward or backward with activation A.
+template <class A>
+void bias_activation_dropout_with(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
+  by_type(f.type, [&](auto s) {
+    using S = decltype(s);
+    if (f.backward)
+      bias_activation_dropout_backward_rows<S, A>(f, run);
+    else
+      bias_activation_dropout_rows<S, A>(f, run);
+  });
+}
+
+inline void bias_activation_dropout(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
+  switch (f.activation) {
+    case cpu::Activation::relu:
+      return bias_activation_dropout_with<Relu>(f, run);
+    case cpu::Activation::gelu:
+      return bias_activation_dropout_with<Gelu>(f, run);
+    case cpu::Activation::gelu_tanh:
+      return bias_activation_dropout_with<GeluTanh>(f, run);
+    case cpu::Activation::tanh:
+      return bias_activation_dropout_with<Tanh>(f, run);
+  }
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

@@ -1,0 +1,14 @@
+// A half-open range of rows, columns or other indices.
+#pragma once
+#include "math/host_device.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+struct Range {
+  int64_t begin, end;
+  HD int64_t size() const { return end - begin; }
+};
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

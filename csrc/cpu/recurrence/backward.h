@@ -1,0 +1,350 @@
+// The gradients of the recurrence of forward.h, backward through time.
+//
+// The loop goes from the last step to the first and only propagates the gradients of the data. It
+// stores the operands of every product (recomputed from the saved sigmoids) and the gradients of
+// every pre-activation, so that after the loop each weight's gradient is one product over all
+// T * B rows.
+//
+// The split of the work and what limits it are those of forward.h: each part owns columns, and
+// there is a barrier before each product that needs the columns of all parts.
+#pragma once
+#include "cpu/gemm/gemm.h"
+#include "cpu/recurrence/backward_workspace.h"
+#include "cpu/simd/elementary_functions.h"
+#include "math/lstm.h"
+#include "math/mogrifier.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+template <class T, bool cap>
+class RecurrentBackward {
+ public:
+  RecurrentBackward(const cpu::RecurrenceBackward<T>& g, int parts)
+      : g(g), r(g.forward), s(r), w(g, s, parts), parts(parts), barrier(parts) {}
+
+  // Parts [begin, end) of the team.
+  void run(int64_t begin, int64_t end) {
+    Part p{int(end - begin),
+           begin,
+           end,
+           own_columns<T>(s.H, begin, end, parts),
+           own_columns<T>(s.X, begin, end, parts),
+           own_columns<T>(s.rank, begin, end, parts),
+           w.zoneout + 2 * s.ldh * begin,
+           w.scratch + w.scratch_size * begin};
+    pack_weights(p);
+    prepare_state(p);
+    for (int64_t t = s.steps - 1; t >= 0; --t)
+      step(p, t);
+    barrier.wait(p.weight);
+    store_state_gradients(p);
+    gate_weight_gradients(p);
+    round_weight_gradients(p);
+  }
+
+ private:
+  // What the parts [begin, end), which one thread runs, own together.
+  struct Part {
+    int weight;  // how many parts they are, for the barrier
+    int64_t begin, end;
+    Range h, x, r;  // hidden units, inputs and low-rank columns
+    T* zoneout;     // (2, ldh)  for h and for c
+    T* scratch;     // of gemm_transposed
+  };
+
+  const cpu::RecurrenceBackward<T>& g;
+  const cpu::Recurrence<T>& r;
+  const Sizes<T> s;
+  BackwardWorkspace<T> w;
+  const int parts;
+  Barrier barrier;
+
+  int64_t rounds_on_x() const { return (s.rounds + 1) / 2; }
+  int64_t rounds_on_h() const { return s.rounds / 2; }
+
+  // The saved sigmoids of round k in a row of T * B.
+  const T* gate(int64_t k, int64_t row) const {
+    return r.round_gates + row * s.round_width + s.round_offset[k];
+  }
+
+  // Sets or adds the part's columns of one row.
+  static void zero(T* p, Range columns) {
+    for (int64_t j = columns.begin; j < columns.end; j += LANES<T>)
+      Vec<T>(T(0)).store(p + j);
+  }
+  static void add(const T* step, T* total, Range columns) {
+    for (int64_t j = columns.begin; j < columns.end; j += LANES<T>)
+      (Vec<T>::load(total + j) + Vec<T>::load(step + j)).store(total + j);
+  }
+
+  // Packs the part's columns of the weights, this time as right operands of dz W.
+  void pack_weights(const Part& p) {
+    if (s.rounds || g.dx)
+      pack(r.W_ih + p.x.begin, s.X, 1, 4 * s.H, p.x.size(), w.W_ih + 4 * s.H * p.x.begin);
+    pack(r.W_hh + p.h.begin, s.H, 1, 4 * s.H, p.h.size(), w.W_hh + 4 * s.H * p.h.begin);
+    for (int64_t k = 0; k < s.rounds; ++k) {
+      const Range in = s.on_x(k) ? p.h : p.x, columns = s.rank ? p.r : in;
+      const int64_t ld = s.rank ? s.rank : s.in(k);
+      if (first_use(r.A, k) == k)
+        pack(r.A[k] + columns.begin, ld, 1, s.out(k), columns.size(),
+             w.A[k] + s.out(k) * columns.begin);
+      if (s.rank && first_use(r.F, k) == k)
+        pack(r.F[k] + in.begin, s.in(k), 1, s.rank, in.size(), w.F[k] + s.rank * in.begin);
+    }
+  }
+
+  // Generates the mask of the state's dropout, clears the sums and loads dh and dc.
+  void prepare_state(const Part& p) {
+    memset(p.zoneout, 0, 2 * s.ldh * sizeof(T));  // so that no load reads uninitialised padding
+    for (int64_t k = 0; k < s.rounds; ++k)
+      zero(w.dbias[k], s.on_x(k) ? p.x : p.h);
+    for (int gate = 0; gate < 4; ++gate)
+      zero(w.db + gate * s.ldh, p.h);
+    for (int64_t b = 0; b < s.B; ++b) {
+      if (r.state.threshold)
+        mask_values(r.state, b, s.H, p.h.begin, p.h.end, T(r.state.scale), T(0),
+                    w.state_mask + b * s.ldh + p.h.begin);
+      for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+        Vec<T>::load(g.dh + b * s.H + j, s.H - j).store(w.dh_carried + b * s.ldh + j);
+        Vec<T>::load(g.dc + b * s.H + j, s.H - j).store(w.dc_carried + b * s.ldh + j);
+      }
+    }
+  }
+
+  void step(const Part& p, int64_t t) {
+    // Through the cell: dz of the part's hidden units, and the sums for db.
+    const int64_t first = t * s.B;  // the step's first row of T * B
+    for (int gate = 0; gate < 4; ++gate)
+      zero(w.db_step + gate * s.ldh, p.h);
+    for (int64_t b = 0; b < s.B; ++b) {
+      recompute_operands(p, t, b);
+      cell(p, t, b);
+    }
+    for (int gate = 0; gate < 4; ++gate)
+      add(w.db_step + gate * s.ldh, w.db + gate * s.ldh, p.h);
+    barrier.wait(p.weight);
+
+    // Through the gates' products into both operands, then through the rounds. Without rounds dx
+    // is one product after the loop.
+    gemm<T>(s.B, 4 * s.H, p.h.size(), {w.dz + first * w.ldz, w.ldz}, w.W_hh + 4 * s.H * p.h.begin,
+            {w.dh + p.h.begin, s.ldh, true, false});
+    if (s.rounds)
+      gemm<T>(s.B, 4 * s.H, p.x.size(), {w.dz + first * w.ldz, w.ldz}, w.W_ih + 4 * s.H * p.x.begin,
+              {w.dx + p.x.begin, s.ldx, true, false});
+    for (int64_t k = s.rounds - 1; k >= 0; --k)
+      round(p, t, k);
+
+    // Through the state's dropout into the state of the previous step; dx is complete.
+    for (int64_t b = 0; b < s.B; ++b) {
+      for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+        Vec<T> d = Vec<T>::load(w.dh + b * s.ldh + j);
+        if (r.state.threshold) d = d * Vec<T>::load(w.state_mask + b * s.ldh + j);
+        (Vec<T>::load(w.dh_carried + b * s.ldh + j) + d).store(w.dh_carried + b * s.ldh + j);
+      }
+      if (s.rounds && g.dx)
+        for (int64_t j = p.x.begin; j < p.x.end; j += LANES<T>)
+          Vec<T>::load(w.dx + b * s.ldx + j).store(g.dx + (first + b) * s.X + j, s.X - j);
+    }
+  }
+
+  // Recomputes the operands of row b at step t, before and after each round, from the saved
+  // sigmoids.
+  void recompute_operands(const Part& p, int64_t t, int64_t b) {
+    const int64_t row = t * s.B + b;
+    const T* h_before = t ? r.y + (row - s.B) * s.H : r.h0 + b * s.H;  // (H,)
+    for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+      Vec<T> h = Vec<T>::load(h_before + j, s.H - j);
+      if (r.state.threshold) h = h * Vec<T>::load(w.state_mask + b * s.ldh + j);
+      h.store(w.h_operand[0] + row * s.ldh + j);
+      for (int64_t k = 1; k < s.rounds; k += 2) {
+        h = mogrify(Vec<T>::load(gate(k, row) + j), h);
+        h.store(w.h_operand[k / 2 + 1] + row * s.ldh + j);
+      }
+    }
+    if (s.rounds || w.x_operand[0])
+      for (int64_t j = p.x.begin; j < p.x.end; j += LANES<T>) {
+        Vec<T> x = load_input(r, t, b, j);
+        if (w.x_operand[0]) x.store(w.x_operand[0] + row * s.ldx + j);
+        for (int64_t k = 0; k < s.rounds; k += 2) {
+          x = mogrify(Vec<T>::load(gate(k, row) + j), x);
+          x.store(w.x_operand[k / 2 + 1] + row * s.ldx + j);
+        }
+      }
+  }
+
+  // The gradients of the cell of row b at step t: dz, and the state's gradients, which are updated
+  // in place.
+  void cell(const Part& p, int64_t t, int64_t b) {
+    const int64_t row = t * s.B + b;
+    T* out = w.dz + row * w.ldz;  // (4, H)
+
+    // Beyond the end of the sequence the state is copied, and so is its gradient.
+    if (has_ended(r, t, b)) {
+      for (int gate = 0; gate < 4; ++gate)
+        for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>)
+          Vec<T>(T(0)).store(out + gate * s.H + j, s.H - j);
+      return;
+    }
+
+    const T* a = r.gates + row * 4 * s.Hp;             // (4, Hp)
+    const T* c_before = r.cells + (row - s.B) * s.Hp;  // (Hp,)  only for t > 0
+    if (r.zoneout_h.threshold) zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.h, row, p.zoneout);
+    if (r.zoneout_c.threshold)
+      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.h, row, p.zoneout + s.ldh);
+    for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+      const int64_t n = s.H - j;
+      const LstmGates<Vec<T>> gates{Vec<T>::load(a + j), Vec<T>::load(a + s.Hp + j),
+                                    Vec<T>::load(a + 2 * s.Hp + j), Vec<T>::load(a + 3 * s.Hp + j)};
+      const Vec<T> c = t ? Vec<T>::load(c_before + j) : Vec<T>::load(r.c0 + b * s.H + j, n);
+      T* carried_h = w.dh_carried + b * s.ldh + j;
+      T* carried_c = w.dc_carried + b * s.ldh + j;
+      Vec<T> d_h = Vec<T>::load(carried_h) + Vec<T>::load(g.dy + row * s.H + j, n);
+      Vec<T> d_c = Vec<T>::load(carried_c);
+
+      // Zoneout: the fraction 1 - u of the gradient bypasses the cell.
+      Vec<T> bypass_h(T(0)), bypass_c(T(0));
+      if (r.zoneout_h.threshold) {
+        const Vec<T> u = Vec<T>::load(p.zoneout + j - p.h.begin);
+        bypass_h = (1.f - u) * d_h;
+        d_h = u * d_h;
+      }
+      if (r.zoneout_c.threshold) {
+        const Vec<T> u = Vec<T>::load(p.zoneout + s.ldh + j - p.h.begin);
+        bypass_c = (1.f - u) * d_c;
+        d_c = u * d_c;
+      }
+
+      // Through the cell. The state's gradient so far is replaced; step() later adds the part that
+      // comes through the gates' products.
+      const LstmGates<Vec<T>> d = lstm_cell_backward<cap>(gates, c, d_h, d_c);
+      bypass_h.store(carried_h);
+      (d_c + bypass_c).store(carried_c);
+      const Vec<T> all[4] = {d.i, d.f, d.g, d.o};
+      for (int gate = 0; gate < 4; ++gate) {
+        all[gate].store(out + gate * s.H + j, n);
+        T* sum = w.db_step + gate * s.ldh + j;
+        (Vec<T>::load(sum) + all[gate]).store(sum);
+      }
+    }
+  }
+
+  // The gradients of round k for the rows of step t.
+  void round(const Part& p, int64_t t, int64_t k) {
+    const bool on_x = s.on_x(k);
+    const int64_t first = t * s.B;  // the step's first row of T * B
+    const Range out = on_x ? p.x : p.h, in = on_x ? p.h : p.x;
+    const int64_t ld = s.ld_out(k), ld_in = on_x ? s.ldh : s.ldx;
+    T* d_operand = on_x ? w.dx : w.dh;   // (B, ld)
+    T* d_out = w.dgate[k] + first * ld;  // (B, ld)
+
+    // Through the scaling: the pre-activation's gradient and that of the scaled operand.
+    zero(w.dbias_step[k], out);
+    for (int64_t b = 0; b < s.B; ++b)
+      for (int64_t j = out.begin; j < out.end; j += LANES<T>) {
+        const int64_t row = first + b;
+        const Vec<T> operand = !on_x   ? Vec<T>::load(w.h_operand[k / 2] + row * ld + j)
+                               : k > 0 ? Vec<T>::load(w.x_operand[k / 2] + row * ld + j)
+                                       : load_input(r, t, b, j);
+        Vec<T> d = Vec<T>::load(d_operand + b * ld + j);
+        const Vec<T> dg = mogrify_backward(Vec<T>::load(gate(k, row) + j), operand, d);
+        d.store(d_operand + b * ld + j);
+        dg.store(d_out + b * ld + j);
+        (Vec<T>::load(w.dbias_step[k] + j) + dg).store(w.dbias_step[k] + j);
+      }
+    add(w.dbias_step[k], w.dbias[k], out);
+    barrier.wait(p.weight);
+
+    // Through the product (two with a low rank), which adds to the gradient of the operand it read.
+    T* target = (on_x ? w.dh : w.dx) + in.begin;
+    const T* weight = w.A[first_use(r.A, k)];
+    if (s.rank) {
+      T* u = w.dfactors[k] + first * s.ldr;  // (B, ldr)
+      gemm<T>(s.B, s.out(k), p.r.size(), {d_out, ld}, weight + s.out(k) * p.r.begin,
+              {u + p.r.begin, s.ldr, true, false});
+      barrier.wait(p.weight);
+      gemm<T>(s.B, s.rank, in.size(), {u, s.ldr}, w.F[first_use(r.F, k)] + s.rank * in.begin,
+              {target, ld_in, true, true});
+    } else {
+      gemm<T>(s.B, s.out(k), in.size(), {d_out, ld}, weight + s.out(k) * in.begin,
+              {target, ld_in, true, true});
+    }
+  }
+
+  // dW (out, columns) (+)= d^T operand over all T * B rows, unless dW is null. Each part computes
+  // rows of dW.
+  void weight_gradient(const Part& p, T* dW, int64_t out, int64_t columns, Matrix<const T> d,
+                       Matrix<const T> operand, bool accumulate) {
+    const Range own{out * p.begin / parts, out * p.end / parts};
+    if (dW)
+      gemm_transposed<T>(w.rows, columns, own, d, operand, {dW, columns}, accumulate, p.scratch);
+  }
+
+  // out (width,) (+)= the part's columns of `sums`, unless out is null.
+  static void store_sums(T* out, const T* sums, Range columns, int64_t width, bool accumulate) {
+    if (!out) return;
+    for (int64_t j = columns.begin; j < columns.end; j += LANES<T>) {
+      Vec<T> v = Vec<T>::load(sums + j);
+      if (accumulate) v = v + Vec<T>::load(out + j, width - j);
+      v.store(out + j, width - j);
+    }
+  }
+
+  void store_state_gradients(const Part& p) {
+    for (int64_t b = 0; b < s.B; ++b)
+      for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+        Vec<T>::load(w.dh_carried + b * s.ldh + j).store(g.dh0 + b * s.H + j, s.H - j);
+        Vec<T>::load(w.dc_carried + b * s.ldh + j).store(g.dc0 + b * s.H + j, s.H - j);
+      }
+  }
+
+  // After the loop: the gradients of W_ih, W_hh and b, and without rounds that of x.
+  void gate_weight_gradients(const Part& p) {
+    if (s.rounds == 0 && g.dx)
+      gemm<T>(w.rows, 4 * s.H, p.x.size(), {w.dz, w.ldz}, w.W_ih + 4 * s.H * p.x.begin,
+              {g.dx + p.x.begin, s.X, false, false});
+    const T* operand = w.x_operand[rounds_on_x()];  // null without rounds and lengths
+    const Matrix<const T> x = operand ? Matrix<const T>{operand, s.ldx} : Matrix<const T>{r.x, s.X};
+    weight_gradient(p, g.dW_ih, 4 * s.H, s.X, {w.dz, w.ldz}, x, false);
+    weight_gradient(p, g.dW_hh, 4 * s.H, s.H, {w.dz, w.ldz}, {w.h_operand[rounds_on_h()], s.ldh},
+                    false);
+    for (int gate = 0; gate < 4; ++gate)
+      if (g.db) store_sums(g.db + gate * s.H, w.db + gate * s.ldh, p.h, s.H, false);
+  }
+
+  // After the loop: the gradients of the rounds' weights. Those of a shared weight are summed.
+  void round_weight_gradients(const Part& p) {
+    for (int64_t k = 0; k < s.rounds; ++k) {
+      const bool on_x = s.on_x(k);
+      const Matrix<const T> dgate{w.dgate[k], s.ld_out(k)};
+      const Matrix<const T> operand{on_x ? w.h_operand[k / 2] : w.x_operand[k / 2 + 1],
+                                    on_x ? s.ldh : s.ldx};
+      const auto repeated = [&](T* const* d) {
+        return d[k] && first_use<T>(d, k) < k;
+      };
+      if (s.rank) {
+        weight_gradient(p, g.dA[k], s.out(k), s.rank, dgate, {r.factors + k * w.rows * s.rp, s.rp},
+                        repeated(g.dA));
+        weight_gradient(p, g.dF[k], s.rank, s.in(k), {w.dfactors[k], s.ldr}, operand,
+                        repeated(g.dF));
+      } else {
+        weight_gradient(p, g.dA[k], s.out(k), s.in(k), dgate, operand, repeated(g.dA));
+      }
+      store_sums(g.dbias[k], w.dbias[k], on_x ? p.x : p.h, s.out(k), repeated(g.dbias));
+    }
+  }
+};
+
+template <class T>
+void recurrence_backward(const cpu::RecurrenceBackward<T>& g, cpu::Parallel run, int threads) {
+  const auto with = [&](auto&& pass) {
+    parallel(run, threads, [&](int64_t begin, int64_t end) { pass.run(begin, end); });
+  };
+  if (g.forward.cap_input_gate)
+    with(RecurrentBackward<T, true>(g, threads));
+  else
+    with(RecurrentBackward<T, false>(g, threads));
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

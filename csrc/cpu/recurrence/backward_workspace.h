@@ -1,0 +1,89 @@
+// The packed weights and the intermediate gradients of a recurrence's backward pass.
+#pragma once
+#include "cpu/gemm/pack.h"
+#include "cpu/gemm/transposed.h"
+#include "cpu/recurrence/sizes.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+// Allocated once per call and shared by all parts of the work. rows = T * B; out, in and ld_out are
+// those of a round, see Sizes.
+template <class T>
+struct BackwardWorkspace {
+  const int64_t rows;
+  const int64_t ldz;           // the row length of dz
+  const int64_t scratch_size;  // of gemm_transposed
+
+  // Weights, packed as right operands of dz W. Rounds that share a weight share the packed copy.
+  Buffer<T> W_ih;           // (4H, X)
+  Buffer<T> W_hh;           // (4H, H)
+  Buffer<T> A[MAX_ROUNDS];  // (out, in), or (out, rank) with a low rank
+  Buffer<T> F[MAX_ROUNDS];  // (rank, in)
+
+  // Gradients of the data.
+  Buffer<T> dz;                    // (T, B, ldz)  of the gates' pre-activations
+  Buffer<T> dh;                    // (B, ldh)  of the operand h, within a step
+  Buffer<T> dx;                    // (B, ldx)  of the operand x, within a step
+  Buffer<T> dh_carried;            // (B, ldh)  of the state, from step to step
+  Buffer<T> dc_carried;            // (B, ldh)
+  Buffer<T> dgate[MAX_ROUNDS];     // (T, B, ld_out)  of the rounds' pre-activations
+  Buffer<T> dfactors[MAX_ROUNDS];  // (T, B, ldr)  of the products with F
+
+  // Gradients of the biases.
+  Buffer<T> db;                      // (4, ldh)  summed over the steps
+  Buffer<T> db_step;                 // (4, ldh)  summed within a step
+  Buffer<T> dbias[MAX_ROUNDS];       // (ld_out,)  summed over the steps
+  Buffer<T> dbias_step[MAX_ROUNDS];  // (ld_out,)  summed within a step
+
+  // The operands of the products, recomputed. x_operand[0] is x with zeros behind the ends of the
+  // sequences; only where the product for dW_ih reads it, see reads_masked_x.
+  Buffer<T> x_operand[MAX_ROUNDS / 2 + 2];  // (T, B, ldx)  x after i rounds on it
+  Buffer<T> h_operand[MAX_ROUNDS / 2 + 2];  // (T, B, ldh)  h after i rounds on it
+  Buffer<T> state_mask;                     // (B, ldh)  the factors of the state's dropout
+  Buffer<T> zoneout;                        // (parts, 2, ldh)
+  Buffer<T> scratch;                        // (parts, scratch_size)
+
+  // Whether the gradient of W_ih needs a copy of x: with lengths, x may be NaN where dz is 0. With
+  // rounds, the recomputed operands have zeros there already.
+  static bool reads_masked_x(const cpu::RecurrenceBackward<T>& g) {
+    return g.forward.lengths && g.forward.rounds == 0 && g.dW_ih;
+  }
+
+  BackwardWorkspace(const cpu::RecurrenceBackward<T>& g, const Sizes<T>& s, int parts)
+      : BackwardWorkspace(g.forward, s, parts, reads_masked_x(g)) {}
+
+ private:
+  BackwardWorkspace(const cpu::Recurrence<T>& r, const Sizes<T>& s, int parts, bool masked_x)
+      : rows(s.steps * s.B),
+        ldz(leading_dimension<T>(4 * s.H)),
+        scratch_size(round_up<T>(TRANSPOSED_SCRATCH<T>)),
+        W_ih(packed_size<T>(4 * s.H, s.X)),
+        W_hh(packed_size<T>(4 * s.H, s.H)),
+        dz(rows * ldz),
+        dh(s.B * s.ldh),
+        dx(s.B * s.ldx),
+        dh_carried(s.B * s.ldh),
+        dc_carried(s.B * s.ldh),
+        db(4 * s.ldh),
+        db_step(4 * s.ldh),
+        state_mask(r.state.threshold ? s.B * s.ldh : 0),
+        zoneout(2 * s.ldh * parts),
+        scratch(scratch_size * parts) {
+    if (masked_x) x_operand[0] = Buffer<T>(rows * s.ldx);
+    h_operand[0] = Buffer<T>(rows * s.ldh);
+    for (int64_t k = 0; k < s.rounds; ++k) {
+      if (first_use(r.A, k) == k)
+        A[k] = Buffer<T>(packed_size<T>(s.out(k), s.rank ? s.rank : s.in(k)));
+      if (s.rank && first_use(r.F, k) == k) F[k] = Buffer<T>(packed_size<T>(s.rank, s.in(k)));
+      if (s.rank) dfactors[k] = Buffer<T>(rows * s.ldr);
+      dgate[k] = Buffer<T>(rows * s.ld_out(k));
+      dbias[k] = Buffer<T>(s.ld_out(k));
+      dbias_step[k] = Buffer<T>(s.ld_out(k));
+      (s.on_x(k) ? x_operand[k / 2 + 1] : h_operand[k / 2 + 1]) = Buffer<T>(rows * s.ld_out(k));
+    }
+  }
+};
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

@@ -1,0 +1,272 @@
+// The LSTM and the Mogrifier LSTM over a whole sequence, forward.
+//
+// One team of threads runs all time steps. Each part of the work owns a range of hidden units (and
+// of inputs, and of a low rank's columns). It packs its own columns of every weight once, and after
+// each product does the pointwise work of the columns that it has just computed. A step has a
+// barrier after each round (two if the rank is low) and one after the gates. No memory is allocated
+// in the loop.
+//
+// Layout: rows are those of the batch; within a row, the four gates of all hidden units follow each
+// other. Rows of saved tensors are padded to PAD elements, rows of workspaces also to avoid cache
+// conflicts (see buffer.h), so that all loops run over whole vectors.
+//
+// What limits it: with 20 rows and more the multiply-add units; with one row reading the weights
+// from the L3 cache, which happens once a step. Without rounds the product x W_ih^T of all steps is
+// computed before the loop; with rounds it cannot be, because x is then modified in each step.
+#pragma once
+#include "cpu/gemm/gemm.h"
+#include "cpu/recurrence/sizes.h"
+#include "cpu/simd/elementary_functions.h"
+#include "math/lstm.h"
+#include "math/mogrifier.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+template <class T, bool cap>
+class RecurrentForward {
+ public:
+  RecurrentForward(const cpu::Recurrence<T>& r, int parts)
+      : r(r),
+        s(r),
+        parts(parts),
+        barrier(parts),
+        W_ih(4 * packed_size<T>(s.X, s.H)),
+        W_hh(4 * packed_size<T>(s.H, s.H)),
+        h_carried(s.B * s.ldh),
+        h_in{Buffer<T>(s.B * s.ldh), Buffer<T>(s.B * s.ldh)},
+        h_mogrified(s.B * s.ldh),
+        x_mogrified(s.B * s.ldx),
+        c_first(s.B * s.Hp),
+        state_mask(r.state.threshold ? s.B * s.ldh : 0),
+        zoneout(2 * s.ldh * parts) {
+    for (int64_t k = 0; k < s.rounds; ++k) {
+      if (first_use(r.A, k) == k)
+        A[k] = Buffer<T>(packed_size<T>(s.rank ? s.rank : s.in(k), s.out(k)));
+      if (s.rank && first_use(r.F, k) == k) F[k] = Buffer<T>(packed_size<T>(s.in(k), s.rank));
+    }
+  }
+
+  // Parts [begin, end) of the team.
+  void run(int64_t begin, int64_t end) {
+    Part p{int(end - begin), own_columns<T>(s.H, begin, end, parts),
+           own_columns<T>(s.X, begin, end, parts), own_columns<T>(s.rank, begin, end, parts),
+           zoneout + 2 * s.ldh * begin};
+    pack_weights(p);
+    prepare_state(p);
+
+    // Without rounds the inputs' product does not depend on the state: all steps at once. The rows
+    // behind the end of a sequence are computed too, and not used.
+    if (s.rounds == 0)
+      for (int g = 0; g < 4; ++g)
+        gemm<T>(s.steps * s.B, s.X, p.h.size(), {r.x, s.X}, packed(W_ih, s.X, g, p),
+                {r.gates + g * s.Hp + p.h.begin, 4 * s.Hp, true, false});
+    barrier.wait(p.weight);
+
+    for (int64_t t = 0; t < s.steps; ++t) {
+      for (int64_t k = 0; k < s.rounds; ++k)
+        round(p, t, k);
+      gates(p, t);
+      barrier.wait(p.weight);
+    }
+    store_last_state(p);
+  }
+
+ private:
+  // What the parts that one thread runs own together.
+  struct Part {
+    int weight;     // how many parts they are, for the barrier
+    Range h, x, r;  // hidden units, inputs and low-rank columns
+    T* zoneout;     // (2, ldh)  for h and for c
+  };
+
+  const cpu::Recurrence<T>& r;
+  const Sizes<T> s;
+  const int parts;
+  Barrier barrier;
+  Buffer<T> W_ih;           // packed, (4)(X, H)
+  Buffer<T> W_hh;           // packed, (4)(H, H)
+  Buffer<T> A[MAX_ROUNDS];  // packed, (in, out), or (rank, out) with a low rank
+  Buffer<T> F[MAX_ROUNDS];  // packed, (in, rank)
+  Buffer<T> h_carried;      // (B, ldh)  the state that goes from step to step
+  Buffer<T> h_in[2];  // (B, ldh)  the state with its dropout, which step t reads from h_in[t % 2]
+  Buffer<T> h_mogrified;  // (B, ldh)
+  Buffer<T> x_mogrified;  // (B, ldx)
+  Buffer<T> c_first;      // (B, Hp)  c0
+  Buffer<T> state_mask;   // (B, ldh)  the factors of the state's dropout
+  Buffer<T> zoneout;      // (parts, 2, ldh)
+
+  // The part's columns of one gate's packed weight with K rows.
+  const T* packed(const T* weight, int64_t K, int gate, const Part& p) const {
+    return weight + gate * packed_size<T>(K, s.H) + K * p.h.begin;
+  }
+
+  void pack_weights(const Part& p) {
+    for (int64_t g = 0; g < 4; ++g) {
+      const int64_t row = g * s.H + p.h.begin;
+      pack(r.W_ih + row * s.X, 1, s.X, s.X, p.h.size(),
+           W_ih + g * packed_size<T>(s.X, s.H) + s.X * p.h.begin);
+      pack(r.W_hh + row * s.H, 1, s.H, s.H, p.h.size(),
+           W_hh + g * packed_size<T>(s.H, s.H) + s.H * p.h.begin);
+    }
+    for (int64_t k = 0; k < s.rounds; ++k) {
+      const Range out = s.on_x(k) ? p.x : p.h;
+      const int64_t K = s.rank ? s.rank : s.in(k);
+      if (first_use(r.A, k) == k)
+        pack(r.A[k] + out.begin * K, 1, K, K, out.size(), A[k] + K * out.begin);
+      if (s.rank && first_use(r.F, k) == k)
+        pack(r.F[k] + p.r.begin * s.in(k), 1, s.in(k), s.in(k), p.r.size(),
+             F[k] + s.in(k) * p.r.begin);
+    }
+  }
+
+  // Generates the mask of the state's dropout and copies h0 and c0 to padded rows.
+  void prepare_state(const Part& p) {
+    memset(p.zoneout, 0, 2 * s.ldh * sizeof(T));  // so that no load reads uninitialised padding
+    for (int64_t b = 0; b < s.B; ++b) {
+      if (r.state.threshold)
+        mask_values(r.state, b, s.H, p.h.begin, p.h.end, T(r.state.scale), T(0),
+                    state_mask + b * s.ldh + p.h.begin);
+      for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+        Vec<T>::load(r.c0 + b * s.H + j, s.H - j).store(c_first + b * s.Hp + j);
+        const Vec<T> h = Vec<T>::load(r.h0 + b * s.H + j, s.H - j);
+        h.store(h_carried + b * s.ldh + j);
+        drop_state(h, b, j).store(h_in[0] + b * s.ldh + j);
+      }
+    }
+  }
+
+  // Returns the state with its dropout, for the units from j on in row b.
+  HD Vec<T> drop_state(Vec<T> h, int64_t b, int64_t j) const {
+    return r.state.threshold ? h * Vec<T>::load(state_mask + b * s.ldh + j, s.H - j) : h;
+  }
+
+  // Round k of step t: the operand that it scales is multiplied by twice the sigmoid of a product
+  // with the other operand.
+  void round(const Part& p, int64_t t, int64_t k) {
+    const bool on_x = s.on_x(k);
+    const Range out = on_x ? p.x : p.h;
+    const T* operand = on_x ? (k < 2 ? h_in[t % 2] : h_mogrified) : x_mogrified;
+    const int64_t ld = on_x ? s.ldh : s.ldx, K = s.rank ? s.rank : s.in(k);
+    T* gate = r.round_gates + t * s.B * s.round_width + s.round_offset[k];  // (B, round_width)
+    const T* weight = A[first_use(r.A, k)] + K * out.begin;
+
+    // The product. With a low rank there are two, and the second needs all columns of the first.
+    if (s.rank) {
+      T* u = r.factors + (k * s.steps + t) * s.B * s.rp;  // (B, rp)
+      gemm<T>(s.B, s.in(k), p.r.size(), {operand, ld}, F[first_use(r.F, k)] + s.in(k) * p.r.begin,
+              {u + p.r.begin, s.rp, true, false});
+      barrier.wait(p.weight);
+      gemm<T>(s.B, K, out.size(), {u, s.rp}, weight,
+              {gate + out.begin, s.round_width, true, false});
+    } else {
+      gemm<T>(s.B, K, out.size(), {operand, ld}, weight,
+              {gate + out.begin, s.round_width, true, false});
+    }
+
+    // Bias, sigmoid (saved for backward) and the operand's new value. The first round on x and the
+    // first one on h start from the step's inputs, later rounds from the previous one's result.
+    const T* bias = r.bias[k];  // (out,) or null
+    for (int64_t b = 0; b < s.B; ++b)
+      for (int64_t j = out.begin; j < out.end; j += LANES<T>) {
+        T* z = gate + b * s.round_width + j;
+        Vec<T> g = Vec<T>::load(z);
+        if (bias) g = g + Vec<T>::load(bias + j, s.out(k) - j);
+        g = sigmoid(g);
+        g.store(z);
+        if (on_x) {
+          T* x = x_mogrified + b * s.ldx + j;
+          const Vec<T> before = k == 0 ? load_input(r, t, b, j) : Vec<T>::load(x);
+          mogrify(g, before).store(x);
+        } else {
+          T* h = h_mogrified + b * s.ldh + j;
+          mogrify(g, Vec<T>::load(k == 1 ? h_in[t % 2] + b * s.ldh + j : h)).store(h);
+        }
+      }
+    barrier.wait(p.weight);
+  }
+
+  // The gates of step t and, from them, the new state.
+  void gates(const Part& p, int64_t t) {
+    T* out = r.gates + t * s.B * 4 * s.Hp;  // (B, 4, Hp)
+    const T* h = s.rounds < 2 ? h_in[t % 2] : h_mogrified;
+    for (int g = 0; g < 4; ++g) {
+      T* C = out + g * s.Hp + p.h.begin;
+      if (s.rounds > 0)
+        gemm<T>(s.B, s.X, p.h.size(), {x_mogrified, s.ldx}, packed(W_ih, s.X, g, p),
+                {C, 4 * s.Hp, true, false});
+      gemm<T>(s.B, s.H, p.h.size(), {h, s.ldh}, packed(W_hh, s.H, g, p), {C, 4 * s.Hp, true, true});
+    }
+    for (int64_t b = 0; b < s.B; ++b)
+      cell(p, t, b, out + b * 4 * s.Hp);
+  }
+
+  // The cell of row b at step t. z (4, Hp): pre-activations on entry, activated gates on return.
+  void cell(const Part& p, int64_t t, int64_t b, T* z) {
+    const bool alive = !has_ended(r, t, b);
+    const T* c_before = t ? r.cells + ((t - 1) * s.B + b) * s.Hp : c_first + b * s.Hp;  // (Hp,)
+    T* c_after = r.cells + (t * s.B + b) * s.Hp;                                        // (Hp,)
+    T* y = r.y + (t * s.B + b) * s.H;                                                   // (H,)
+    T* h = h_carried + b * s.ldh;                                                       // (ldh,)
+    T* next_in = h_in[(t + 1) % 2] + b * s.ldh;                                         // (ldh,)
+    if (r.zoneout_h.threshold)
+      zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.h, t * s.B + b, p.zoneout);
+    if (r.zoneout_c.threshold)
+      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.h, t * s.B + b, p.zoneout + s.ldh);
+
+    for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+      // Activate the gates and save them.
+      const int64_t n = s.H - j;
+      const Vec<T> c_old = Vec<T>::load(c_before + j), h_old = Vec<T>::load(h + j);
+      LstmGates<Vec<T>> a{Vec<T>::load(z + j), Vec<T>::load(z + s.Hp + j),
+                          Vec<T>::load(z + 2 * s.Hp + j), Vec<T>::load(z + 3 * s.Hp + j)};
+      if (r.b)
+        a = {a.i + Vec<T>::load(r.b + j, n), a.f + Vec<T>::load(r.b + s.H + j, n),
+             a.g + Vec<T>::load(r.b + 2 * s.H + j, n), a.o + Vec<T>::load(r.b + 3 * s.H + j, n)};
+      a = lstm_gates(a);
+      a.i.store(z + j);
+      a.f.store(z + s.Hp + j);
+      a.g.store(z + 2 * s.Hp + j);
+      a.o.store(z + 3 * s.Hp + j);
+
+      // The new state. A row whose sequence has ended retains its state, and its output is zero.
+      LstmState<Vec<T>> state = lstm_cell<cap>(a, c_old);
+      if (r.zoneout_h.threshold) state.h = mix(p.zoneout + j - p.h.begin, state.h, h_old);
+      if (r.zoneout_c.threshold) state.c = mix(p.zoneout + s.ldh + j - p.h.begin, state.c, c_old);
+      if (!alive) state = {h_old, c_old};
+      (alive ? state.h : Vec<T>(T(0))).store(y + j, n);
+      state.c.store(c_after + j);
+      state.h.store(h + j);
+      drop_state(state.h, b, j).store(next_in + j);
+    }
+  }
+
+  // Zoneout: the fraction `update` of the new state, the rest of the old one.
+  HD Vec<T> mix(const T* update, Vec<T> after, Vec<T> before) const {
+    const Vec<T> u = Vec<T>::load(update);
+    return u * after + (1.f - u) * before;
+  }
+
+  void store_last_state(const Part& p) {
+    const T* c = r.cells + (s.steps - 1) * s.B * s.Hp;  // (B, Hp)
+    for (int64_t b = 0; b < s.B; ++b)
+      for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+        Vec<T>::load(h_carried + b * s.ldh + j).store(r.h + b * s.H + j, s.H - j);
+        Vec<T>::load(c + b * s.Hp + j).store(r.c + b * s.H + j, s.H - j);
+      }
+  }
+};
+
+template <class T>
+void recurrence(const cpu::Recurrence<T>& r, cpu::Parallel run, int threads) {
+  const auto with = [&](auto&& pass) {
+    parallel(run, threads, [&](int64_t begin, int64_t end) { pass.run(begin, end); });
+  };
+  if (r.cap_input_gate)
+    with(RecurrentForward<T, true>(r, threads));
+  else
+    with(RecurrentForward<T, false>(r, threads));
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

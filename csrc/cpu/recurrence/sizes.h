@@ -1,0 +1,84 @@
+// What the forward and the backward pass of a recurrence share: sizes, strides and helpers.
+#pragma once
+#include "cpu/buffer.h"
+#include "cpu/kernels.h"
+#include "cpu/random_mask.h"
+#include "cpu/team.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+constexpr int64_t MAX_ROUNDS = 64;
+
+template <class T>
+struct Sizes {
+  int64_t steps, B, X, H, rounds, rank;
+  int64_t Xp, Hp, rp;                // X, H and rank padded as in the saved tensors
+  int64_t ldx, ldh, ldr;             // the row lengths of workspaces of width X, H and rank
+  int64_t round_width;               // the row length of round_gates
+  int64_t round_offset[MAX_ROUNDS];  // where each round's gate begins in such a row
+
+  explicit Sizes(const cpu::Recurrence<T>& r)
+      : steps(r.steps),
+        B(r.B),
+        X(r.X),
+        H(r.H),
+        rounds(r.rounds),
+        rank(r.rank),
+        Xp(cpu::padded(X)),
+        Hp(cpu::padded(H)),
+        rp(cpu::padded(rank)),
+        ldx(leading_dimension<T>(X)),
+        ldh(leading_dimension<T>(H)),
+        ldr(leading_dimension<T>(rank)),
+        round_width(0) {
+    for (int64_t k = 0; k < rounds; ++k) {
+      round_offset[k] = round_width;
+      round_width += on_x(k) ? Xp : Hp;
+    }
+  }
+
+  // Rounds 0, 2, ... scale x and read h; rounds 1, 3, ... scale h and read x.
+  HD bool on_x(int64_t k) const { return k % 2 == 0; }
+  // The width of the operand that round k scales, and of the one that it reads.
+  HD int64_t out(int64_t k) const { return on_x(k) ? X : H; }
+  HD int64_t in(int64_t k) const { return on_x(k) ? H : X; }
+  HD int64_t ld_out(int64_t k) const { return on_x(k) ? ldx : ldh; }
+};
+
+// Returns the first round whose weight pointer equals round k's. Rounds that share a weight share
+// the packed copy of that round.
+template <class T>
+HD int64_t first_use(const T* const* weights, int64_t k) {
+  int64_t j = 0;
+  while (weights[j] != weights[k])
+    ++j;
+  return j;
+}
+
+// Whether step t is behind the end of row b's sequence. What x and dy hold there is never used, not
+// even as a factor of zero: it may be NaN or infinite.
+template <class T>
+bool has_ended(const cpu::Recurrence<T>& r, int64_t t, int64_t b) {
+  return r.lengths && t >= r.lengths[b];
+}
+
+// Returns the units from j on of x in row b at step t, or zeros behind the end of the sequence.
+template <class T>
+HD Vec<T> load_input(const cpu::Recurrence<T>& r, int64_t t, int64_t b, int64_t j) {
+  if (has_ended(r, t, b)) return Vec<T>(T(0));
+  return Vec<T>::load(r.x + (t * r.B + b) * r.X + j, r.X - j);
+}
+
+// update[j] = the fraction of the new state that zoneout takes for these units of one row of its
+// mask: 1 or 0 in training, otherwise the expectation 1 - p.
+template <class T>
+void zoneout_row(const cpu::Recurrence<T>& r, const cpu::Mask& mask, double p, Range units,
+                 int64_t row, T* update) {
+  if (r.training) return mask_values(mask, row, r.H, units.begin, units.end, T(1), T(0), update);
+  for (int64_t j = 0; j < units.size(); ++j)
+    update[j] = T(1 - p);
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

@@ -1,0 +1,107 @@
+// Element types in memory (float, double, bfloat16) and their conversion to the type of computing.
+// bfloat16 is the upper half of a float and is computed in float; stores round to nearest even.
+//
+// Naming: S is the type in memory, Compute<S>::type (called C) the type of computing.
+#pragma once
+#include "cpu/kernels.h"
+#include "cpu/simd/vec.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+struct bfloat16 {
+  uint16_t bits;
+};
+
+template <class S>
+struct Compute {
+  using type = S;
+};
+template <>
+struct Compute<bfloat16> {
+  using type = float;
+};
+
+// Calls f with a value of the C++ type that corresponds to `type`.
+template <class F>
+void by_type(cpu::Type type, F f) {
+  switch (type) {
+    case cpu::Type::f32:
+      return f(float());
+    case cpu::Type::f64:
+      return f(double());
+    case cpu::Type::bf16:
+      return f(bfloat16());
+  }
+}
+
+// Vectors of 32-bit words, and of half as many bytes.
+constexpr int WORDS = VECTOR_BYTES / 4;
+typedef uint16_t Half __attribute__((vector_size(VECTOR_BYTES / 2)));
+typedef uint32_t Word __attribute__((vector_size(VECTOR_BYTES)));
+
+// Whole vectors.
+template <class S>
+HD Vec<S> load_as(const S* p) {
+  return Vec<S>::load(p);
+}
+template <class S>
+HD void store_as(S* p, Vec<S> x) {
+  x.store(p);
+}
+HD Vec<float> load_as(const bfloat16* p) {
+  Half h;
+  memcpy(&h, p, sizeof h);
+  return Vec<float>(Vec<float>::Raw(__builtin_convertvector(h, Word) << 16));
+}
+HD void store_as(bfloat16* p, Vec<float> x) {
+  const Word u = Word(x.v);
+  Word r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  r = x.v == x.v ? r : (u >> 16) | 0x40;  // a NaN must not round to infinity
+  const Half h = __builtin_convertvector(r, Half);
+  memcpy(p, &h, sizeof h);
+}
+
+// Single elements.
+template <class S>
+HD void store_scalar(S* p, typename Compute<S>::type x) {
+  *p = x;
+}
+HD void store_scalar(bfloat16* p, float x) {
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  p->bits = uint16_t(x == x ? (u + 0x7fff + ((u >> 16) & 1)) >> 16 : (u >> 16) | 0x40);
+}
+template <class S>
+HD typename Compute<S>::type load_scalar(const S* p) {
+  return *p;
+}
+HD float load_scalar(const bfloat16* p) {
+  const uint32_t u = uint32_t(p->bits) << 16;
+  float x;
+  memcpy(&x, &u, 4);
+  return x;
+}
+
+// The first n lanes, or all of them if n is larger. Lanes that are not loaded are zero.
+template <class S>
+HD Vec<typename Compute<S>::type> load_up_to(const S* p, int64_t n) {
+  using C = typename Compute<S>::type;
+  if (n >= LANES<C>) return load_as(p);
+  C buffer[LANES<C>] = {};
+  for (int64_t i = 0; i < n; ++i)
+    buffer[i] = load_scalar(p + i);
+  return Vec<C>::load(buffer);
+}
+template <class S>
+HD void store_up_to(S* p, Vec<typename Compute<S>::type> x, int64_t n) {
+  using C = typename Compute<S>::type;
+  if (n >= LANES<C>) return store_as(p, x);
+  C buffer[LANES<C>];
+  x.store(buffer);
+  for (int64_t i = 0; i < n; ++i)
+    store_scalar(p + i, buffer[i]);
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq

@@ -1,0 +1,169 @@
+// The kernels that loop.cu launches between the matrix products of a forward step: the initial
+// state, a round, the cell. Each reads a product's result and writes the next product's operand.
+#pragma once
+#include "cuda/recurrence/loop_step.cuh"
+#include "math/lstm.h"
+#include "math/mogrifier.h"
+
+namespace fusedseq::cuda {
+
+template <class S>
+struct Begin {
+  using C = typename Computing<S>::type;
+  const S *h0, *c0;  // (B, H)
+  C *h, *c;          // (B, Hp)  out
+  S* operand;        // (B, ld)  out: its part of h, after state dropout
+  int64_t ld;
+};
+
+// Converts the initial state to the computing type, and drops it for the first product.
+template <class S>
+__global__ void __launch_bounds__(THREADS) begin_kernel(const Cell a, const Begin<S> g) {
+  using C = typename Computing<S>::type;
+  const int64_t b = own_row();
+  const int64_t j = own_column();
+  if (j >= a.Hp) return;
+  Elements<C> h, c;
+  load(g.h0 + b * a.H + j, a.H - j, h);
+  load(g.c0 + b * a.H + j, a.H - j, c);
+  store(g.h + b * a.Hp + j, PER_THREAD, h);
+  store(g.c + b * a.Hp + j, PER_THREAD, c);
+  drop(a.state, a.seed, b, j, a.H, h);
+  store(g.operand + b * g.ld + j, PER_THREAD, h);
+}
+
+template <class S>
+struct RoundForward {
+  using C = typename Computing<S>::type;
+  int64_t width, padded;  // of the operand that the round scales
+  const C* z;             // (B, padded)  product of the other operand with the round's weight
+  const S* bias;          // (width,) or null
+  const S* x;             // (B, width)  the operand before its first round, or null: then `before`
+  const C* before;        // (B, padded)  the operand before this round
+  Mask state;             // dropout of the operand, in its first round
+  const int64_t* seed;
+  const int64_t* lengths;  // (B,) or null: x counts as zero behind the end of a sequence
+  int64_t t;
+  C* after;    // (B, padded)  out: the operand
+  S* operand;  // (B, ld)  out: its part of [x | h]
+  S* gate;     // (B, round_width)  out: the round's sigmoids, in its columns
+  int64_t ld, round_width;
+};
+
+template <class S>
+__global__ void __launch_bounds__(THREADS) round_kernel(const RoundForward<S> r) {
+  using C = typename Computing<S>::type;
+  const int64_t b = own_row();
+  const int64_t j = own_column();
+  const int64_t n = r.width - j;
+  if (j >= r.padded) return;
+  Elements<C> s;
+  Elements<C> v = {}, bias = {};
+  load(r.z + b * r.padded + j, n, s);
+  if (!r.x)
+    load(r.before + b * r.padded + j, n, v);
+  else if (!has_ended(r.lengths, r.t, b))
+    load(r.x + b * r.width + j, n, v);
+  drop(r.state, r.seed, b, j, r.width, v);
+  if (r.bias) load(r.bias + j, n, bias);
+
+  // sigmoid(0) is not 0, so the padding of the sigmoids is set to zero here.
+#pragma unroll
+  for (int i = 0; i < PER_THREAD; ++i) {
+    s[i] = i < n ? sigmoid(s[i] + bias[i]) : C(0);
+    v[i] = mogrify(s[i], v[i]);
+  }
+  store(r.gate + b * r.round_width + j, PER_THREAD, s);
+  store(r.after + b * r.padded + j, PER_THREAD, v);
+  store(r.operand + b * r.ld + j, PER_THREAD, v);
+}
+
+template <class S>
+struct CellForward {
+  using C = typename Computing<S>::type;
+  int64_t t;
+  const C *z, *z_x;    // (B, 4H)  their sum is the gates' pre-activations; z_x may be null
+  const S* b;          // (4H,) or null
+  const C* c_before;   // (B, Hp)
+  C* c_after;          // (B, Hp)  out
+  C* h;                // (B, Hp)  in and out: the state
+  S* gates;            // (B, 4, Hp)  out
+  S* y;                // (B, H)  out
+  S* operand;          // (B, ld)  out: its part of h, after state dropout
+  S *h_last, *c_last;  // (B, H)  out; null except in the last step
+  int64_t ld;
+};
+
+// The gates' pre-activations: both products and the bias.
+template <class S, class C>
+__device__ void load_gates(const Cell& a, const CellForward<S>& f, int64_t b, int64_t j,
+                           Elements<C> (&z)[4]) {
+  const int64_t n = a.H - j;
+#pragma unroll
+  for (int gate = 0; gate < 4; ++gate) {
+    const int64_t at = gate * a.H + j;
+    load(f.z + b * 4 * a.H + at, n, z[gate]);
+    if (f.z_x) add(f.z_x + b * 4 * a.H + at, n, z[gate]);
+    Elements<C> bias = {};
+    if (f.b) load(f.b + at, n, bias);
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i)
+      z[gate][i] += bias[i];
+  }
+}
+
+// The state after zoneout. Not a sum where the weight of one of them is 0, since that one may be
+// NaN or infinite.
+template <class C>
+__device__ C mix(C update, C after, C before) {
+  if (update == C(1)) return after;
+  return update == C(0) ? before : update * after + (C(1) - update) * before;
+}
+
+template <class S>
+__global__ void __launch_bounds__(THREADS) cell_kernel(const Cell a, const CellForward<S> f) {
+  using C = typename Computing<S>::type;
+  const int64_t b = own_row();
+  const int64_t j = own_column();
+  const int64_t n = a.H - j;
+  if (j >= a.Hp) return;
+  Elements<C> z[4], h, c, update_h, update_c, y;
+  load_gates(a, f, b, j, z);
+  load(f.h + b * a.Hp + j, PER_THREAD, h);
+  load(f.c_before + b * a.Hp + j, PER_THREAD, c);
+  zoneout(a, a.zoneout_h, f.t, b, j, update_h);
+  zoneout(a, a.zoneout_c, f.t, b, j, update_c);
+
+  // The cell, elementwise. Past a sequence's end its state does not change and y is 0.
+  const bool alive = !has_ended(a.lengths, f.t, b);
+#pragma unroll
+  for (int i = 0; i < PER_THREAD; ++i) {
+    const LstmGates<C> gates = lstm_gates(LstmGates<C>{z[0][i], z[1][i], z[2][i], z[3][i]});
+    const LstmState<C> next = a.cap ? lstm_cell<true>(gates, c[i]) : lstm_cell<false>(gates, c[i]);
+    if (alive) {
+      h[i] = mix(update_h[i], next.h, h[i]);
+      c[i] = mix(update_c[i], next.c, c[i]);
+    }
+    y[i] = alive ? h[i] : C(0);
+    z[0][i] = i < n ? gates.i : C(0);
+    z[1][i] = i < n ? gates.f : C(0);
+    z[2][i] = i < n ? gates.g : C(0);
+    z[3][i] = i < n ? gates.o : C(0);
+  }
+
+  // Outputs, what backward needs, and the operand of the next step's products.
+#pragma unroll
+  for (int gate = 0; gate < 4; ++gate)
+    store(f.gates + (b * 4 + gate) * a.Hp + j, PER_THREAD, z[gate]);
+  store(f.y + b * a.H + j, n, y);
+  store(f.h + b * a.Hp + j, PER_THREAD, h);
+  store(f.c_after + b * a.Hp + j, PER_THREAD, c);
+  if (f.h_last) {
+    store(f.h_last + b * a.H + j, n, h);
+    store(f.c_last + b * a.H + j, n, c);
+  }
+  drop(a.state, a.seed, b, j, a.H, h);
+  store(f.operand + b * f.ld + j, PER_THREAD, h);
+}
+
+}  // namespace fusedseq::cuda

@@ -1,0 +1,39 @@
+// What the kernels of loop_forward.cuh and loop_backward.cuh share: the arguments of a cell, and
+// zoneout.
+#pragma once
+#include "cuda/recurrence/thread_elements.cuh"
+
+namespace fusedseq::cuda {
+
+// Arguments of the kernels of the cell and of the state, the same in every step and direction.
+struct Cell {
+  int64_t B, H, Hp;
+  bool cap, training;
+  const int64_t *seed, *lengths;  // (), (B,) or null
+  Mask state, zoneout_h, zoneout_c;
+  explicit Cell(const Recurrence& r)
+      : B(r.B),
+        H(r.H),
+        Hp(r.Hp),
+        cap(r.cap_input_gate),
+        training(r.training),
+        seed(r.seed),
+        lengths(r.lengths),
+        state(r.state),
+        zoneout_h(r.zoneout_h),
+        zoneout_c(r.zoneout_c) {}
+};
+
+// Zoneout: the weight of each unit's new value, of which the old value has the rest. In training 1
+// or 0, drawn at random; else its expectation. Without zoneout 1.
+template <class C>
+__device__ void zoneout(const Cell& a, const Mask& m, int64_t t, int64_t b, int64_t j,
+                        Elements<C>& update) {
+  const bool random = m.threshold && a.training;
+  const unsigned bits = random ? keep_bits(m, a.seed, t * a.B + b, j, a.H) : ~0u;
+#pragma unroll
+  for (int i = 0; i < PER_THREAD; ++i)
+    update[i] = m.threshold && !a.training ? C(1 - m.p) : C(bits >> i & 1);
+}
+
+}  // namespace fusedseq::cuda

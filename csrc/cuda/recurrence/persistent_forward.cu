@@ -1,0 +1,94 @@
+// Launches the kernel of persistent_forward.cuh, and computes the plan for the current GPU.
+#include "cuda/recurrence/persistent_forward.cuh"
+
+#include "cuda/recurrence/persistent.h"
+#include "cuda/recurrence/persistent_launch.cuh"
+
+namespace fusedseq::cuda {
+namespace {
+
+// One block per SM: it takes most of the SM's shared memory and registers.
+template <class S, class V>
+__global__ void __launch_bounds__(32 * WARPS, 1)
+    persistent_forward_kernel(const __grid_constant__ Forward p) {
+  ForwardBlock<S, V>(p, int(blockIdx.x)).run();
+}
+
+template <class S>
+struct Launch {
+  const Forward& p;
+  cudaStream_t stream;
+  template <class V>
+  const char* operator()(V) const {
+    return launch_persistent(persistent_forward_kernel<S, V>, p.l.replicas * p.l.blocks, p.l.shared,
+                             p, stream);
+  }
+};
+
+// The number of distinct weights of rounds first, first + 2, ...
+int distinct_weights(const Recurrence& r, int first) {
+  if (r.rounds <= first) return 0;
+  const bool shared = r.rounds > first + 2 && r.Q[first + 2] == r.Q[first];
+  return shared ? 1 : int(r.rounds - first + 1) / 2;
+}
+
+int device_attribute(cudaDeviceAttr attribute, int device) {
+  int value = 0;
+  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
+}
+
+Gpu current_gpu() {
+  int device = 0;
+  cudaGetDevice(&device);
+  return {device_attribute(cudaDevAttrMultiProcessorCount, device),
+          device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          device_attribute(cudaDevAttrCooperativeLaunch, device) != 0};
+}
+
+RecurrenceSize size_of(const Recurrence& r) {
+  return {r.steps,         r.B, r.X, r.H, r.rounds, distinct_weights(r, 0), distinct_weights(r, 1),
+          element_bytes(r)};
+}
+
+int64_t input_gates_bytes(const Recurrence& r) {
+  return r.rounds ? 0 : r.steps * r.B * 4 * r.H * int64_t(sizeof(float));
+}
+
+}  // namespace
+
+Plan persistent_plan(const Recurrence& r, int64_t shortest) {
+  return recurrence_plan(size_of(r), current_gpu(), shortest);
+}
+
+Wavefront wavefront_plan(const Recurrence& first, const Recurrence& second, int64_t shortest) {
+  return wavefront_plan(size_of(first), size_of(second), current_gpu(), shortest);
+}
+
+int64_t persistent_bytes(const Recurrence& r, const Layout& l) {
+  return exchange_bytes(arguments(r, l).e, l).total + input_gates_bytes(r);
+}
+
+const char* persistent_forward(const Recurrence& r, const Layout& l, const Product& product,
+                               void* memory, void* stream_) {
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  Forward p = arguments(r, l);
+  if (const char* error = prepare(p.e, l, memory, stream)) return error;
+
+  // Without rounds x does not change within a step: one product for all steps.
+  if (!r.rounds) {
+    char* after_exchange = static_cast<char*>(memory) + exchange_bytes(p.e, l).total;
+    float* gates = reinterpret_cast<float*>(after_exchange);
+    p.input_gates = gates;
+    const Matrix x = matrix(r.type, r.x, r.steps * r.B, r.X, r.X);
+    const Matrix W = matrix(r.type, r.W_ih, 4 * r.H, r.X, r.X);
+    const Matrix out = matrix(Type::f32, gates, r.steps * r.B, 4 * r.H, 4 * r.H);
+    if (const char* error = product(x, W.transposed(), out)) return error;
+  }
+
+  if (r.type == Type::bf16)
+    return with_variant<FORWARD_RESIDENT>(l, Launch<__nv_bfloat16>{p, stream});
+  if (r.type == Type::f16) return with_variant<FORWARD_RESIDENT>(l, Launch<__half>{p, stream});
+  return with_variant<0>(l, Launch<float>{p, stream});
+}
+
+}  // namespace fusedseq::cuda

@@ -1,0 +1,229 @@
+// The phases of a step of the forward persistent kernel: rounds, gates, cell. The class is declared
+// in persistent_forward.cuh.
+#pragma once
+#include "cuda/recurrence/persistent_forward.cuh"
+#include "math/mogrifier.h"
+
+namespace fusedseq::cuda {
+namespace {
+
+// ---- a round
+
+// The weights of round k.
+template <class S, class V, bool LINKED>
+__device__ __forceinline__ SharedWeights<S> ForwardBlock<S, V, LINKED>::weights_of(int k) const {
+  const int on_h = k % 2;
+  const int columns = on_h ? columns_h.count : columns_x.count;
+  const bool shared = rounds > on_h + 2 && r.Q[on_h + 2] == r.Q[on_h];
+  const int k_steps = on_h ? p.x.k_steps : p.h.k_steps;
+  return {(on_h ? Q_h : Q_x) + (shared ? 0 : int64_t(k / 2) * k_steps * columns * K_STEP<S>),
+          columns};
+}
+
+// Round k: scales x (even k) or h (odd k) by a function of the newest vector, which is the other of
+// the two. offset: of the round in a row of round_gates    gates: the last round adds to them
+template <class S, class V, bool LINKED>
+__device__ __forceinline__ void ForwardBlock<S, V, LINKED>::round(int64_t t, int k, int64_t offset,
+                                                                  Gates& gates) {
+  Accumulators<V, V::N> z;
+  clear<V>(z);
+  const SharedWeights<S> w = weights_of(k);
+  const auto use = [&](int step, const RowFragments<V>& a) {
+#pragma unroll
+    for (int n = 0; n < V::N; ++n)
+      multiply_add<S>(z, a, n, w.operand(step, n, g.lane));
+  };
+  // As `use`, and the product with the gates' weights. skipped: k-steps that are not in them
+  const auto use_with = [&](const SharedWeights<S>& second, int skipped) {
+    return [&, skipped](int step, const RowFragments<V>& a) {
+      use(step, a);
+#pragma unroll
+      for (int n = 0; n < V::N_GATES; ++n)
+        multiply_add<S>(gates, a, n, second.operand(step - skipped, n, g.lane));
+    };
+  };
+
+  // The last round is the last to read this vector: it also computes its part of the gates, from
+  // W_ih if the vector is x, or from W_hh if it is h.
+  if (k + 1 < rounds) {
+    g.template multiply<LOADS>(k % 2 ? p.x : p.h, epoch, use);
+  } else if (k % 2) {
+    const auto use_resident = [&](int u, const RowFragments<V>& a) {
+      use(k_slice<V>(p.x.k_steps, g.warp).begin + u, a);
+#pragma unroll
+      for (int n = 0; n < V::N_GATES; ++n)
+        multiply_add<S>(gates, a, n, resident_W_ih.operand[u][n]);
+    };
+    g.template multiply<LOADS>(p.x, epoch, use_resident,
+                               use_with(W_ih, (g.warp + 1) * V::RESIDENT));
+  } else {
+    g.template multiply<LOADS>(p.h, epoch, use_with(W_hh, 0));
+  }
+
+  if (k % 2)
+    finish_round(z, own_h, columns_h, p.h, k, h, t, offset);
+  else
+    finish_round(z, own_x, columns_x, p.x, k, x, t, offset);
+}
+
+// Sums z over the warps, applies the round to the operand, publishes the result, saves the
+// sigmoids.
+template <class S, class V, bool LINKED>
+template <class O>
+__device__ __forceinline__ void ForwardBlock<S, V, LINKED>::finish_round(
+    const Accumulators<V, V::N>& z, const O& own, const OwnedColumns& columns,
+    const ExchangedVector& result, int k, float (&operand)[O::COUNT], int64_t t, int64_t offset) {
+  float s[O::COUNT];
+#pragma unroll
+  for (int pass = 0; pass < V::PASSES; ++pass) {
+    // The barrier makes the partial sums of all warps visible to all threads of the group.
+    g.template store_partial_sums<ROUND_STRIDE>(z, pass, 0);
+    g.sync();
+#pragma unroll
+    for (int e = pass * O::PER_PASS; e < (pass + 1) * O::PER_PASS; ++e) {
+      if (!own.has(e)) continue;
+      const int j = columns.first + own.column(e);
+      const float b = r.bias[k] ? float(static_cast<const S*>(r.bias[k])[j]) : 0.f;
+      s[e] = sigmoid(b + g.template sum<ROUND_STRIDE>(own.row_of_pass(e), own.column(e)));
+      operand[e] = mogrify(s[e], operand[e]);
+      put(result, own.row(e), j, operand[e]);
+    }
+    // The next pass overwrites the partial sums. After the last pass the barrier of publish() does.
+    if (pass + 1 < V::PASSES) g.sync();
+  }
+  publish();
+
+  // Stored after the release, which would otherwise wait for these stores too.
+  S* to = step_of<S>(r.round_gates, t, r.B * r.round_width) + offset + columns.first;
+#pragma unroll
+  for (int e = 0; e < O::COUNT; ++e)
+    if (own.has(e)) to[batch(own.row(e)) * int(r.round_width) + own.column(e)] = S(s[e]);
+}
+
+// ---- the gates
+
+// Adds the newest vector's part of the gates: x if the number of rounds is odd, else h. The other
+// part was added in the last round, or, without rounds, is input_gates.
+template <class S, class V, bool LINKED>
+__device__ __forceinline__ void ForwardBlock<S, V, LINKED>::gates_of_newest(Gates& gates) {
+  const auto with = [&](const SharedWeights<S>& w, int skipped) {
+    return [&, w, skipped](int step, const RowFragments<V>& a) {
+#pragma unroll
+      for (int n = 0; n < V::N_GATES; ++n)
+        multiply_add<S>(gates, a, n, w.operand(step - skipped, n, g.lane));
+    };
+  };
+  const auto use_resident = [&](int u, const RowFragments<V>& a) {
+#pragma unroll
+    for (int n = 0; n < V::N_GATES; ++n)
+      multiply_add<S>(gates, a, n, resident_W_ih.operand[u][n]);
+  };
+  if (rounds % 2)
+    g.template multiply<LOADS>(p.x, epoch, use_resident, with(W_ih, (g.warp + 1) * V::RESIDENT));
+  else
+    g.template multiply<LOADS>(p.h, epoch, with(W_hh, 0));
+}
+
+__device__ __forceinline__ float mix(float update, float after, float before) {
+  return update * after + (1.f - update) * before;
+}
+
+// The activated gates of element e, batch row b and unit j, from the warps' partial sums.
+template <class S, class V, bool LINKED>
+__device__ __forceinline__ LstmGates<float> ForwardBlock<S, V, LINKED>::activated_gates(int64_t t,
+                                                                                        int e,
+                                                                                        int b,
+                                                                                        int j) {
+  const int H_ = int(r.H);
+  const float4 z = g.template sum4<GATE_STRIDE>(own_h.row_of_pass(e), 4 * own_h.column(e));
+  LstmGates<float> a{z.x, z.y, z.z, z.w};
+  if (const S* bias = static_cast<const S*>(r.b)) {
+    a.i += float(bias[j]);
+    a.f += float(bias[H_ + j]);
+    a.g += float(bias[2 * H_ + j]);
+    a.o += float(bias[3 * H_ + j]);
+  }
+  if (!rounds) {
+    const float* in = step_of<float>(p.input_gates, t, r.B * 4 * r.H) + b * 4 * H_ + j;
+    a.i += in[0];
+    a.f += in[H_];
+    a.g += in[2 * H_];
+    a.o += in[3 * H_];
+  }
+  return lstm_gates(a);
+}
+
+// Sums the gates over the warps, applies the cell, publishes the new h, saves what backward needs.
+template <class S, class V, bool LINKED>
+__device__ __forceinline__ void ForwardBlock<S, V, LINKED>::cell(int64_t t, const Gates& sums) {
+  GateQuad<S> saved[H::COUNT];
+  uint32_t alive = 0;  // bit e: element e's sequence has not ended
+#pragma unroll
+  for (int pass = 0; pass < V::PASSES; ++pass) {
+    g.template store_partial_sums<GATE_STRIDE>(sums, pass, 0);
+    g.sync();
+#pragma unroll
+    for (int e = pass * H::PER_PASS; e < (pass + 1) * H::PER_PASS; ++e) {
+      if (!own_h.has(e)) continue;
+      const int b = batch(own_h.row(e));
+      const int j = columns_h.first + own_h.column(e);
+      const LstmGates<float> a = activated_gates(t, e, b, j);
+      saved[e].set(a.i, a.f, a.g, a.o);
+      LstmState<float> state =
+          r.cap_input_gate ? lstm_cell<true>(a, c[e]) : lstm_cell<false>(a, c[e]);
+      if (r.zoneout_h.threshold)
+        state.h = mix(zoneout_update(r, r.zoneout_h, t * r.B + b, j), state.h, carried_h[e]);
+      if (r.zoneout_c.threshold)
+        state.c = mix(zoneout_update(r, r.zoneout_c, t * r.B + b, j), state.c, c[e]);
+      // Past a sequence's end its state does not change.
+      if (has_ended(r.lengths, t, b)) continue;
+      alive |= 1u << e;
+      carried_h[e] = state.h;
+      c[e] = state.c;
+    }
+    // As in finish_round: the next pass overwrites the partial sums.
+    if (pass + 1 < V::PASSES) g.sync();
+  }
+
+  // The other blocks wait for the state: it is published before the saved tensors are stored.
+  put_state();
+  publish();
+  save(t, saved, alive);
+}
+
+// Stores y (0 past a sequence's end), the cell state and the gates of step t.
+template <class S, class V, bool LINKED>
+__device__ __forceinline__ void ForwardBlock<S, V, LINKED>::save(
+    int64_t t, const GateQuad<S> (&saved)[H::COUNT], uint32_t alive) {
+  S* y = step_of<S>(r.y, t, r.B * r.H) + columns_h.first;
+  float* cells = step_of<float>(r.cells, t, r.B * r.Hp) + columns_h.first;
+  Bits<S>* gates = step_of<Bits<S>>(r.gates, t, r.B * 4 * r.Hp) + columns_h.first;
+#pragma unroll
+  for (int e = 0; e < H::COUNT; ++e) {
+    if (!own_h.has(e)) continue;
+    const int b = batch(own_h.row(e)), j = own_h.column(e), Hp = int(r.Hp);
+    const S value = alive >> e & 1 ? S(carried_h[e]) : S(0.f);
+    if (LINKED)
+      store_y(y + b * int(r.H) + j, value, t, b, j);
+    else
+      y[b * int(r.H) + j] = value;
+    cells[b * Hp + j] = c[e];
+#pragma unroll
+    for (int gate = 0; gate < 4; ++gate)
+      gates[(b * 4 + gate) * Hp + j] = saved[e].bits(gate);
+  }
+}
+
+// Stores y so that the wavefront's other layer can read it, and, if there is dropout between the
+// layers, the tensor after that dropout. j: of the block's columns
+template <class S, class V, bool LINKED>
+__device__ __forceinline__ void ForwardBlock<S, V, LINKED>::store_y(S* y, S value, int64_t t, int b,
+                                                                    int j) {
+  store_linked(y, value);
+  if (!p.link.tensor) return;
+  S* to = step_of<S>(p.link.tensor, t, r.B * r.H) + b * int(r.H) + columns_h.first + j;
+  store_linked(to, masked(p.link, value, t, r.B, b, columns_h.first + j, r.H));
+}
+
+}  // namespace
+}  // namespace fusedseq::cuda

@@ -1,0 +1,119 @@
+// A group of warps of a persistent kernel's block: which batch rows it has, how it publishes its
+// columns of a vector and waits for the columns of other blocks, and which elements of a vector
+// each of its threads owns.
+#pragma once
+#include <cuda/ptx.cuh>
+
+#include "cuda/recurrence/persistent_exchange.cuh"
+#include "cuda/recurrence/persistent_layer_link.cuh"
+#include "cuda/recurrence/persistent_weights.cuh"
+
+namespace fusedseq::cuda {
+
+// A group has V::SPLIT warps and batch rows of its own. It uses the weights of the block, and
+// exchanges vectors only with the groups of the same number in the other blocks of its replica.
+template <class S, class V>
+struct WarpGroup {
+  int block, number;       // of the replica; of the group in the block
+  int warp, thread, lane;  // warp and thread: of the group
+  int first_row, rows;     // of the batch
+  uint32_t* flags;         // (blocks,)  of this group's counterparts in all blocks
+  char* vectors;           // this group's part of the exchange buffer
+  float* partial;          // (SPLIT, 16 PASS, stride)  in shared memory: the warps' partial sums
+
+  // block_of_layer: the block's number among all blocks of the layer, of every replica
+  __device__ __forceinline__ WarpGroup(const Layout& l, const Exchange& e, int64_t B,
+                                       int block_of_layer)
+      : block(block_of_layer % l.blocks),
+        number(int(threadIdx.x) / V::THREADS),
+        warp(int(threadIdx.x) % V::THREADS / 32),
+        thread(int(threadIdx.x) % V::THREADS),
+        lane(int(threadIdx.x) % 32) {
+    const int replica = block_of_layer / l.blocks;
+    const int index = replica * V::GROUPS + number;
+    // The replica's rows end at `end`. A group has at most `most` of them, whole tiles of 16.
+    const int end = int((replica + 1) * l.rows < B ? (replica + 1) * l.rows : B);
+    const int most = int((l.rows + 16 * V::GROUPS - 1) / (16 * V::GROUPS)) * 16;
+    first_row = replica * int(l.rows) + number * most;
+    rows = first_row >= end ? 0 : (end - first_row < most ? end - first_row : most);
+    flags = e.flags + index * l.blocks;
+    vectors = static_cast<char*>(e.vectors) + index * e.group_bytes;
+  }
+
+  // The slot of a vector that the epoch uses.
+  __device__ __forceinline__ S* slot(const ExchangedVector& v, uint32_t epoch) const {
+    return reinterpret_cast<S*>(vectors + v.first_byte +
+                                int64_t(epoch % SLOTS) * V::TILES * v.k_steps * FRAGMENT);
+  }
+
+  // A barrier of the group's threads. Barrier 0 is __syncthreads, which would include other groups.
+  __device__ __forceinline__ void sync() const { ptx::barrier(1 + number, V::THREADS); }
+
+  // Publishes what the group's threads have stored since the last epoch. The barrier orders their
+  // stores before thread 0's release, and the release orders them before whatever a block does
+  // after it has acquired the flag.
+  __device__ __forceinline__ void publish(uint32_t epoch) const {
+    sync();
+    if (thread == 0) ptx::store_release(flags + block, epoch);
+  }
+
+  // Waits until the slice's columns of a vector have been published.
+  __device__ __forceinline__ void wait(const ExchangedVector& v, KSlice s, uint32_t epoch) const {
+    const int end = s.end * K_STEP<S> < v.width ? s.end * K_STEP<S> : v.width;
+    wait(flags, s.begin * K_STEP<S>, end, v.columns_of_block, epoch);
+  }
+
+  // Waits until the other layer has stored the block's columns of its first `steps` steps.
+  // epochs_before: that layer's epochs before its first step
+  __device__ __forceinline__ void wait(const LayerLink& link, const OwnedColumns& own,
+                                       int64_t steps, int epochs_before) const {
+    wait(link.flags, own.first, own.first + own.count, link.columns_of_block,
+         uint32_t(steps) * link.epochs + epochs_before + 1);
+  }
+
+  // Waits until the blocks that own the columns [begin, end), `columns` each, have published the
+  // epoch. The lanes of a warp poll one flag each. The acquire orders a lane's later loads after
+  // the producer's stores; __syncwarp extends this to the other lanes. The difference of epochs is
+  // compared as a signed number, so that the epoch may wrap around.
+  __device__ __forceinline__ void wait(const uint32_t* flags, int begin, int end, int columns,
+                                       uint32_t epoch) const {
+    if (end > begin)
+      for (int p = begin / columns + lane; p <= (end - 1) / columns; p += 32)
+        while (int32_t(ptx::load_acquire(flags + p) - epoch) < 0)
+          ptx::pause();
+    __syncwarp();
+  }
+};
+
+// The elements that a thread owns of the group's rows and the block's columns of a vector. Element
+// e is one of PER_PASS elements of pass e / PER_PASS. MAX_COLUMNS: the most columns a block can
+// own. Row and column are computed anew at each use, which costs less than registers to hold them.
+template <class V, int MAX_COLUMNS>
+struct OwnedElements {
+  static constexpr int PER_PASS = (V::PASS * 16 * MAX_COLUMNS + V::THREADS - 1) / V::THREADS;
+  static constexpr int COUNT = V::PASSES * PER_PASS;
+  int thread, rows, columns;
+  uint32_t reciprocal;  // 2^16 / columns, rounded up: the division is exact for so few elements
+
+  template <class G>
+  __device__ __forceinline__ OwnedElements(const G& g, int columns)
+      : thread(g.thread),
+        rows(g.rows),
+        columns(columns),
+        reciprocal(columns ? 65536 / columns + 1 : 0) {}
+  __device__ __forceinline__ int row_of_pass(int e) const {
+    return int((thread + e % PER_PASS * V::THREADS) * reciprocal >> 16);
+  }
+  __device__ __forceinline__ int row(int e) const {
+    return e / PER_PASS * V::PASS * 16 + row_of_pass(e);
+  }
+  __device__ __forceinline__ int column(int e) const {
+    return thread + e % PER_PASS * V::THREADS - row_of_pass(e) * columns;
+  }
+  // Whether element e exists: the last ones may be beyond the rows or the pass.
+  __device__ __forceinline__ bool has(int e) const {
+    return columns && row_of_pass(e) < V::PASS * 16 && row(e) < rows;
+  }
+};
+
+}  // namespace fusedseq::cuda

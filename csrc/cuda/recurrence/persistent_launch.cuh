@@ -1,0 +1,93 @@
+// Host code of the persistent kernels: the choice of the compiled variant, the memory of the
+// exchange, and the cooperative launch.
+#pragma once
+#include <cuda_runtime.h>
+
+#include "cuda/recurrence/persistent.h"
+#include "cuda/recurrence/persistent_exchange.cuh"
+
+namespace fusedseq::cuda {
+
+inline int element_bytes(const Recurrence& r) {
+  switch (r.type) {
+    case Type::f64:
+      return 8;
+    case Type::f32:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+// The error as text, or null. Clears it, so that a later launch does not report it again.
+inline const char* message(cudaError_t error) {
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();
+  return cudaGetErrorString(error);
+}
+
+// Appends the slots of a vector to a group's part of the exchange buffer, `bytes` long so far.
+inline ExchangedVector append_vector(int64_t& bytes, const Recurrence& r, const Layout& l,
+                                     int64_t width, int columns_of_block) {
+  const int k_steps = int(plan::steps_of(width, element_bytes(r)));
+  const ExchangedVector v{bytes, k_steps, int(width), columns_of_block};
+  bytes += int64_t(SLOTS) * l.tiles * k_steps * FRAGMENT;
+  return v;
+}
+
+// The memory of an exchange: the flags, then the vectors.
+struct ExchangeBytes {
+  int64_t flags, total;
+};
+inline int64_t round_up_256(int64_t bytes) {
+  return plan::divide_up(bytes, 256) * 256;
+}
+inline ExchangeBytes exchange_bytes(const Exchange& e, const Layout& l) {
+  const int64_t groups = int64_t(l.replicas) * l.groups;
+  const int64_t flags = round_up_256(groups * l.blocks * 4);
+  return {flags, round_up_256(flags + groups * e.group_bytes)};
+}
+
+// Sets the flags to epoch 0, and the vectors to zero: the weights of their padding are zero, so the
+// padding itself must be finite.
+inline const char* prepare(Exchange& e, const Layout& l, void* memory, cudaStream_t stream) {
+  const ExchangeBytes bytes = exchange_bytes(e, l);
+  e.flags = static_cast<uint32_t*>(memory);
+  e.vectors = static_cast<char*>(memory) + bytes.flags;
+  return message(cudaMemsetAsync(memory, 0, size_t(bytes.total), stream));
+}
+
+// Calls f with the variant of a layout. RESIDENT: of the direction; 0 for fp32, which has neither
+// the variant with resident weights nor the one without rounds.
+template <int RESIDENT, class F>
+const char* with_variant(const Layout& l, F f) {
+  if constexpr (RESIDENT > 0) {
+    if (l.resident) return f(Variant<1, 2, true, RESIDENT>());
+    if (l.wide && l.tiles == 3) return f(Variant<2, 3, true, 0, true>());
+  }
+  if (l.groups == 1) return l.wide ? f(Variant<1, 2, true>()) : f(Variant<1, 2, false>());
+  return l.wide ? f(Variant<2, 2, true>()) : f(Variant<2, 3, false>());
+}
+
+// A cooperative launch: blocks wait for each other, so all of them must run at the same time; the
+// driver refuses the launch if they do not fit.
+template <class P>
+const char* launch_persistent(void (*kernel)(const P), int blocks, int64_t shared, const P& p,
+                              cudaStream_t stream) {
+  if (const char* error = message(
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared))))
+    return error;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(blocks));
+  config.blockDim = dim3(32 * WARPS);
+  config.dynamicSmemBytes = size_t(shared);
+  config.stream = stream;
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  return message(cudaLaunchKernelEx(&config, kernel, p));
+}
+
+}  // namespace fusedseq::cuda

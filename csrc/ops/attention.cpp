@@ -1,0 +1,381 @@
+// The operator attention: pyext/fusedseq/reference/attention.py. The CPU kernels are in
+// csrc/cpu/attention; on CUDA the kernels are those of kernels/attention, in Triton.
+#include <limits>
+
+#include "ops/tensor.h"
+
+namespace fusedseq {
+namespace {
+
+constexpr char OP[] = "attention", BACKWARD[] = "attention_backward", PLAN[] = "attention_plan";
+
+// Positions are sums of the offset and an index, which 64 bits hold within these limits.
+constexpr int64_t MAX_OFFSET = int64_t(1) << 62;
+// The most elements of the keys or values of a head. The kernels copy them, with padding, into
+// workspaces, whose sizes must not exceed 64 bits.
+constexpr int64_t MAX_HEAD = int64_t(1) << 40;
+
+#define ATTENTION_QKV(FIELD)             \
+  FIELD(Tensor, q) /* (B, N, L, D) */    \
+  FIELD(Tensor, k) /* (B, N_kv, S, D) */ \
+  FIELD(Tensor, v) /* (B, N_kv, S, D) */
+#define ATTENTION_TERMS(FIELD)                                                \
+  FIELD(OptionalTensor, bias)          /* (B or 1, N or 1, L or 1, S or 1) */ \
+  FIELD(OptionalTensor, mask)          /* bool, as bias; true: seen */        \
+  FIELD(OptionalTensor, key_lengths)   /* (B,) int64 */                       \
+  FIELD(OptionalTensor, alibi)         /* (N,) slopes */                      \
+  FIELD(OptionalTensor, relative_keys) /* (2K + 1, D) */                      \
+  FIELD(OptionalTensor, rope)          /* (P, R) */                           \
+  FIELD(bool, rope_interleaved)        /* pairs of neighbours, else halves */
+#define ATTENTION_SETTINGS(FIELD)                                 \
+  FIELD(OptionalTensor, seed) /* required by dropout */           \
+  FIELD(double, scale)                                            \
+  FIELD(bool, causal)                                             \
+  FIELD(int64_t, offset) /* position of query 0 among the keys */ \
+  FIELD(double, dropout)
+#define KEY_ROWS(FIELD) FIELD(OptionalTensor, key_rows) /* (B, S) int64: rows of k and v */
+
+#define ATTENTION_INPUTS(FIELD) \
+  ATTENTION_QKV(FIELD)          \
+  ATTENTION_TERMS(FIELD)        \
+  KEY_ROWS(FIELD)               \
+  ATTENTION_SETTINGS(FIELD)
+FUSEDSEQ_DECLARE(Inputs, ATTENTION_INPUTS)
+#define ATTENTION_OUTPUTS(FIELD)                                \
+  FIELD(Tensor, out) /* (B, N, L, D), stored as (B, L, N, D) */ \
+  FIELD(Tensor, lse) /* (B, N, L) log-sum-exp of the logits */
+FUSEDSEQ_DECLARE(Outputs, ATTENTION_OUTPUTS)
+
+#define ATTENTION_BACKWARD(FIELD) \
+  FIELD(Tensor, dout)             \
+  FIELD(Tensor, out)              \
+  FIELD(Tensor, lse)              \
+  ATTENTION_QKV(FIELD)            \
+  ATTENTION_TERMS(FIELD)          \
+  ATTENTION_SETTINGS(FIELD)
+FUSEDSEQ_DECLARE(BackwardInputs, ATTENTION_BACKWARD)
+#define ATTENTION_GRADIENTS(FIELD) \
+  FIELD(Tensor, dq)                \
+  FIELD(Tensor, dk)                \
+  FIELD(Tensor, dv)                \
+  FIELD(Tensor, dbias)             \
+  FIELD(Tensor, drelative_keys)
+FUSEDSEQ_DECLARE(Gradients, ATTENTION_GRADIENTS)
+
+#define PLAN_INPUTS(FIELD)             \
+  FIELD(Tensor, q)                     \
+  FIELD(Tensor, k)                     \
+  FIELD(OptionalTensor, relative_keys) \
+  FIELD(OptionalTensor, key_rows)
+FUSEDSEQ_DECLARE(PlanInputs, PLAN_INPUTS)
+#define PLAN_OUTPUT(FIELD) FIELD(Tensor, plan) /* (2,) int64 */
+FUSEDSEQ_DECLARE(PlanOutput, PLAN_OUTPUT)
+
+// The element type of the kernels: fp16 tensors are converted to fp32 as a whole, because few CPUs
+// compute in fp16.
+ScalarType kernel_scalar_type(const Tensor& t) {
+  return t.scalar_type() == ScalarType::Half ? ScalarType::Float : t.scalar_type();
+}
+ScalarType computing(const Tensor& t) {
+  return t.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// The tensor in the kernels' type, copied only where its last dimension is not contiguous.
+Tensor with_dense_rows(const Tensor& t) {
+  const Tensor x = as_type(t, kernel_scalar_type(t));
+  return x.stride(3) == 1 || x.size(3) == 1 ? x : torch::stable::contiguous(x);
+}
+void strides_of(const Tensor& t, int64_t* strides, int count, bool broadcast) {
+  for (int d = 0; d < count; ++d)
+    strides[d] = broadcast && t.size(d) == 1 ? 0 : t.stride(d);
+}
+
+// The tensors of a call in the types and layouts of the kernel, and the arguments that point to
+// their memory.
+struct Call {
+  const char* op;  // for error messages
+  std::vector<Tensor> owned;
+  cpu::Attention a{};
+
+  const void* own(Tensor t) {
+    owned.push_back(std::move(t));
+    return owned.back().const_data_ptr();
+  }
+
+  Call(const char* op, const Inputs& i) : op(op) {
+    const auto& [q, k, v, bias, mask_, key_lengths, alibi, relative_keys, rope, rope_interleaved,
+                 key_rows, seed, scale, causal, offset, dropout] = i;
+    set_sizes(i);
+    require_range(op, "offset", offset, -MAX_OFFSET, MAX_OFFSET);
+    require_probability(op, "dropout", dropout);
+    const ScalarType type = kernel_scalar_type(q), wide = computing(q);
+    a.type = type == ScalarType::Float ? cpu::Type::f32 : kernel_type(op, "q", q);
+    a.scale = scale;
+    a.causal = causal;
+    a.offset = offset;
+    a.dropped = dropout > 0;
+    require(!a.dropped || seed, op, "dropout needs a seed");
+    if (seed) require_seed(op, *seed);
+    if (a.dropped) a.dropout = mask(*seed, dropout);
+    Tensor q_ = with_dense_rows(q), k_ = with_dense_rows(k), v_ = with_dense_rows(v);
+    strides_of(q_, a.q_strides, 3, false);
+    strides_of(k_, a.k_strides, 3, false);
+    strides_of(v_, a.v_strides, 3, false);
+    a.q = own(q_);
+    a.k = own(k_);
+    a.v = own(v_);
+    const Sizes all{a.B, a.N, a.L, a.S};
+    if (bias) {
+      require_broadcast("bias", *bias, all);
+      require_dtype(op, "bias", *bias, q.scalar_type());
+      Tensor bias_ = as_type(*bias, type);
+      strides_of(bias_, a.bias_strides, 4, true);
+      a.bias = own(bias_);
+    }
+    if (mask_) {
+      require_broadcast("mask", *mask_, all);
+      require_dtype(op, "mask", *mask_, ScalarType::Bool);
+      strides_of(*mask_, a.mask_strides, 4, true);
+      a.mask = static_cast<const uint8_t*>(mask_->const_data_ptr());
+    }
+    a.key_lengths = whole_numbers("key_lengths", key_lengths, {a.B}, a.S);
+    a.key_rows = whole_numbers("key_rows", key_rows, {a.B, a.S}, k.size(0) - 1);
+    if (alibi) {
+      require_shape(op, "alibi", *alibi, {a.N});
+      require_constant("alibi", *alibi, q);
+      a.alibi = own(dense(*alibi, wide));
+    }
+    if (relative_keys) {
+      require_dimensions(op, "relative_keys", *relative_keys, 2, "(2K + 1, D)");
+      a.K = relative_keys->size(0) / 2;
+      require_shape(op, "relative_keys", *relative_keys, {2 * a.K + 1, a.D});
+      require_dtype(op, "relative_keys", *relative_keys, q.scalar_type());
+      a.relative_keys = own(dense(*relative_keys, wide));
+    }
+    if (rope) {
+      const int64_t least = a.S > a.L + offset ? a.S : a.L + offset;
+      require(offset >= 0, op, "offset must be at least 0 with rope");
+      require_that(rope->dim() == 2 && rope->size(1) <= a.D && rope->size(1) % 2 == 0 &&
+                       rope->size(0) >= least,
+                   op, "rope", *rope,
+                   "(P, R) with an even R of at most q's D, and a row for every position");
+      require_constant("rope", *rope, q);
+      a.rope = own(dense(*rope, wide));
+      a.rope_width = rope->size(1);
+      a.rope_interleaved = rope_interleaved;
+    }
+  }
+
+  // Checks the shapes and dtypes of q, k and v, and sets the sizes.
+  void set_sizes(const Inputs& i) {
+    const Tensor &q = i.q, &k = i.k, &v = i.v;
+    const Shape of_q = q.sizes(), of_k = k.sizes();  // read once: each size() is a call of torch
+    require_that(of_q.size() == 4, op, "q", q, "(B, N, L, D)");
+    require_that(of_k.size() == 4, op, "k", k, "(B, N_kv, S, D)");
+    a.B = of_q[0], a.N = of_q[1], a.L = of_q[2], a.D = of_q[3];
+    a.N_kv = of_k[1], a.S = of_k[2];
+    checked_product(op, "q", of_q);
+    require_that((a.N_kv ? a.N % a.N_kv == 0 : a.N == 0) && of_k[3] == a.D, op, "k", k,
+                 "(B, N_kv, S, D) with q's D and an N_kv that divides N");
+    require_that(a.S == 0 || cpu::padded(a.D) <= MAX_HEAD / a.S, op, "k", k,
+                 "(B, N_kv, S, D) with S times D at most 2^40");
+    if (i.key_rows) {
+      require_dimensions(op, "key_rows", *i.key_rows, 2, "(B, S)");
+      a.S = i.key_rows->size(1);
+      require_that(a.S <= of_k[2], op, "key_rows", *i.key_rows, "(B, S) with no more keys than k");
+    } else {
+      require_that(of_k[0] == a.B, op, "k", k, "(B, N_kv, S, D) with q's B");
+    }
+    require_shape(op, "v", v, of_k);
+    const ScalarType type = q.scalar_type();
+    require_dtype(op, "k", k, type);
+    require_dtype(op, "v", v, type);
+  }
+
+  // Whether the kernels have nothing to do: without elements no query sees a key.
+  bool is_empty() const { return !(a.B && a.N && a.L && a.S && a.D); }
+
+  void require_broadcast(const char* name, const Tensor& t, const Sizes& all) {
+    require_dimensions(op, name, t, 4, "(B or 1, N or 1, L or 1, S or 1)");
+    for (int d = 0; d < 4; ++d)
+      require_that(t.size(d) == 1 || t.size(d) == all[d], op, name, t,
+                   "(B or 1, N or 1, L or 1, S or 1)");
+  }
+  // A table that may be more exact than q.
+  void require_constant(const char* name, const Tensor& t, const Tensor& q) {
+    if (t.scalar_type() != ScalarType::Float) require_dtype(op, name, t, q.scalar_type());
+  }
+  // The address of int64 values in [0, high].
+  const int64_t* whole_numbers(const char* name, const OptionalTensor& t, Shape shape,
+                               int64_t high) {
+    if (!t) return nullptr;
+    require_shape(op, name, *t, shape);
+    require_dtype(op, name, *t, ScalarType::Long);
+    const int64_t* values = static_cast<const int64_t*>(own(dense(*t)));
+    require_range(op, name, values, t->numel(), 0, high);
+    return values;
+  }
+};
+
+// A new (B, N, L, D) tensor that is stored as (B, L, N, D).
+Tensor heads_last(const Tensor& like, int64_t B, int64_t N, int64_t L, int64_t D) {
+  return output(like, {B, N, L, D}, {L * N * D, D, N * D, 1}, kernel_scalar_type(like));
+}
+
+// A view of `whole`, whose memory it keeps alive.
+Tensor part_of(const Tensor& whole, const Sizes& shape, const Sizes& strides, int64_t offset) {
+  AtenTensorHandle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
+      whole.get(), int64_t(shape.size()), shape.data(), strides.data(), offset, &made));
+  return Tensor(made);
+}
+
+// The gradients of the n views (B, N, L, D) that make up one projection (B, L, n, N, D) or
+// (L, B, n, N, D), as views of one tensor that is laid out as the projection. like: the first view.
+std::vector<Tensor> parts_of_projection(const Tensor& like, int64_t n) {
+  const Sizes shape(like.sizes().begin(), like.sizes().end()),
+      strides(like.strides().begin(), like.strides().end());
+  const int64_t width = shape[1] * shape[3], row = n * width;
+  const Sizes batch_first{shape[2] * row, shape[3], row, 1},
+      batch_second{row, shape[3], shape[0] * row, 1};
+  require(strides == batch_first || strides == batch_second, BACKWARD,
+          "arguments whose gradients are to be together must be parts of one projection");
+  checked_product(BACKWARD, "the projection", {shape[0], shape[2], n, shape[1], shape[3]});
+  const Tensor whole = output(like, {shape[0] * shape[2] * row});
+  std::vector<Tensor> parts;
+  for (int64_t i = 0; i < n; ++i)
+    parts.push_back(part_of(whole, shape, strides, i * width));
+  return parts;
+}
+
+Outputs attention(const Inputs& i) {
+  const Tensor& q = i.q;
+  Call call(OP, i);
+  cpu::Attention& a = call.a;
+  Tensor out = heads_last(q, a.B, a.N, a.L, a.D), lse = output(q, {a.B, a.N, a.L}, computing(q));
+  if (call.is_empty()) {
+    torch::stable::zero_(out);
+    torch::stable::fill_(lse, std::numeric_limits<double>::infinity());
+  } else {
+    a.out = out.mutable_data_ptr();
+    a.lse = lse.mutable_data_ptr();
+    cpu::kernels().attention(a, parallel, threads());
+  }
+  return {as_type(out, q.scalar_type()), lse};
+}
+
+// Bits of `needs` beside those of the gradients: dq, dk and dv, or dk and dv, are to be laid out
+// together as the gradient of the one projection that q, k and v, or k and v, are parts of.
+constexpr int QKV_TOGETHER = 5, KV_TOGETHER = 6;
+
+Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
+  const auto& [dout, out, lse, q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope,
+               rope_interleaved, seed, scale, causal, offset, dropout] = i;
+  using Position = Gradients::Position;
+  Call call(BACKWARD, {q,
+                       k,
+                       v,
+                       bias,
+                       mask,
+                       key_lengths,
+                       alibi,
+                       relative_keys,
+                       rope,
+                       rope_interleaved,
+                       {},
+                       seed,
+                       scale,
+                       causal,
+                       offset,
+                       dropout});
+  cpu::Attention& a = call.a;
+  require_shape(BACKWARD, "dout", dout, q.sizes());
+  require_floating(BACKWARD, "dout", dout);
+  require_shape(BACKWARD, "lse", lse, {a.B, a.N, a.L});
+  require_dtype(BACKWARD, "lse", lse, computing(q));
+  const Tensor dout_ = with_dense_rows(as_type(dout, q.scalar_type())), lse_ = dense(lse);
+  strides_of(dout_, a.dout_strides, 3, false);
+  a.dout = dout_.const_data_ptr();
+  a.lse = const_cast<void*>(lse_.const_data_ptr());
+  // What is not needed is empty; no two results may be the same tensor.
+  const bool as_stored = kernel_scalar_type(q) == q.scalar_type() && !call.is_empty(),
+             q_too = as_stored && is_needed(required.needs, QKV_TOGETHER),
+             together = q_too || (as_stored && is_needed(required.needs, KV_TOGETHER));
+  if (q_too) require_shape(BACKWARD, "k", k, q.sizes());
+  // Gradients that are laid out together are all computed.
+  constexpr int64_t DKV = 1 << Position::dk | 1 << Position::dv;
+  const int64_t needs =
+      required.needs | (together ? DKV : 0) | (q_too ? int64_t(1) << Position::dq : 0);
+  const std::vector<Tensor> parts =
+      together ? parts_of_projection(q_too ? q : k, q_too ? 3 : 2) : std::vector<Tensor>{};
+  Tensor dq = q_too                            ? parts[0]
+              : is_needed(needs, Position::dq) ? heads_last(q, a.B, a.N, a.L, a.D)
+                                               : output(q, {0});
+  Tensor dk = together                         ? parts[q_too]
+              : is_needed(needs, Position::dk) ? heads_last(q, a.B, a.N_kv, a.S, a.D)
+                                               : output(q, {0});
+  Tensor dv = together                         ? parts[q_too + 1]
+              : is_needed(needs, Position::dv) ? heads_last(q, a.B, a.N_kv, a.S, a.D)
+                                               : output(q, {0});
+  for (int d = 0; d < 2; ++d) {
+    a.dq_strides[d] = is_needed(needs, Position::dq) ? dq.stride(2 * d) : 0;
+    a.dk_strides[d] = is_needed(needs, Position::dk)   ? dk.stride(2 * d)
+                      : is_needed(needs, Position::dv) ? dv.stride(2 * d)
+                                                       : 0;
+  }
+  Tensor dbias = output(q, {0}), drelative_keys = output(q, {0});
+  const auto at = [](Tensor& t) {
+    return t.numel() ? t.mutable_data_ptr() : nullptr;
+  };
+  a.dq = at(dq);
+  a.dk = at(dk);
+  a.dv = at(dv);
+  if (is_needed(needs, Position::dbias) && bias) {
+    dbias = output(q, Sizes(bias->sizes().begin(), bias->sizes().end()), computing(q));
+    strides_of(dbias, a.dbias_strides, 4, true);
+    a.dbias = dbias.mutable_data_ptr();
+    a.dbias_size = dbias.numel();
+  }
+  if (is_needed(needs, Position::drelative_keys) && relative_keys) {
+    drelative_keys = output(q, {2 * a.K + 1, a.D}, computing(q));
+    a.drelative_keys = drelative_keys.mutable_data_ptr();
+  }
+  if (call.is_empty())
+    for (Tensor* gradient : {&dq, &dk, &dv, &dbias, &drelative_keys})
+      torch::stable::zero_(*gradient);
+  else
+    cpu::kernels().attention_backward(a, parallel, threads());
+  const ScalarType type = q.scalar_type();
+  return {as_type(dq, type), as_type(dk, type), as_type(dv, type), as_type(dbias, type),
+          as_type(drelative_keys, type)};
+}
+
+// For fused.explain: which cpu::AttentionKernel a call runs, and the number of queries in a block
+// of the blockwise kernel.
+PlanOutput attention_plan(const PlanInputs& i) {
+  const Tensor& q = i.q;
+  const Call call(
+      PLAN,
+      {q, i.k, i.k, {}, {}, {}, {}, i.relative_keys, {}, true, i.key_rows, {}, 1, false, 0, 0});
+  require(!call.is_empty(), PLAN, "a call without elements runs no kernel");
+  const cpu::AttentionPlan plan = cpu::kernels().attention_plan(call.a);
+  Tensor found = output(q, {2}, ScalarType::Long);
+  int64_t* numbers = static_cast<int64_t*>(found.mutable_data_ptr());
+  numbers[0] = int64_t(plan.kernel), numbers[1] = plan.block;
+  return {found};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
+  define<attention>(m, "attention");
+  define<attention_backward>(m, "attention_backward");
+  define<attention_plan>(m, "attention_plan");
+}
+STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
+  m.impl("attention", boxed<attention>);
+  m.impl("attention_backward", boxed<attention_backward>);
+  m.impl("attention_plan", boxed<attention_plan>);
+}
+
+}  // namespace fusedseq

@@ -1,0 +1,267 @@
+// lstm and mogrifier_lstm on the CPU: makes the arguments of csrc/cpu/recurrence from tensors, and
+// the operators' results from what the kernels wrote.
+#include <cstring>
+
+#include "ops/dropout.h"
+#include "ops/recurrence_arguments.h"
+
+namespace fusedseq {
+namespace {
+
+// W_hh under the weight drop, or the gradient of W_hh from that of the dropped weight.
+Tensor drop_weight(const RecurrenceInputs& i, const Tensor& W) {
+  if (!i.training || i.weight_drop == 0) return W;
+  require(bool(i.seed), i.op, "a weight drop needs a seed");
+  return drop_cpu({i.op, "W_hh", dense(W), "weight_drop", i.weight_drop, *i.seed, 1, W.size(0),
+                   W.size(1), i.variational, MaskStream::weight});
+}
+
+// The arguments of a kernel that computes in T, and the tensors that own the memory they point to.
+template <class T>
+struct KernelArguments {
+  static constexpr ScalarType type = sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float;
+  std::vector<Tensor> owned;
+  // Of every round: the weight or its first factor, its second factor or null, its bias or null.
+  std::vector<const T*> first_factors, second_factors, biases;
+  cpu::Recurrence<T> r{};
+
+  const T* in(const Tensor& t) {
+    owned.push_back(dense(t, type));
+    return static_cast<const T*>(owned.back().const_data_ptr());
+  }
+  static T* out(const Tensor& t) { return static_cast<T*>(t.mutable_data_ptr()); }
+
+  explicit KernelArguments(const RecurrenceInputs& i) {
+    require_inputs(i);
+    r.steps = i.x.size(0);
+    r.B = i.x.size(1);
+    r.X = i.x.size(2);
+    r.H = i.h0.size(1);
+    r.rounds = i.rounds;
+    r.rank = i.rank();
+    if (i.lengths) {
+      owned.push_back(dense(*i.lengths));
+      r.lengths = static_cast<const int64_t*>(owned.back().const_data_ptr());
+      require_range(i.op, "lengths", r.lengths, r.B, 0, r.steps);
+    }
+    r.x = in(i.x);
+    r.W_ih = in(i.W_ih);
+    r.W_hh = in(drop_weight(i, i.W_hh));
+    r.b = i.b ? in(*i.b) : nullptr;
+    r.h0 = in(i.h0);
+    r.c0 = in(i.c0);
+    r.cap_input_gate = i.cap_input_gate;
+    r.training = i.training;
+    set_masks(i);
+    first_factors.resize(r.rounds);
+    second_factors.resize(r.rounds);
+    biases.resize(r.rounds);
+    set_rounds(rounds_on_x(i));
+    set_rounds(rounds_on_h(i));
+    r.A = first_factors.data();
+    r.F = second_factors.data();
+    r.bias = biases.data();
+  }
+
+ private:
+  void set_masks(const RecurrenceInputs& i) {
+    if (!i.seed) return;
+    if (i.training && i.state_dropout > 0)
+      r.state = mask(*i.seed, i.state_dropout, MaskStream::state);
+    if (i.zoneout_h > 0) {
+      r.zoneout_h = mask(*i.seed, i.zoneout_h, MaskStream::zoneout_h);
+      r.zoneout_h_p = i.zoneout_h;
+    }
+    if (i.zoneout_c > 0) {
+      r.zoneout_c = mask(*i.seed, i.zoneout_c, MaskStream::zoneout_c);
+      r.zoneout_c_p = i.zoneout_c;
+    }
+  }
+
+  void set_rounds(const RoundsOn& side) {
+    if (side.uses == 0) return;
+    const T* weight = in(*side.W);
+    const T* factor = side.factor ? in(*side.factor) : nullptr;
+    const T* bias = side.bias ? in(*side.bias) : nullptr;
+    for (int64_t k = side.first; k < r.rounds; k += 2) {
+      const int64_t j = side.index(k);
+      first_factors[k] = weight + j * side.out * (factor ? r.rank : side.in);
+      second_factors[k] = factor ? factor + j * r.rank * side.in : nullptr;
+      biases[k] = bias ? bias + j * side.out : nullptr;
+    }
+  }
+};
+
+// One thread per 20,000 multiply-adds of a step: with less work than that, waiting at the barriers
+// of a step takes longer than a second thread saves.
+template <class T>
+int team_size(const cpu::Recurrence<T>& r) {
+  const int64_t work = r.B * 4 * r.H * (r.H + (r.rounds ? r.X : 0));
+  const int64_t useful = work / 20000 + 1;
+  return int(useful < threads() ? useful : threads());
+}
+
+void run(const cpu::Recurrence<float>& r) {
+  cpu::kernels().recurrence_f32(r, parallel, team_size(r));
+}
+void run(const cpu::Recurrence<double>& r) {
+  cpu::kernels().recurrence_f64(r, parallel, team_size(r));
+}
+void run(const cpu::RecurrenceBackward<float>& r) {
+  cpu::kernels().recurrence_backward_f32(r, parallel, team_size(r.forward));
+}
+void run(const cpu::RecurrenceBackward<double>& r) {
+  cpu::kernels().recurrence_backward_f64(r, parallel, team_size(r.forward));
+}
+
+// The kernels write `width` of each `padded` elements of a saved tensor's rows; this zeroes the
+// others.
+template <class T>
+void zero_padding(const Tensor& t, int64_t width, int64_t padded) {
+  T* p = static_cast<T*>(t.mutable_data_ptr());
+  for (int64_t row = 0; padded > width && row < t.numel() / padded; ++row)
+    std::memset(p + row * padded + width, 0, (padded - width) * sizeof(T));
+}
+
+// The same of the rounds' sigmoids, of which a row holds those of every round, one after the other.
+template <class T>
+void zero_padding_of_rounds(const Tensor& round_gates, const cpu::Recurrence<T>& r) {
+  const int64_t Hp = cpu::padded(r.H), Xp = cpu::padded(r.X);
+  T* p = static_cast<T*>(round_gates.mutable_data_ptr());
+  for (int64_t row = 0; row < r.steps * r.B; ++row) {
+    for (int64_t k = 0; k < r.rounds; ++k) {
+      const int64_t width = k % 2 ? r.H : r.X, padded = k % 2 ? Hp : Xp;
+      std::memset(p + width, 0, (padded - width) * sizeof(T));
+      p += padded;
+    }
+  }
+}
+
+template <class T>
+Outputs forward(const RecurrenceInputs& i) {
+  KernelArguments<T> a(i);
+  auto& r = a.r;
+  constexpr ScalarType type = KernelArguments<T>::type;
+  const int64_t Hp = cpu::padded(r.H), Xp = cpu::padded(r.X), rank = cpu::padded(r.rank);
+  const int64_t width = (r.rounds + 1) / 2 * Xp + r.rounds / 2 * Hp;
+  const Tensor y = output(i.x, {r.steps, r.B, r.H}, type);
+  const Tensor h = output(i.x, {r.B, r.H}, type), c = output(i.x, {r.B, r.H}, type);
+  const Saved s{output(i.x, {r.steps, r.B, 4, Hp}, type), output(i.x, {r.steps, r.B, Hp}, type),
+                output(i.x, {r.steps, r.B, width}, type),
+                output(i.x, {r.rank ? r.rounds : 0, r.steps, r.B, rank}, type)};
+  zero_padding<T>(s.gates, r.H, Hp);
+  zero_padding<T>(s.cells, r.H, Hp);
+  if (r.rank) zero_padding<T>(s.factors, r.rank, rank);
+  if (width > 0) zero_padding_of_rounds<T>(s.round_gates, r);
+  r.y = a.out(y);
+  r.h = a.out(h);
+  r.c = a.out(c);
+  r.gates = a.out(s.gates);
+  r.cells = a.out(s.cells);
+  r.round_gates = a.out(s.round_gates);
+  r.factors = a.out(s.factors);
+  if (r.B > 0) run(r);
+  const ScalarType out = i.x.scalar_type();
+  return {as_type(y, out), as_type(h, out), as_type(c, out), s};
+}
+
+// Where the kernel writes the gradients of the rounds' weights.
+template <class T>
+struct RoundGradients {
+  std::vector<T*> first_factors, second_factors, biases;
+
+  RoundGradients(const KernelArguments<T>& a, const Gradients& g, const RequiredGradients& required,
+                 const RecurrenceInputs& i)
+      : first_factors(a.r.rounds), second_factors(a.r.rounds), biases(a.r.rounds) {
+    if (required.any_Q) set(a, rounds_on_x(i), g.dQ, g.dQ_factor, g.dQ_bias);
+    if (required.any_R) set(a, rounds_on_h(i), g.dR, g.dR_factor, g.dR_bias);
+  }
+
+ private:
+  void set(const KernelArguments<T>& a, const RoundsOn& side, const Tensor& weight,
+           const Tensor& factor, const Tensor& bias) {
+    const auto& r = a.r;
+    for (int64_t k = side.first; k < r.rounds; k += 2) {
+      const int64_t j = side.index(k);
+      first_factors[k] = a.out(weight) + j * weight.size(1) * weight.size(2);
+      if (r.rank) second_factors[k] = a.out(factor) + j * r.rank * side.in;
+      if (r.bias[k]) biases[k] = a.out(bias) + j * side.out;
+    }
+  }
+};
+
+template <class T>
+Gradients backward(const LayerBackward& layer) {
+  const RecurrenceInputs& i = layer.i;
+  const Saved& s = layer.saved;
+  KernelArguments<T> a(i);
+  auto& r = a.r;
+  constexpr ScalarType type = KernelArguments<T>::type;
+  require(bool(layer.dy), i.op, "dy must be a tensor");
+  require_output_gradients(i, *layer.dy, layer.dh, layer.dc, layer.y, s);
+  if (r.rank && r.rounds) {
+    require_shape(i.op, "factors", s.factors, {r.rounds, r.steps, r.B, cpu::padded(r.rank)});
+    require_floating(i.op, "factors", s.factors);
+  }
+  r.y = const_cast<T*>(a.in(layer.y));
+  r.gates = const_cast<T*>(a.in(s.gates));
+  r.cells = const_cast<T*>(a.in(s.cells));
+  r.round_gates = const_cast<T*>(a.in(s.round_gates));
+  r.factors = const_cast<T*>(a.in(s.factors));
+
+  const RequiredGradients required(layer.needs);
+  const auto like = [&](const OptionalTensor& t, bool is_required) {
+    if (!t || !is_required) return output(i.x, {0}, type);
+    return output(i.x, Sizes(t->sizes().begin(), t->sizes().end()), type);
+  };
+  Gradients g{like(i.x, required.dx),
+              like(i.W_ih, required.dW_ih),
+              like(i.W_hh, required.dW_hh),
+              like(i.b, required.db),
+              like(i.h0, true),
+              like(i.c0, true),
+              like(i.Q, required.any_Q),
+              like(i.Q_factor, required.any_Q),
+              like(i.R, required.any_R),
+              like(i.R_factor, required.any_R),
+              like(i.Q_bias, required.any_Q),
+              like(i.R_bias, required.any_R)};
+  const auto pointer = [](const Tensor& t, bool is_required) {
+    return is_required ? KernelArguments<T>::out(t) : nullptr;
+  };
+  if (r.B == 0) {  // Each gradient is a sum over no rows, and no kernel runs.
+    const auto zero = [](const Tensor& t) {
+      if (t.numel()) std::memset(t.mutable_data_ptr(), 0, t.numel() * sizeof(T));
+    };
+#define ZERO(type, name) zero(g.name);
+    MOGRIFIER_GRADIENTS(ZERO)
+#undef ZERO
+  }
+  const RoundGradients<T> rounds(a, g, required, i);
+  if (r.B > 0)
+    run(cpu::RecurrenceBackward<T>{
+        r, a.in(*layer.dy), a.in(layer.dh), a.in(layer.dc), pointer(g.dx, required.dx),
+        a.out(g.dh0), a.out(g.dc0), pointer(g.dW_ih, required.dW_ih),
+        pointer(g.dW_hh, required.dW_hh), pointer(g.db, required.db && i.b),
+        rounds.first_factors.data(), rounds.second_factors.data(), rounds.biases.data()});
+#define IN_THE_DTYPE_OF_X(type, name) g.name = as_type(g.name, i.x.scalar_type());
+  MOGRIFIER_GRADIENTS(IN_THE_DTYPE_OF_X)
+#undef IN_THE_DTYPE_OF_X
+  if (required.dW_hh) g.dW_hh = drop_weight(i, g.dW_hh);
+  return g;
+}
+
+bool is_double(const RecurrenceInputs& i) {
+  return kernel_type(i.op, "x", i.x) == cpu::Type::f64;
+}
+
+}  // namespace
+
+Outputs forward_cpu(const RecurrenceInputs& i) {
+  return is_double(i) ? forward<double>(i) : forward<float>(i);
+}
+Gradients backward_cpu(const LayerBackward& layer) {
+  return is_double(layer.i) ? backward<double>(layer) : backward<float>(layer);
+}
+
+}  // namespace fusedseq

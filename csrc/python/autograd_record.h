@@ -1,0 +1,282 @@
+// An operator as Python calls it: converts the arguments, calls the operator, and records the call
+// for autograd where an input requires a gradient.
+#pragma once
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "python/autograd_formulas.h"
+
+namespace fusedseq {
+namespace {
+
+using torch::autograd::AutogradContext;
+
+// The function (operator, inputs, outputs, grads, needs) -> gradients of the inputs, in Python.
+py::object& python_gradients() {
+  // It is never destroyed, because Python may have ended before this library is unloaded.
+  static py::object* function = new py::object;
+  return *function;
+}
+
+py::object to_python(const IValue& v) {
+  if (is_given(v)) return py::reinterpret_steal<py::object>(THPVariable_Wrap(v.toTensor()));
+  if (v.isDouble()) return py::float_(v.toDouble());
+  if (v.isBool()) return py::bool_(v.toBool());
+  if (v.isInt()) return py::int_(v.toInt());
+  if (v.isString()) return py::str(v.toStringRef());
+  return py::none();
+}
+
+py::object to_python(const variable_list& results) {
+  if (results.size() == 1) return to_python(IValue(results[0]));
+  py::tuple tuple(results.size());
+  for (size_t i = 0; i < results.size(); ++i)
+    tuple[i] = to_python(IValue(results[i]));
+  return tuple;
+}
+
+py::list to_python(const Stack& values) {
+  py::list all;
+  for (const IValue& v : values)
+    all.append(to_python(v));
+  return all;
+}
+
+py::object not_implemented() {
+  return py::reinterpret_borrow<py::object>(Py_NotImplemented);
+}
+
+bool convert_int(PyObject* value, int64_t& to) {
+  int overflow = 0;
+  to = PyLong_AsLongLongAndOverflow(value, &overflow);
+  return !overflow;
+}
+
+// Converts an argument to the type that the schema asks for. Returns false for a value that only
+// Python can pass on: a tensor of a derived class, or a number that a compiler traces.
+bool from_python(PyObject* value, c10::TypeKind kind, IValue& to) {
+  if (value == Py_None) return true;
+  int64_t number = 0;
+  switch (kind) {
+    case c10::TypeKind::TensorType:
+      // A number in place of a tensor is a seed. Here it becomes a tensor on the CPU, as in
+      // fused/check.py; for a call on a GPU `Formula::accepts` then returns false.
+      if (PyLong_CheckExact(value)) {
+        if (!convert_int(value, number)) return false;
+        to = at::scalar_tensor(number, at::kLong);
+        return true;
+      }
+      if (!THPVariable_CheckExact(value)) return false;
+      to = THPVariable_Unpack(value);
+      return true;
+    case c10::TypeKind::FloatType:
+      if (PyFloat_Check(value)) {
+        to = PyFloat_AS_DOUBLE(value);
+        return true;
+      }
+      if (!PyLong_CheckExact(value)) return false;
+      to = PyLong_AsDouble(value);
+      return true;
+    case c10::TypeKind::IntType:
+      if (!PyLong_CheckExact(value) || !convert_int(value, number)) return false;
+      to = number;
+      return true;
+    case c10::TypeKind::BoolType:
+      if (!PyBool_Check(value)) return false;
+      to = value == Py_True;
+      return true;
+    case c10::TypeKind::StringType:
+      if (!PyUnicode_Check(value)) return false;
+      to = std::string(py::handle(value).cast<std::string>());
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Calls an operator without recording the call.
+void call_below_autograd(const c10::OperatorHandle& op, Stack& stack) {
+  const at::AutoDispatchBelowAutograd guard;
+  op.callBoxed(stack);
+}
+
+struct Operator {
+  const std::string name;
+  const std::shared_ptr<const Formula> formula;
+  std::vector<c10::TypeKind> kinds;  // of the arguments
+
+  Operator(std::string name, std::shared_ptr<const Formula> formula)
+      : name(std::move(name)), formula(std::move(formula)) {
+    for (const auto& argument : this->formula->forward.schema().arguments()) {
+      auto type = argument.type();
+      if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+      kinds.push_back(type->kind());
+    }
+  }
+
+  // Returns the results, or NotImplemented if the call has to be made in Python.
+  py::object operator()(const py::args& values) const {
+    Stack stack;
+    return convert(values, stack) ? to_python(run(stack)) : not_implemented();
+  }
+  // The same for arguments that were not checked yet: NotImplemented also if a check might fail.
+  py::object checked(const py::args& values) const {
+    Stack stack;
+    if (!convert(values, stack) || !formula->accepts(stack)) return not_implemented();
+    return to_python(run(stack));
+  }
+
+  bool convert(const py::args& values, Stack& to) const {
+    if (values.size() != kinds.size() || at::impl::torch_function_mode_enabled()) return false;
+    to.resize(kinds.size());
+    for (size_t i = 0; i < kinds.size(); ++i)
+      if (!from_python(PyTuple_GET_ITEM(values.ptr(), i), kinds[i], to[i])) return false;
+    return true;
+  }
+  variable_list run(Stack& stack) const;
+};
+
+const std::map<std::string, Operator>& all_operators() {
+  static const auto* operators = [] {
+    auto* made = new std::map<std::string, Operator>;
+    for (const auto& [name, formula] : make_formulas())
+      made->emplace(std::piecewise_construct, std::forward_as_tuple(name),
+                    std::forward_as_tuple(name, formula));
+    return made;
+  }();
+  return *operators;
+}
+
+// The autograd node of a recorded call.
+struct Recorded : torch::autograd::Function<Recorded> {
+  // stack: the inputs. present: bit i is set if the i-th of formula.differentiable was given. The
+  // last argument, which is not used here, has these tensors: torch reads from it what to record.
+  static variable_list forward(AutogradContext* ctx, const Operator& op, Stack& stack,
+                               int64_t present, at::TensorList) {
+    Stack inputs = stack;
+    call_below_autograd(op.formula->forward, stack);
+    variable_list results, constants;
+    for (size_t i = 0; i < stack.size(); ++i) {
+      results.push_back(stack[i].toTensor());
+      if (i >= op.formula->results) constants.push_back(results.back());
+    }
+    ctx->mark_non_differentiable(constants);
+    ctx->set_materialize_grads(false);
+    save(ctx, op, std::move(inputs), stack, present);
+    return results;
+  }
+
+  // Tensors are saved as autograd's variables, so that it notices when one is changed in place; the
+  // other inputs as a tuple.
+  static void save(AutogradContext* ctx, const Operator& op, Stack inputs, Stack outputs,
+                   int64_t present) {
+    op.formula->drop_unread(inputs, outputs);
+    variable_list tensors;
+    tensors.reserve(inputs.size() + outputs.size());
+    for (Stack* values : {&inputs, &outputs})
+      for (const IValue& v : *values)
+        tensors.push_back(v.isTensor() ? v.toTensor() : Tensor());
+    for (IValue& v : inputs)
+      if (v.isTensor()) v = {};
+    ctx->save_for_backward(std::move(tensors));
+    auto& saved = ctx->saved_data;
+    saved["settings"] = c10::ivalue::Tuple::create(std::move(inputs));
+    // A pointer to an entry of all_operators(), which is never destroyed.
+    saved["operator"] = int64_t(reinterpret_cast<intptr_t>(&op));
+    saved["present"] = present;
+  }
+
+  static SavedCall load(AutogradContext* ctx, const Formula& formula, int64_t present,
+                        variable_list output_gradients) {
+    SavedCall call;
+    call.inputs = ctx->saved_data["settings"].toTupleRef().elements().vec();
+    const variable_list tensors = ctx->get_saved_variables();
+    const size_t n = call.inputs.size();
+    for (size_t i = 0; i < n; ++i)
+      if (tensors[i].defined()) call.inputs[i] = tensors[i];
+    for (size_t i = n; i < tensors.size(); ++i)
+      call.outputs.push_back(optional(tensors[i]));
+    call.needs.resize(n);
+    size_t edge = 0;  // of the tensors that were given
+    for (size_t i = 0; i < formula.differentiable.size(); ++i)
+      if (present >> i & 1) call.needs[formula.differentiable[i]] = ctx->needs_input_grad(edge++);
+    call.output_gradients = std::move(output_gradients);
+    return call;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const Operator& op =
+        *reinterpret_cast<const Operator*>(intptr_t(ctx->saved_data["operator"].toInt()));
+    const Formula& formula = *op.formula;
+    const int64_t present = ctx->saved_data["present"].toInt();
+    const SavedCall call = load(ctx, formula, present, std::move(grads));
+    const variable_list found = gradients(op, call);
+    variable_list result(3);  // of forward's arguments before the tensors
+    for (size_t i = 0; i < found.size(); ++i)
+      if (present >> i & 1)
+        result.push_back(call.needs[formula.differentiable[i]] ? found[i] : Tensor());
+    return result;
+  }
+
+  // The gradients of formula.differentiable.
+  static variable_list gradients(const Operator& op, const SavedCall& call) {
+    const Formula& formula = *op.formula;
+    variable_list found(formula.differentiable.size());
+    bool any = false;
+    for (size_t i = 0; i < formula.results; ++i)
+      any |= call.output_gradients[i].defined();
+    if (!any) return found;
+    Stack stack;
+    // With grad mode on, the gradients must be differentiable themselves.
+    if (at::GradMode::is_enabled() || !formula.arguments(call, stack))
+      return gradients_in_python(op, call);
+    call_below_autograd(formula.backward, stack);
+    for (size_t i = 0; i < found.size(); ++i)
+      found[i] = stack[i].toTensor();
+    formula.finish(call, found);
+    return found;
+  }
+
+  static variable_list gradients_in_python(const Operator& op, const SavedCall& call) {
+    const py::gil_scoped_acquire gil;
+    const py::object grads =
+        python_gradients()(op.name, to_python(call.inputs), to_python(call.outputs),
+                           call.output_gradients, call.needs);
+    variable_list found;
+    for (const size_t i : op.formula->differentiable) {
+      const py::object g = grads.attr("__getitem__")(i);
+      found.push_back(g.is_none() ? Tensor() : g.cast<Tensor>());
+    }
+    return found;
+  }
+};
+
+// Calls the operator; records the call if an input requires a gradient.
+variable_list Operator::run(Stack& stack) const {
+  variable_list tensors, results;
+  int64_t present = 0;
+  bool requires_grad = false;
+  for (size_t i = 0; i < formula->differentiable.size(); ++i) {
+    const IValue& v = stack[formula->differentiable[i]];
+    if (!is_given(v)) continue;
+    tensors.push_back(v.toTensor());
+    present |= int64_t(1) << i;
+    requires_grad |= tensors.back().requires_grad();
+  }
+  const py::gil_scoped_release no_gil;
+  if (requires_grad && at::GradMode::is_enabled())
+    return Recorded::apply(*this, stack, present, at::TensorList(tensors));
+  call_below_autograd(formula->forward, stack);
+  for (const IValue& v : stack)
+    results.push_back(v.toTensor());
+  return results;
+}
+
+}  // namespace
+}  // namespace fusedseq

@@ -1,0 +1,209 @@
+"""The launchers of attention; plan.py chooses the kernels.
+
+fusedseq.reference.attention defines the operator and documents its arguments.
+"""
+
+import math
+
+import torch
+from fusedseq.kernels import launch
+from fusedseq.kernels.attention import backward, launch_cache, packed, row, split, tiled
+from fusedseq.kernels.attention.backward import DQ, DRELATIVE, new_gradients, results
+from fusedseq.kernels.attention.call import (
+    all_none,
+    heads_last,
+    prepare,
+    register_pressure,
+    rotated,
+    strides,
+    with_unit_stride,
+)
+from fusedseq.kernels.attention.plan import cdiv, parts_of_keys, plan
+
+
+def attention(
+    q,  # (B, N, L, D)
+    k,  # (B, N_kv, S, D)
+    v,  # (B, N_kv, S, D)
+    bias,  # (B or 1, N or 1, L or 1, S or 1) or None
+    mask,  # bool, as bias
+    key_lengths,  # (B,) int64 or None
+    alibi,  # (N,) or None
+    relative_keys,  # (2K + 1, D) or None
+    rope,  # (P, R) or None
+    rope_interleaved,
+    key_rows,  # (B, S) int64 or None
+    seed,  # (1,) int64, read if dropout > 0
+    scale,
+    causal,
+    offset,  # position of query 0
+    dropout,
+):
+    """Returns out (B, N, L, D), stored as (B, L, N, D), and lse (B, N, L) fp32."""
+    out, lse = heads_last(q, *q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    if is_empty(q, k, key_rows):
+        return out.zero_(), lse.fill_(math.inf)
+    key = None
+    if all_none(bias, mask, relative_keys, key_rows):
+        key = launch_cache.cache_key(
+            *((q, k, v), key_lengths, alibi, rope, rope_interleaved),
+            *(seed, dropout, scale, causal, offset),
+        )
+        if cached := launch_cache.find(key):
+            cached.run((q, k, v, out, lse), key_lengths, alibi, rope, seed if dropout else None)
+            return out, lse
+    tensors = q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope
+    call = prepare(*tensors, rope_interleaved, key_rows, seed, scale, causal, offset, dropout)
+    if parts := parts_of_keys(call.plan, call.B * call.N, call.L, call.S, call.D):
+        split_forward(call, parts, out, lse)
+    else:
+        forward(call, out, lse, key)
+    return out, lse
+
+
+def forward(call, out, lse, key):
+    """Launches the forward kernel of the plan's family.    key: of the launch cache"""
+    tiles, heads = call.plan.forward, call.B * call.N
+    inputs = call.q, call.k, call.v
+    operands = *inputs, out, lse, *map(strides, inputs), call.optional
+    constants = call.constants(tiles, call.q)
+    if call.plan.family == "packed":
+        args = *operands, heads, *call.sizes
+        launch_cache.run(key, packed.packed_forward, cdiv(heads, tiles["G"]), args, constants)
+        return
+    steps = cdiv(call.L, tiles["BM"])
+    args = *operands, steps, *call.sizes
+    if call.plan.family == "row":
+        launch_cache.run(key, row.row_forward, heads * steps, args, constants)
+    else:
+        blocks = heads * steps * cdiv(call.D, tiles["BD"])
+        launch.run(tiled.tiled_forward, blocks, *args, **constants)
+
+
+def split_forward(call, parts, out, lse):
+    """Launches the kernels that process the keys of each head in parts and combine these."""
+    partial = call.q.new_empty(parts, call.B, call.L, call.N, call.D, dtype=torch.float32)
+    partial_lse, tiles = lse.new_empty(parts, *lse.shape), call.plan.forward
+    inputs = call.q, call.k, call.v
+    launch.run(
+        split.split_forward,
+        call.B * call.N * parts * cdiv(call.D, tiles["BD"]),
+        *(*inputs, partial, partial_lse),
+        *(*map(strides, inputs), call.optional),
+        *(parts, *call.sizes),
+        **call.constants(tiles, call.q),
+    )
+    BD = call.plan.delta["BD"]
+    launch.run(
+        split.split_combine,
+        lse.numel() * cdiv(call.D, BD),
+        *(partial, partial_lse, out, lse, parts, call.N, call.L),
+        D=call.D,
+        BD=BD,
+        PARTS=1 << (parts - 1).bit_length(),
+        warps=4,
+    )
+
+
+BACKWARD = {
+    "packed": backward.packed_backward,
+    "row": backward.row_backward,
+    "tiled": backward.tiled_backward_kernels,
+}
+
+
+def attention_backward(
+    dout,  # (B, N, L, D)
+    out,  # (B, N, L, D), saved by forward
+    lse,  # (B, N, L) fp32, saved by forward
+    q,  # from here to dropout as in forward
+    k,
+    v,
+    bias,
+    mask,
+    key_lengths,
+    alibi,
+    relative_keys,
+    rope,
+    rope_interleaved,
+    seed,
+    scale,
+    causal,
+    offset,
+    dropout,
+    needs,  # bits, see backward.py
+):
+    """Returns dq, dk, dv, dbias, drelative_keys; empty tensors for those that are not needed."""
+    if is_empty(q, k, None):
+        heads = (heads_last(x, *x.shape).zero_() for x in (q, k, v))
+        terms = (None if x is None else torch.zeros_like(x) for x in (bias, relative_keys))
+        return results(q, needs, *heads, *terms)
+    key = None
+    if all_none(bias, mask, relative_keys):
+        key = launch_cache.cache_key(
+            *((q, k, v, dout), key_lengths, alibi, rope, rope_interleaved),
+            *(seed, dropout, scale, causal, offset, needs),
+        )
+        if cached := launch_cache.find(key):
+            grads = new_gradients(q, k, False, needs)
+            tensors = dout, q, k, v, *grads[:3], None, None
+            cached.run(tensors, key_lengths, alibi, rope, seed if dropout else None)
+            return results(q, needs, *grads[:3], None, None)
+    tensors = q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope
+    call = prepare(*tensors, rope_interleaved, None, seed, scale, causal, offset, dropout)
+    dout = with_unit_stride(dout)
+    grads = new_gradients(call.q, call.k, call.plan.family == "packed", needs)
+
+    # The gradient of the products of q and relative_keys, which torch computed before the kernel.
+    has_relative = relative_keys is not None and needs & (DQ | DRELATIVE)
+    drelative = None
+    if has_relative:
+        drelative = torch.zeros_like(call.optional.relative, dtype=torch.float32)
+    launch_kernels = BACKWARD[call.plan.family]
+    dk, dv, dbias = launch_kernels(call, dout, out, lse, grads, drelative, bias, needs, key)
+    dq = grads.q
+    if has_relative:
+        drelative = drelative.to(q.dtype)  # (B, N, L, 2K + 1)
+        if needs & DQ:
+            dq += drelative @ relative_keys
+        drelative = drelative.flatten(0, 2).T @ call.q.flatten(0, 2) if needs & DRELATIVE else None
+    if call.applied_rope is not None:
+        dq, dk = (
+            rotated_back(dq, call.applied_rope, offset),
+            rotated_back(dk, call.applied_rope, 0),
+        )
+    return results(q, needs, dq, dk, dv, dbias, drelative)
+
+
+def is_empty(q, k, key_rows):
+    """Returns whether a size of the call is 0: no query sees a key then, and no kernel runs."""
+    return 0 in q.shape or (k.size(2) if key_rows is None else key_rows.size(1)) == 0
+
+
+def rotated_back(grad, rope, first):
+    """Returns the gradient of a rotation's input, stored as (B, L, N, D), or None."""
+    if grad is None:
+        return None
+    return heads_last(grad, *grad.shape).copy_(rotated(grad, rope, first, -1))
+
+
+def explain(
+    q,
+    k,
+    v,
+    *,
+    key_rows=None,
+    bias=None,
+    mask=None,
+    rope=None,
+    relative_keys=None,
+    dropout=0.0,
+    **options,
+):
+    """Returns which kernel a call of fused.attention runs, and why."""
+    S = k.size(2) if key_rows is None else key_rows.size(1)
+    pressure = register_pressure(dropout, bias, mask, rope, relative_keys)
+    chosen = plan(q.size(2), S, q.size(3), q.element_size(), pressure)
+    if parts := parts_of_keys(chosen, q.size(0) * q.size(1), q.size(2), S, q.size(3)):
+        return f"kernels/attention/split.py; few queries, their keys in {parts} parts"
+    return f"kernels/attention/{chosen.family}.py; {chosen.why}"

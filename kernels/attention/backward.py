@@ -1,0 +1,196 @@
+"""Allocates the gradients of attention and launches the backward kernels of each family."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from fusedseq.kernels import launch
+from fusedseq.kernels.attention import launch_cache, packed, row, tiled_backward, tiled_bias
+from fusedseq.kernels.attention.call import heads_last, row_alignment, strides
+from fusedseq.kernels.attention.plan import PROGRAMS, cdiv
+
+# The bits of `needs`. QKV and KV: dq, dk and dv, or dk and dv, may be stored as the gradient of one
+# projection.
+DQ, DK, DV, DBIAS, DRELATIVE, QKV, KV = (1 << n for n in range(7))
+
+
+class Gradients(NamedTuple):
+    """New gradients of q, k and v, and the heads that are stored for a position of each."""
+
+    q: torch.Tensor | None  # (B, N, L, D), stored as (B, L, q_heads, D); None: not needed
+    k: torch.Tensor | None  # (B, N_kv, S, D), stored as (B, S, k_heads, D)
+    v: torch.Tensor | None  # as k
+    q_heads: int
+    k_heads: int
+
+
+def new_gradients(q, k, packed_kernel, needs):
+    """Allocates the Gradients of q, k and v.
+
+    They are stored as (B, L or S, heads, D), or, where `needs` says that q, k, v are parts of one
+    projection, as parts of its gradient, (B, L, parts, heads, D), so that autograd need not copy
+    them into it.
+
+    packed_kernel: whether the packed kernel computes them, which writes dk and dv of each query
+    head
+    """
+    (B, N, _, D), N_kv = q.shape, k.size(1)
+    per_query_head = packed_kernel and N_kv < N  # dk and dv are summed over the group afterwards
+    parts = 3 if needs & QKV else 2 if needs & KV else 0
+    first, row_size = q if parts == 3 else k, parts * N_kv * D
+    # These are the strides of parts of a projection (B, L, ...); one of (L, B, ...) has others.
+    if (
+        parts
+        and not per_query_head
+        and first.stride() == (first.size(2) * row_size, D, row_size, 1)
+    ):
+        whole = first.new_empty(B, first.size(2), parts, N_kv, D)
+        *dq, dk, dv = whole.permute(2, 0, 3, 1, 4).unbind(0)
+        if parts == 3:
+            return Gradients(dq[0], dk, dv, 3 * N, 3 * N)
+        return Gradients(heads_last(q, *q.shape) if needs & DQ else None, dk, dv, N, 2 * N_kv)
+    dq = heads_last(q, *q.shape) if needs & DQ else None
+    if per_query_head:
+        return Gradients(dq, None, None, N, N)
+    dk, dv = (heads_last(k, *k.shape) if needs & bit else None for bit in (DK, DV))
+    return Gradients(dq, dk, dv, N, N_kv)
+
+
+def results(q, needs, *grads):
+    """Returns the gradients in the order of the bits of `needs`, empty tensors where not needed."""
+    return tuple(g if needs & 1 << bit else q.new_empty(0) for bit, g in enumerate(grads))
+
+
+def new_logit_gradients(call, needs):
+    """Allocates the (B, N, L, S) gradient of the logits if a bias needs its gradient, else None."""
+    if not needs & DBIAS:
+        return None
+    return call.q.new_empty(call.B, call.N, call.L, call.S, dtype=torch.float32)
+
+
+def packed_backward(call, dout, out, lse, grads, drelative, bias, needs, key):
+    """Launches the packed backward. Returns dk, dv, dbias; dq and drelative are written in place,
+    as by the next two.
+
+    grads: Gradients    drelative: fp32 zeros or None    key: of the launch cache
+    """
+    tiles, heads = call.plan.backward, call.B * call.N
+    dk, dv = grads.k, grads.v
+    if call.group > 1:  # a program has a few query heads, not all of a group: dk and dv of each
+        shape = call.B, call.N, call.S, call.D
+        dk, dv = (
+            heads_last(call.q, *shape, dtype=torch.float32) if needs & bit else None
+            for bit in (DK, DV)
+        )
+        key = None
+    dlogits = new_logit_gradients(call, needs)
+    inputs = dout, call.q, call.k, call.v
+    args = (
+        *inputs,
+        *(grads.q, dk, dv, dlogits, drelative),
+        *map(strides, inputs),
+        call.optional,
+        *(heads, grads.q_heads, grads.k_heads),
+        *call.sizes,
+    )
+    constants = call.constants(tiles, call.q, dout)
+    launch_cache.run(key, packed.packed_backward, cdiv(heads, tiles["G"]), args, constants)
+    return sum_of_group(call, dk), sum_of_group(call, dv), as_bias(dlogits, bias)
+
+
+def sum_of_group(call, grad):
+    """Sums a gradient (B, N, S, D) of the query heads to (B, N_kv, S, D)."""
+    if grad is None or call.group == 1:
+        return grad
+    B, N, S, D = grad.shape
+    total = grad.transpose(1, 2).unflatten(2, (N // call.group, call.group)).sum(3)
+    return total.to(call.q.dtype).transpose(1, 2)
+
+
+def as_bias(dlogits, bias):
+    """Sums the gradient of the logits to the shape of the bias."""
+    return None if dlogits is None else dlogits.sum_to_size(bias.shape).to(bias.dtype)
+
+
+def row_backward(call, dout, out, lse, grads, drelative, bias, needs, key):
+    """Launches the row backward; arguments and results as of packed_backward."""
+    dlogits = new_logit_gradients(call, needs)
+    inputs = dout, call.q, call.k, call.v
+    args = (
+        *inputs,
+        *(grads.q, grads.k, grads.v, dlogits, drelative),
+        *map(strides, inputs),
+        call.optional,
+        *(grads.q_heads, grads.k_heads),
+        *call.sizes,
+    )
+    constants = call.constants(call.plan.backward, call.q, dout)
+    launch_cache.run(key, row.row_backward, call.B * call.N // call.group, args, constants)
+    return grads.k, grads.v, as_bias(dlogits, bias)
+
+
+def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, _):
+    """Launches the tiled backward kernels; arguments and results as of packed_backward. They are
+    not cached."""
+    heads, inputs = call.B * call.N, (dout, call.q, call.k, call.v)
+    input_strides = tuple(map(strides, inputs))
+    delta, tiles = torch.empty_like(lse), call.plan.delta
+    steps = cdiv(call.L, tiles["BM"])
+    launch.run(
+        tiled_backward.tiled_delta,
+        heads * steps,
+        *(dout, out, delta, strides(dout), strides(out)),
+        *(steps, call.N, call.L),
+        D=call.D,
+        BYTES=row_alignment(dout, out),
+        **tiles,
+    )
+    if needs & (DK | DV):
+        tiles = call.plan.backward
+        steps, chunks = cdiv(call.S, tiles["BN"]), cdiv(call.D, tiles["BD"])
+        launch.run(
+            tiled_backward.tiled_backward_keys,
+            heads // call.group * steps * chunks,
+            *(*inputs, lse, delta, grads.k, grads.v),
+            *(*input_strides, call.optional),
+            *(steps, grads.k_heads, *call.sizes),
+            **call.constants(tiles, call.q, dout),
+        )
+    if grads.q is not None or drelative is not None:
+        tiles = call.plan.queries
+        steps, chunks = cdiv(call.L, tiles["BM"]), cdiv(call.D, tiles["BD"])
+        launch.run(
+            tiled_backward.tiled_backward_queries,
+            heads * steps * chunks,
+            *(*inputs, lse, delta, grads.q, drelative),
+            *(*input_strides, call.optional),
+            *(steps, grads.q_heads, *call.sizes),
+            **call.constants(tiles, call.q, dout),
+        )
+    if not needs & DBIAS:
+        return grads.k, grads.v, None
+    return grads.k, grads.v, tiled_bias_gradient(call, (*inputs, lse, delta), input_strides, bias)
+
+
+def tiled_bias_gradient(call, operands, input_strides, bias):
+    """Launches the kernel for the gradient of a bias, and sums its parts.
+
+    operands: dout, q, k, v, lse, delta    input_strides: of the first four
+    """
+    tiles, full_shape = call.plan.bias, (call.B, call.N, call.L, call.S)
+    summed = [size == 1 and full > 1 for size, full in zip(bias.shape, full_shape, strict=True)]
+    counts = call.B, call.N, cdiv(call.L, tiles["BM"]), cdiv(call.S, tiles["BN"])
+    places = math.prod(n for n, is_summed in zip(counts, summed, strict=True) if not is_summed)
+    terms = math.prod(n for n, is_summed in zip(counts, summed, strict=True) if is_summed)
+    parts = max(1, min(PROGRAMS // max(places, 1), terms))
+    dbias = call.q.new_empty(parts, *bias.shape, dtype=torch.float32)
+    launch.run(
+        tiled_bias.tiled_backward_bias,
+        places * parts,
+        *(*operands, dbias),
+        *(*input_strides, call.optional),
+        *(call.B, parts, *call.sizes),
+        **call.constants(tiles, call.q, operands[0]),
+        **dict(zip(("SUM_B", "SUM_N", "SUM_L", "SUM_S"), summed, strict=True)),
+    )
+    return dbias.sum(0).to(bias.dtype)

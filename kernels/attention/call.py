@@ -1,0 +1,187 @@
+"""Prepares the arguments of the attention kernels from those of the operator."""
+
+from typing import NamedTuple
+
+import torch
+import triton.language as tl
+from fusedseq.kernels import philox
+from fusedseq.kernels.attention.plan import DROPOUT, PLAIN, RICH, Plan, plan
+from fusedseq.kernels.attention.tile import OptionalTensors, Rope, Sizes
+
+
+class Call(NamedTuple):
+    """What the launchers need to know of a call."""
+
+    B: int
+    L: int
+    S: int
+    D: int
+    q: torch.Tensor  # (B, N, L, D) with a last stride of 1, as the next two
+    k: torch.Tensor  # (B, N_kv, S, D)
+    v: torch.Tensor  # (B, N_kv, S, D)
+    optional: OptionalTensors
+    sizes: Sizes
+    plan: Plan
+    causal: bool
+    applied_rope: Rope | None  # if q and k have been rotated before the kernel
+
+    @property
+    def N(self):
+        return self.sizes.N
+
+    @property
+    def group(self):
+        return self.sizes.group
+
+    def constants(self, tiles, *tensors):
+        """Returns the compile-time arguments of a kernel that reads `tensors` beside k and v.
+
+        tiles: of the plan
+        """
+        tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32" and self.q.dtype == torch.float32
+        return {
+            **tiles,
+            "D": self.D,
+            "CAUSAL": self.causal,
+            "PRECISION": "tf32" if tf32 else "ieee",
+            "BYTES": row_alignment(self.k, self.v, *tensors),
+        }
+
+
+def prepare(
+    q,
+    k,
+    v,
+    bias,
+    mask,
+    key_lengths,
+    alibi,
+    relative_keys,
+    rope,
+    rope_interleaved,
+    key_rows,
+    seed,
+    scale,
+    causal,
+    offset,
+    dropout,
+):
+    """Returns the Call of an operator's arguments; fusedseq.reference.attention documents them."""
+    (B, N, L, D), S = q.shape, k.size(2) if key_rows is None else key_rows.size(1)
+    applied_rope = None
+    if rope is not None:
+        columns = tl.constexpr(rope.size(1))
+        rope = Rope(rope.contiguous(), columns, tl.constexpr(rope_interleaved))
+    if relative_keys is not None and rope is not None:
+        # The product with relative_keys, computed below, needs the rotated queries.
+        q, k = rotated(q, rope, offset), rotated(k[:, :, :S], rope, 0)
+        applied_rope, rope = rope, None
+    q, k, v = with_unit_stride(q), with_unit_stride(k), with_unit_stride(v)
+    optional = OptionalTensors(
+        bias=bias,
+        bias_strides=broadcast_strides(bias),
+        mask=mask,
+        mask_strides=broadcast_strides(mask),
+        alignment=element_alignment(S, bias, mask),
+        key_lengths=contiguous(key_lengths),
+        alibi=contiguous(alibi),
+        relative=None if relative_keys is None else (q @ relative_keys.T).contiguous(),
+        clip=None if relative_keys is None else len(relative_keys) // 2,
+        rope=rope,
+        key_rows=contiguous(key_rows),
+        seed=seed if dropout else None,
+    )
+    sizes = Sizes(
+        N=N,
+        L=L,
+        S=S,
+        offset=offset,
+        threshold=philox.threshold(dropout),
+        scale=scale,
+        keep_scale=philox.scale(dropout),
+        group=N // k.size(1),
+    )
+    pressure = register_pressure(dropout, bias, mask, rope, relative_keys)
+    chosen = plan(L, S, D, q.element_size(), pressure)
+    return Call(B, L, S, D, q, k, v, optional, sizes, chosen, causal, applied_rope)
+
+
+def register_pressure(dropout, *rich):
+    """Returns the register pressure of a call.    rich: the options that make it RICH, or None"""
+    if any(option is not None for option in rich):
+        return RICH
+    return DROPOUT if dropout else PLAIN
+
+
+def with_unit_stride(x):
+    return x if x.stride(-1) == 1 or x.size(-1) == 1 else x.contiguous()
+
+
+def strides(x):
+    """Returns the strides of the first three dimensions."""
+    return x.stride()[:3]
+
+
+def contiguous(option):
+    return None if option is None else option.contiguous()
+
+
+def broadcast_strides(option):
+    """Returns the strides of an option, 0 for a dimension of size 1, or None."""
+    if option is None:
+        return None
+    return tuple(
+        0 if size == 1 else stride
+        for size, stride in zip(option.shape, option.stride(), strict=True)
+    )
+
+
+def row_alignment(*tensors):
+    """Returns the largest power of two, at most 16, that divides every row's address in bytes."""
+    bits = 16
+    for x in tensors:
+        bits |= x.data_ptr()
+        for stride in x.stride()[:3]:
+            bits |= stride * x.element_size()
+    return bits & -bits
+
+
+def element_alignment(S, *options):
+    """Returns the largest power of two, at most 16, that divides S and the first element of every
+    row of the options.
+
+    1 where columns are not adjacent, since nothing is known of their addresses then. None if all
+    options are None.
+    """
+    options = [x for x in options if x is not None]
+    bits = 16 | S
+    for x in options:
+        *rows, column = broadcast_strides(x)
+        bits |= 1 if column > 1 else x.data_ptr() // x.element_size()
+        for stride in rows:
+            bits |= stride
+    return tl.constexpr(bits & -bits) if options else None
+
+
+def heads_last(like, B, N, L, D, dtype=None):
+    """Returns a new (B, N, L, D) tensor that is stored as (B, L, N, D)."""
+    return like.new_empty(B, L, N, D, dtype=dtype).transpose(1, 2)
+
+
+def rotated(x, rope, first, sign=1):
+    """Rotates x (B, N, L, D) by a Rope's angles of positions first : first + L.
+
+    sign: -1 rotates backwards
+    """
+    rows = rope.table[first : first + x.size(2)].float().unflatten(-1, (-1, 2))
+    pairs, pair = ((-1, 2), -1) if rope.interleaved.value else ((2, -1), -2)
+    whole = x[..., : rope.columns.value].float()
+    (cos, sin), (a, b) = rows.unbind(-1), whole.unflatten(-1, pairs).unbind(pair)
+    sin = sin * sign
+    y = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=pair).flatten(-2).to(x.dtype)
+    return torch.cat([y, x[..., y.size(-1) :]], dim=-1) if y.size(-1) < x.size(-1) else y
+
+
+def all_none(*options):
+    """Returns whether all options are None."""
+    return all(option is None for option in options)

@@ -1,0 +1,128 @@
+"""Chooses the kernels of an attention call and their tiles, from shapes, dtype size and options.
+
+Tuning at run time would make a result depend on the clock. None of these tiles has been timed on a
+GPU: they are the largest of those tried that compile without spills for sm_80, sm_90 and sm_100,
+except for a few bytes in heads wider than 128 (tests/triton/triton_table.json has registers and
+shared memory, tests/triton/test_triton_compile.py the exceptions).
+"""
+
+from typing import NamedTuple
+
+MAX_PACKED = 16  # most queries and keys of the packed kernels
+MAX_ROW = 128  # most keys of the row kernels
+# Programs that fill a GPU. Work that can be split further is split until there are as many.
+PROGRAMS = 512
+
+
+class Plan(NamedTuple):
+    """The kernels of a call. Tiles are {name of a constant: value, "warps": ..., "stages": ...}."""
+
+    family: str  # packed, row or tiled: kernels/attention/<family>.py
+    why: str  # for fused.explain
+    forward: dict
+    backward: dict  # of the tiled family: the kernel for dk and dv
+    queries: dict | None = None  # of the tiled family alone, as the next two: the kernel for dq
+    bias: dict | None = None  # the kernel for the gradient of a bias
+    delta: dict | None = None  # the kernel for the row sums of dout * out
+
+
+# Register pressure of a call's options beside the matrix products.
+PLAIN = 0
+DROPOUT = 1
+RICH = 2  # a bias, mask, rope or relative keys
+
+# (head dimension, register pressure): BM, BN, BD, warps, stages of the kernels for out, for dk and
+# dv, and for dq; 16-bit dtypes
+TILED = {
+    (64, PLAIN): ((128, 64, 64, 8, 3), (32, 128, 64, 8, 2), (64, 64, 64, 8, 2)),
+    (64, DROPOUT): ((128, 64, 64, 8, 3), (32, 64, 64, 8, 1), (64, 32, 64, 8, 2)),
+    (64, RICH): ((64, 32, 64, 4, 2), (32, 32, 64, 8, 2), (32, 32, 64, 8, 2)),
+    (128, PLAIN): ((128, 64, 128, 8, 2), (32, 64, 128, 8, 2), (64, 64, 128, 8, 2)),
+    (128, DROPOUT): ((64, 64, 128, 8, 2), (32, 32, 128, 8, 2), (64, 32, 128, 8, 2)),
+    (128, RICH): ((64, 32, 128, 8, 2), (32, 32, 128, 8, 2), (32, 16, 128, 8, 2)),
+    (256, PLAIN): ((64, 64, 128, 8, 2), (32, 64, 128, 8, 2), (64, 64, 128, 8, 2)),
+    (256, DROPOUT): ((32, 64, 64, 8, 1), (32, 32, 64, 8, 1), (32, 32, 64, 8, 1)),
+    (256, RICH): ((32, 64, 64, 8, 1), (32, 32, 32, 4, 1), (32, 32, 64, 8, 1)),
+}
+
+
+def plan(L, S, D, itemsize, pressure):
+    """Returns the Plan of a call.    pressure: PLAIN, DROPOUT or RICH"""
+    # tl.arange and tl.dot need powers of two, tl.dot at least 16.
+    width = max(16, 1 << (D - 1).bit_length())
+    if max(L, S) <= MAX_PACKED:
+        return packed(width, itemsize, pressure)
+    if S <= MAX_ROW and L <= 4 * MAX_ROW and itemsize == 2 and width <= 64:
+        return row(L, S, max(width, 32), pressure)
+    return (tiled_fp32 if itemsize == 4 else tiled)(L, width, pressure)
+
+
+def parts_of_keys(chosen, heads, L, S, D):
+    """Returns the number of parts in which split.py processes the keys of each head; 0 if the plan
+    `chosen` is used instead."""
+    if chosen.family != "tiled" or L > 4:
+        return 0
+    programs = heads * cdiv(D, chosen.forward["BD"])
+    parts = min(32, S // 256, PROGRAMS // max(programs, 1))
+    return parts if parts > 1 else 0
+
+
+def cdiv(a, b):
+    return -(-a // b)
+
+
+def packed(width, itemsize, pressure):
+    """G pairs of BD columns share the registers of a warp: G BD is constant."""
+    if itemsize == 4:
+        BD, columns = min(width, 32), 32
+    else:
+        BD, columns = min(width, 64), 64 if pressure == RICH else 128
+    forward = {"G": columns // BD, "BD": BD, "warps": 1}
+    backward = {"G": max(1, columns // 2 // BD), "BD": BD, "warps": 1}
+    return Plan("packed", f"L and S at most {MAX_PACKED}", forward, backward)
+
+
+def row(L, S, width, pressure):
+    BS = max(16, 1 << (S - 1).bit_length())
+    if L <= 16:
+        BM = 16
+    else:
+        BM = 32 if L <= 32 or pressure == RICH else 64
+    forward = {"BM": BM, "BS": BS, "BD": width, "warps": 8 if pressure == RICH else 4}
+    backward = {
+        "BM": min(BM, 16 if pressure else 32),
+        "BS": BS,
+        "BD": width,
+        "warps": 8 if pressure or BS == 128 else 4,
+    }
+    return Plan("row", f"S at most {MAX_ROW}", forward, backward)
+
+
+def tiled(L, width, pressure):
+    kernels = [tiles(*size, width) for size in TILED[min(max(width, 64), 256), pressure]]
+    if L <= 16:
+        kernels[0] = tiles(16, 64, 64 if pressure == RICH else 128, 4, 1, width)
+    return tiled_plan(kernels, width)
+
+
+def tiled_fp32(L, width, pressure):
+    forward = tiles(16 if L <= 16 else 32, 32, 32, 4, 1, width)
+    if pressure == RICH:
+        backward = tiles(32, 32, 32, 4, 1, width)
+    else:
+        backward = tiles(32, 32, 64, 8, 1, width)
+    return tiled_plan([forward, backward, backward], width)
+
+
+def tiles(BM, BN, BD, warps, stages, width):
+    return {"BM": BM, "BN": BN, "BD": min(BD, width), "warps": warps, "stages": stages}
+
+
+def tiled_plan(kernels, width):
+    """Returns the Plan of the tiled kernels for out, for dk and dv, and for dq; the others have the
+    same tiles always."""
+    why = f"more than {MAX_ROW} keys, or heads too large for them at once"
+    why += "; D in chunks" * (width > kernels[0]["BD"])
+    bias, delta = tiles(32, 16, 32, 4, 1, width), {"BM": 32, "BD": min(width, 128), "warps": 4}
+    forward, keys, queries = kernels
+    return Plan("tiled", why, forward, keys, queries, bias, delta)

@@ -1,0 +1,38 @@
+"""torch's autocast for the operators: which tensors are cast, and to what."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_on(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
+def cast(device_type: str, *tensors: Any) -> tuple[Any, ...]:
+    """The tensors with fp32 ones cast to autocast's dtype, as torch does for matrix products. None
+    stays None.
+    """
+    if not is_on(device_type):
+        return tensors
+    dtype = torch.get_autocast_dtype(device_type)
+    return tuple(
+        t.to(dtype) if isinstance(t, Tensor) and t.dtype == torch.float32 else t for t in tensors
+    )
+
+
+def promote(device_type: str, *tensors: Any) -> tuple[Any, ...]:
+    """Under autocast, the tensors in the widest of their dtypes, as torch promotes the operands of
+    a sum.
+    """
+    if not is_on(device_type):
+        return tensors
+    dtypes = [t.dtype for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
+    if not dtypes:
+        return tensors
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    return tuple(
+        t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors
+    )

@@ -1,0 +1,1 @@
+"""The commands of `fusedseq`, one module each: `add_arguments(parser)` and `run(args)`."""

@@ -1,0 +1,1 @@
+"""Evaluation beyond a task's own metrics: ensembles, softmax temperature, dynamic evaluation."""

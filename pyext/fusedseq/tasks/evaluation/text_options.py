@@ -1,0 +1,91 @@
+"""Options of `fusedseq eval ptb`: a softmax temperature, and dynamic evaluation.
+
+Example: fusedseq eval ptb RUN --temperature auto --dynamic sgd --lr 1
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from fusedseq.tasks.evaluation.dynamic_evaluation import DynamicEvaluation, evaluate
+from fusedseq.tasks.evaluation.softmax_temperature import HIGHEST, LOWEST, best_temperature
+
+TASKS = ("ptb",)
+OPTIONS = ("temperature", "dynamic", "lr", "decay", "segment", "columns")
+
+
+def add_arguments(group: Any) -> None:
+    """Adds the options to an argument group of argparse."""
+    add = group.add_argument
+    add(
+        "--temperature",
+        type=temperature,
+        metavar="T",
+        help="softmax temperature: a number, or auto, which searches it from "
+        f"{LOWEST} to {HIGHEST} on the validation split",
+    )
+    add(
+        "--dynamic",
+        choices=("sgd", "rms"),
+        help="dynamic evaluation: after each segment of text the model is trained on it, by plain "
+        "SGD or by steps scaled by its gradients on the training text (Krause et al., 2018)",
+    )
+    add("--lr", type=float, help="required by --dynamic: tune it on the validation split")
+    add("--decay", type=float, help="for --dynamic, towards the trained weights (default: 0)")
+    add(
+        "--segment",
+        type=int,
+        metavar="WORDS",
+        help=f"for --dynamic (default: {DynamicEvaluation.segment})",
+    )
+    add(
+        "--columns",
+        type=int,
+        help=f"columns that --dynamic reads the text in (default: {DynamicEvaluation.batch})",
+    )
+
+
+def temperature(text: str) -> str | float:
+    """The type of --temperature."""
+    return text if text == "auto" else float(text)
+
+
+def metrics(task: Any, splits: Sequence[str], args: argparse.Namespace) -> dict[str, dict]:
+    """{split: the metrics that the options ask for}.
+
+    Errors: ValueError where options contradict each other
+    """
+    t: Any = 1.0 if args.temperature is None else args.temperature
+    dynamic = dynamic_evaluation(args)
+    if t == "auto":
+        t = best_temperature(lambda t: task.evaluate("valid", t)["loss"])
+    if not t > 0:
+        raise ValueError(f"--temperature must be above 0, got {t}")
+    results: dict = {split: {} for split in splits}
+    for split in splits:
+        if args.temperature is not None:
+            found = task.evaluate(split, t)
+            results[split] |= {
+                "temperature": t,
+                "tempered_loss": found["loss"],
+                "tempered_perplexity": found["perplexity"],
+            }
+        if dynamic:
+            found = evaluate(task, split, dynamic, t)
+            results[split] |= {
+                "dynamic_loss": found["loss"],
+                "dynamic_perplexity": found["perplexity"],
+            }
+    return results
+
+
+def dynamic_evaluation(args: argparse.Namespace) -> DynamicEvaluation | None:
+    """The DynamicEvaluation of the options; None without --dynamic."""
+    given = {"lr": args.lr, "decay": args.decay, "segment": args.segment, "batch": args.columns}
+    given = {name: value for name, value in given.items() if value is not None}
+    if args.dynamic is None and given:
+        option = next(iter(given)).replace("batch", "columns")
+        raise ValueError(f"--{option} requires --dynamic, which is not given")
+    if args.dynamic is not None and "lr" not in given:
+        raise ValueError("--dynamic requires --lr, its learning rate")
+    return None if args.dynamic is None else DynamicEvaluation(rms=args.dynamic == "rms", **given)

@@ -1,0 +1,1 @@
+"""A run of a task: its directory, its lock, its result, and a trained model read back from it."""

@@ -1,0 +1,1 @@
+"""Translation with an encoder-decoder Transformer: the task, batched beam search, BLEU."""

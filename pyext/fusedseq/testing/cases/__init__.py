@@ -1,0 +1,39 @@
+"""The case table: small inputs of every operator, one file per operator."""
+
+from fusedseq.testing.cases import (
+    activation_regularization,
+    attention,
+    bias_activation_dropout,
+    dropout,
+    dropout_mask,
+    embedding,
+    linear,
+    linear_cross_entropy,
+    locked_dropout,
+    lstm,
+    mogrifier_lstm,
+    mogrifier_lstm_pair,
+    residual_layer_norm,
+    split_cross_entropy,
+    weight_drop,
+)
+from fusedseq.testing.cases.case import Case
+
+MODULES = (
+    lstm,
+    mogrifier_lstm,
+    mogrifier_lstm_pair,
+    dropout,
+    locked_dropout,
+    weight_drop,
+    embedding,
+    attention,
+    linear,
+    linear_cross_entropy,
+    split_cross_entropy,
+    activation_regularization,
+    residual_layer_norm,
+    bias_activation_dropout,
+    dropout_mask,
+)
+CASES: list[Case] = [case for module in MODULES for case in module.CASES]

@@ -1,0 +1,65 @@
+"""Cases of `lstm`."""
+
+import torch
+
+from fusedseq.testing.cases.case import Case, join, option_words
+
+# T, B, X, H; used for mogrifier_lstm as well
+SIZES = [
+    (1, 1, 1, 1),
+    (3, 2, 3, 1),
+    (1, 3, 17, 3),
+    (5, 1, 5, 17),
+    (4, 3, 3, 17),
+    (3, 0, 5, 4),
+    (2, 2, 650, 650),
+]
+
+
+def recurrent_inputs(randn, T, B, X, H, bias, scale):
+    """x, W_ih, W_hh, b, h0, c0 with pre-activations of about `scale`.
+
+    With scale 0 the pre-activations of the gates i and f are zero; those of g and o are not.
+    """
+    W_ih, W_hh = scale * X**-0.5 * randn(4 * H, X), scale * H**-0.5 * randn(4 * H, H)
+    b = randn(2, 2 * H) * torch.tensor([[scale], [scale or 1.0]])
+    b = b.flatten() if bias else None
+    return randn(T, B, X), W_ih, W_hh, b, randn(B, H).tanh(), randn(B, H)
+
+
+def lstm_case(T, B, X, H, *, bias=True, lengths=None, scale=1.0, **options):
+    """scale: of the pre-activations    options: those of the operator"""
+
+    def make(randn):
+        inputs = recurrent_inputs(randn, T, B, X, H, bias, scale)
+        return inputs, options if lengths is None else {"lengths": torch.tensor(lengths), **options}
+
+    name = join(
+        f"T{T}-B{B}-X{X}-H{H}",
+        "nobias" * (not bias),
+        "lengths" * (lengths is not None),
+        f"scale{scale:g}" * (scale != 1),
+        *option_words(options),
+    )
+    return Case("lstm", name, make)
+
+
+def weight_drop_cases():
+    for p in (0.5, 1.0):
+        for variational in (False, True):
+            yield lstm_case(3, 2, 5, 7, weight_drop=p, variational=variational, seed=5)
+    yield lstm_case(3, 2, 5, 7, weight_drop=0.5, seed=5, training=False)
+    options = {"lengths": [3, 0, 5, 1], "weight_drop": 0.3, "seed": torch.tensor(2**63 - 2)}
+    yield lstm_case(5, 4, 6, 5, bias=False, **options)
+    yield lstm_case(3, 20, 33, 130, weight_drop=0.4, seed=-1)
+
+
+CASES = [
+    *(lstm_case(*size) for size in SIZES),
+    lstm_case(4, 3, 5, 7, bias=False),
+    lstm_case(5, 4, 6, 5, lengths=[3, 0, 5, 1]),
+    lstm_case(3, 2, 5, 7, scale=30.0),  # saturated gates
+    lstm_case(33, 9, 20, 24, lengths=[33, 1, 2, 7, 0, 32, 16, 17, 5]),
+    lstm_case(3, 70, 33, 40),
+    *weight_drop_cases(),
+]

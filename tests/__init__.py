@@ -1,0 +1,1 @@
+"""The test suite: a package, so that tests import support code by its full name (tests.support)."""

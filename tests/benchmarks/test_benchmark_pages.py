@@ -1,0 +1,134 @@
+"""The pages generated from benchmark results: up to date, with MKL as installed and unthrottled."""
+
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.suite import front_cases, measurements, pages, speedup_figure
+from bench.suite.benchmark_page import markdown
+from bench.suite.case_list import CASES
+from bench.suite.speedup_figure import Speedup
+from bench.training import compare
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def both_modes(tmp_path):
+    """A copy of the committed results with other results of MKL unthrottled: slower baselines."""
+    for path in measurements.RESULTS.glob("*.json"):
+        result = json.loads(path.read_text())
+        (tmp_path / path.name).write_text(path.read_text())
+        on_cpu = "machine" in result and not result["machine"]["gpu"]
+        if not on_cpu or result.get("mkl") == "unthrottled" or "agree" in path.stem:
+            continue
+        result["mkl"] = "unthrottled"
+        if isinstance(result["rows"], list):
+            for entry in result["rows"]:
+                entry["median"] = {
+                    name: t * (1 if name == "fused" else 0.5) for name, t in entry["median"].items()
+                }
+        else:
+            for entry in result["rows"].values():
+                entry["ratio"] = {name: ratio / 2 for name, ratio in entry["ratio"].items()}
+        (tmp_path / f"{path.stem}-mkl-unthrottled.json").write_text(json.dumps(result))
+    return tmp_path
+
+
+def test_the_committed_pages_are_up_to_date():
+    """If this fails: python -m bench.suite.pages"""
+    for path, content in pages.files(measurements.RESULTS, pages.ROOT).items():
+        assert path.read_text() == content, path
+
+
+def test_the_front_cases_exist():
+    assert {*front_cases.OPERATORS} <= {case.name for case in CASES}
+    assert {*front_cases.TRAINING} <= {*compare.PRESETS["speed"]}
+    assert {*front_cases.README} <= {*front_cases.OPERATORS, *front_cases.TRAINING}
+    assert 8 <= len(front_cases.OPERATORS) + len(front_cases.TRAINING) <= 12
+
+
+def test_a_page_has_no_path_of_a_machine():
+    text = (pages.ROOT / "docs/benchmarks.md").read_text()
+    assert not re.search(r"/(home|work|tmp|root)/|\.\./", text)
+
+
+def test_the_newest_measurement_of_a_case_counts(tmp_path):
+    source = max(measurements.RESULTS.glob("*-cpu.json"))
+    result = json.loads(source.read_text())
+    name = result["rows"][0]["name"]
+    for date, milliseconds in (("2031-01-01", 3), ("2030-01-01", 5)):
+        result["date"], result["rows"][0]["median"]["fused"] = date, milliseconds / 1e3
+        (tmp_path / f"{date}.json").write_text(json.dumps(result))
+    (machine,) = measurements.load(tmp_path)
+    assert machine.cases["as-installed"][name][1]["median"]["fused"] == 0.003
+
+
+def test_both_modes_of_mkl_are_shown(both_modes):
+    machines = measurements.load(both_modes)
+    (bar,) = (s for s in pages.front_speedups(machines[0]) if s.label.endswith("batch 20"))
+    assert bar.unthrottled == pytest.approx(bar.value / 2)
+    text = markdown(machines)
+    assert "### With MKL unthrottled" in text
+    assert "No result of this is committed yet" not in text
+    gain = bar.value / 2
+    assert f"| {gain:.2f}× eager | {bar.value:.2f}× |" in text
+    numbers = pages.readme_numbers(machines[0])
+    assert f"| {bar.value:.2f}× | {gain:.2f}× |" in numbers
+    assert "MKL's AVX2 limit lifted" in pages.pictures(machines[0])["speedup-light.svg"]
+
+
+def test_files_of_make_gpu_are_ignored(tmp_path):
+    source = max(measurements.RESULTS.glob("*-cpu.json"))
+    (tmp_path / source.name).write_text(source.read_text())
+    (tmp_path / "h200-make-gpu.json").write_text(json.dumps({"rehearsal": False, "rows": []}))
+    (tmp_path / "h200-make-gpu-tests.json").write_text(json.dumps({"collected": 1, "passed": 1}))
+    assert len(measurements.load(tmp_path)) == 1
+
+
+def test_a_machine_with_unthrottled_results_alone_is_shown(both_modes):
+    for path in both_modes.glob("*.json"):
+        if "unthrottled" not in path.stem:
+            path.unlink()
+    text = markdown(measurements.load(both_modes))
+    assert "### With MKL unthrottled" in text
+
+
+def test_one_mode_of_mkl_is_enough(tmp_path):
+    for path in measurements.RESULTS.glob("*.json"):
+        if "unthrottled" not in path.stem:
+            (tmp_path / path.name).write_text(path.read_text())
+    machines = measurements.load(tmp_path)
+    assert "### With MKL unthrottled" not in markdown(machines)
+    assert "MKL unthrottled" not in pages.readme_numbers(machines[0])
+    assert "limit lifted" not in pages.pictures(machines[0])["speedup-dark.svg"]
+
+
+def test_readme_gets_its_numbers_between_the_marks(tmp_path):
+    begin, end = pages.README_MARKS
+    assert pages.with_numbers("a\n", "numbers") == "a\n"
+    once = pages.with_numbers(f"a\n{begin}{end}\nb", "| 1 |")
+    assert once == f"a\n{begin}\n| 1 |\n\n{end}\nb"
+    assert pages.with_numbers(once, "| 2 |") == once.replace("1", "2")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_picture_is_sorted_and_within_its_frame(theme):
+    speedups = [
+        Speedup("second & third", 3.0, "PyTorch"),
+        Speedup("slower", 0.8, "torch", "training", 0.4),
+        Speedup("first", 12.0, "PyTorch", unthrottled=6.0),
+    ]
+    svg = speedup_figure.draw("title", speedups, ["caption"], theme)
+    root = ElementTree.fromstring(svg)
+    width = float(root.attrib["width"])
+    labels = [t.text for t in root.iter(f"{SVG}text") if t.attrib.get("text-anchor") == "end"]
+    assert labels == ["first", "second & third", "slower"]
+    bars = [r for r in root.iter(f"{SVG}rect") if r.attrib["height"] == str(speedup_figure.BAR)]
+    assert len(bars) == 3
+    for bar in bars:
+        x = float(bar.attrib["x"])
+        assert speedup_figure.LEAST_LEFT <= x <= x + float(bar.attrib["width"]) < width
+    assert svg.count("12.0×") == 1

@@ -1,0 +1,505 @@
+"""What `linear_cross_entropy` and `split_cross_entropy` compute, beyond agreeing with their
+oracles.
+
+Tested are torch's cross-entropy, normalised distributions, rows without a target, extreme logits,
+the kernels' schedules, determinism, and memory that does not grow with rows times classes.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from fusedseq import fused, kernels, nn, reference
+from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
+from fusedseq.testing import check, linear_cross_entropy_case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from tests.support.placement import exact, here
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+OPTIONS = [
+    {},
+    {"label_smoothing": 0.1},
+    {"label_smoothing": 1.0},
+    {"weight": torch.linspace(0.0, 2.0, 37, dtype=torch.float64)},
+    {"ignore_index": 5},
+    {
+        "label_smoothing": 0.3,
+        "weight": torch.linspace(0.5, 2.0, 37, dtype=torch.float64),
+        "ignore_index": 0,
+    },
+]
+REDUCTION = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+
+
+def inputs(N=50, E=7, V=37, dtype=None):
+    dtype = dtype or exact()
+    x, W, b = (
+        torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((N, E), (V, E), (V,))
+    )
+    return x, W, torch.randint(V, (N,)), b
+
+
+@REDUCTION
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "plain")
+def test_equals_torch(ops, options, reduction):
+    x, W, target, b = inputs()
+    options = here(options, exact())
+    target[3] = options.get("ignore_index", -100)
+    named = {{"weight": "class_weights"}.get(name, name): value for name, value in options.items()}
+    loss = ops.linear_cross_entropy(x, W, target, b, reduction=reduction, **named)
+    expected = F.cross_entropy(F.linear(x, W, b), target, reduction=reduction, **options)
+    grad_output = torch.randn_like(expected)
+    torch.testing.assert_close(loss, expected)
+    grads, expected_grads = (
+        torch.autograd.grad(y, (x, W, b), grad_output) for y in (loss, expected)
+    )
+    torch.testing.assert_close(grads, expected_grads)
+
+
+@REDUCTION
+def test_z_loss_and_temperature_by_their_formulas(ops, reduction):
+    x, W, target, b = inputs()
+    logits = F.linear(x, W, b) / 0.7
+    z_loss = 0.01 * logits.logsumexp(-1).square()
+    expected = F.cross_entropy(logits, target, reduction="none") + z_loss
+    expected = expected if reduction == "none" else getattr(expected, reduction)()
+    options = {"temperature": 0.7, "z_loss": 0.01, "reduction": reduction}
+    torch.testing.assert_close(ops.linear_cross_entropy(x, W, target, b, **options), expected)
+
+
+def test_the_scale_of_class_weights_does_not_matter_to_a_mean(ops):
+    x, W, target, b = inputs()
+    weights = torch.rand(37, dtype=exact())
+    losses = [
+        ops.linear_cross_entropy(x, W, target, b, class_weights=w, z_loss=0.1)
+        for w in (weights, 5 * weights)
+    ]
+    torch.testing.assert_close(*losses)
+
+
+def test_details_are_those_of_the_logits(ops):
+    x, W, target, b = inputs()
+    target[::4] = -100
+    logits, has_target = F.linear(x, W, b), target >= 0
+    _, log_prob, lse, argmax = ops.linear_cross_entropy(x, W, target, b, return_details=True)
+    expected = logits.log_softmax(-1)[has_target].gather(1, target[has_target, None])[:, 0]
+    torch.testing.assert_close(log_prob[has_target], expected)
+    torch.testing.assert_close(lse[has_target], logits.logsumexp(-1)[has_target])
+    assert torch.equal(argmax[has_target], logits.argmax(-1)[has_target])
+    assert all((t[~has_target] == 0).all() for t in (log_prob, lse))
+    assert (argmax[~has_target] == -1).all()
+    assert not argmax.requires_grad
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("best", [[700, 800, 2999], [0, 31, 32], [511, 512], [2047, 2048, 2999]])
+def test_the_first_of_equal_logits_is_the_argmax(ops, threads, count, best):
+    """Also where the equal logits are in several blocks, or belong to several threads."""
+    threads(count)
+    W = torch.zeros(3000, 40)
+    W[best] = 1.0
+    *_, argmax = ops.linear_cross_entropy(
+        torch.ones(2, 40), W, torch.tensor([0, 1]), return_details=True
+    )
+    assert argmax.tolist() == [best[0], best[0]]
+
+
+def test_all_equal_logits_have_the_first_class_as_argmax(ops):
+    x = torch.ones(3, 4)
+    for value in (0.0, -3.0, 1e20):
+        W = torch.full((1300, 4), value)
+        target = torch.tensor([0, 7, 1299])
+        *_, argmax = ops.linear_cross_entropy(x, W, target, return_details=True)
+        assert argmax.tolist() == [0, 0, 0]
+
+
+def test_target_probabilities_sum_to_one(ops):
+    x, W, _, b = inputs()
+    _, log_prob, *_ = ops.linear_cross_entropy(
+        x[:1].expand(37, -1), W, torch.arange(37), b, temperature=2.0, return_details=True
+    )
+    torch.testing.assert_close(log_prob.exp().sum(), torch.tensor(1.0, dtype=exact()))
+
+
+@REDUCTION
+def test_a_row_without_a_target_does_not_matter(ops, reduction):
+    """Infinities and NaN in it change neither the loss nor a gradient; its own gradient is zero."""
+    x, W, target, b = inputs()
+    target[::3] = -100
+    changed = x.detach().clone()
+    changed[::3] = math.inf
+    changed[3] = math.nan
+    changed.requires_grad_()
+    options = {"label_smoothing": 0.1, "z_loss": 0.1, "reduction": reduction}
+    results = []
+    for rows in (x, changed):
+        loss = ops.linear_cross_entropy(rows, W, target, b, **options)
+        results.append((loss, *torch.autograd.grad(loss.sum(), (rows, W, b))))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+    assert (results[1][1][::3] == 0).all()
+
+
+@pytest.mark.parametrize("N", [0, 6])
+def test_no_target_at_all(ops, N):
+    """The loss and its gradients are 0, where torch's mean is NaN."""
+    x, W, target, b = inputs(N)
+    loss = ops.linear_cross_entropy(
+        x, W, torch.full_like(target, -100), b, label_smoothing=0.1, z_loss=0.1
+    )
+    assert loss == 0
+    assert all((g == 0).all() for g in torch.autograd.grad(loss, (x, W, b)))
+    weightless = ops.linear_cross_entropy(
+        x, W, target, b, class_weights=torch.zeros(37, dtype=exact())
+    )
+    assert weightless == 0
+
+
+@REDUCTION
+def test_the_only_class_has_probability_one(dtype, reduction):
+    """The terms of its gradient cancel exactly, whatever the class's weight and the smoothing."""
+    x, W, target, b = inputs(50, 3, 1, dtype)
+    weight = torch.tensor([0.7], dtype=dtype)
+    for options in ({}, {"label_smoothing": 0.3}, {"label_smoothing": 0.2, "temperature": 0.7}):
+        for class_weights in (None, weight):
+            loss = fused.linear_cross_entropy(
+                x, W, target, b, class_weights=class_weights, reduction=reduction, **options
+            )
+            if not options:
+                assert (loss == 0).all()
+            scaled = (0.3 * loss).sum()
+            assert all((g == 0).all() for g in torch.autograd.grad(scaled, (x, W, b)))
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e30])
+def test_large_logits(scale):
+    """Logits beyond the range of exp do not overflow: the largest has probability one."""
+    x = torch.eye(4).requires_grad_()
+    W = (scale * torch.eye(4)).requires_grad_()
+    for target, expected in ((torch.arange(4), 0.0), ((torch.arange(4) + 1) % 4, scale)):
+        loss = fused.linear_cross_entropy(x, W, target)
+        torch.testing.assert_close(loss, torch.tensor(expected))
+        assert all(g.isfinite().all() for g in torch.autograd.grad(loss, (x, W)))
+
+
+def test_a_class_ruled_out_by_its_bias(ops):
+    x, W, _, b = inputs()
+    b = b.detach().clone()
+    b[4:8] = -math.inf
+    target = torch.randint(4, (50,))
+    loss = ops.linear_cross_entropy(x, W, target, b)
+    rest = [*range(4), *range(8, 37)]
+    torch.testing.assert_close(loss, F.cross_entropy(F.linear(x, W[rest], b[rest]), target))
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, (x, W)))
+
+
+def test_nan_in_a_row_is_propagated(ops):
+    x, W, target, b = inputs()
+    x = x.detach().clone()
+    x[7, 2] = math.nan
+    losses = ops.linear_cross_entropy(x, W, target, b, reduction="none")
+    assert losses.isnan().nonzero().tolist() == [[7]]
+
+
+def test_tied_weights_add_up_in_autograd(ops):
+    """A weight of embedding and output layer gets the sum of both gradients, and only from
+    autograd.
+
+    Neither operator writes W.grad itself.
+    """
+    ids, target = torch.randint(37, (2, 50))
+    W = torch.randn(37, 7, dtype=exact(), requires_grad=True)
+    loss = ops.linear_cross_entropy(ops.embedding(ids, W).tanh(), W, target)
+    expected = F.cross_entropy(F.linear(F.embedding(ids, W).tanh(), W), target)
+    assert W.grad is None
+    torch.testing.assert_close(*(torch.autograd.grad(y, W) for y in (loss, expected)))
+
+
+@REDUCTION
+def test_backward_may_be_called_again(ops, reduction):
+    x, W, target, b = inputs()
+    loss = ops.linear_cross_entropy(x, W, target, b, reduction=reduction).sum()
+    first = [g.clone() for g in torch.autograd.grad(3 * loss, (x, W, b), retain_graph=True)]
+    for g in torch.autograd.grad(loss, (x, W, b), retain_graph=True):
+        g.zero_()  # the caller may write to the gradients it got
+    for again, expected in zip(torch.autograd.grad(loss, (x, W, b)), first, strict=True):
+        torch.testing.assert_close(3 * again, expected)
+
+
+def test_w_gradient_of_bf16_is_summed_in_fp32():
+    """Ten thousand rows have the same class; a bf16 sum stops growing at 256 times its terms."""
+    N = 10_000
+    x = torch.ones(N, 4, dtype=torch.bfloat16)
+    W = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
+    fused.linear_cross_entropy(x, W, torch.zeros(N, dtype=torch.int64), reduction="sum").backward()
+    expected = torch.tensor([[-N / 2], [N / 2]], dtype=torch.bfloat16).expand(2, 4)
+    torch.testing.assert_close(W.grad, expected)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(("N", "E", "V"), [(700, 20, 3000), (300, 9, 50_000)], ids=str)
+@pytest.mark.parametrize("count", [1, 2])
+def test_two_runs_give_the_same_bits(threads, count, N, E, V):
+    threads(count)
+    x, W, target, b = inputs(N, E, V, torch.float32)
+    runs = []
+    for _ in range(2):
+        loss = fused.linear_cross_entropy(x, W, target, b, label_smoothing=0.1)
+        runs.append((loss, *torch.autograd.grad(loss, (x, W, b))))
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+# Sizes of csrc/cpu/losses/linear_cross_entropy.h with several chunks of rows, and with groups of
+# classes that are wider than a block.
+SCHEDULES = pytest.mark.parametrize(("N", "E", "V"), [(5000, 6, 70), (40, 3, 180_000)], ids=str)
+
+
+@pytest.mark.cpu
+@SCHEDULES
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_schedule_agrees_with_the_oracle(threads, count, reduction, N, E, V):
+    threads(count)
+    args, kwargs = linear_cross_entropy_case(
+        N, E, V, ignored=7, reduction=reduction, label_smoothing=0.1
+    ).inputs()
+    check("linear_cross_entropy", args, kwargs)
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("block_bytes", [2 << 10, 40 << 10], ids=["classes", "rows"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_every_schedule_of_the_triton_kernel(monkeypatch, device, dtype, block_bytes, reduction):
+    """Blocks of some of the classes, or of some of the rows, for blocks of so few bytes."""
+    if dtype == torch.float64:
+        pytest.skip("the Triton kernels do not support float64")
+    module = kernels.module("linear_cross_entropy")
+    monkeypatch.setattr(module, "CACHED", block_bytes)
+    monkeypatch.setattr(module, "FEWEST", 4)
+    rows, columns = module.plan(9, 2500, dtype.itemsize)
+    assert (rows < 9) if block_bytes > 5000 else (columns < 2500)
+    loss = {"label_smoothing": 0.25, "z_loss": 0.01, "reduction": reduction, "return_details": True}
+    case = linear_cross_entropy_case(9, 5, 2500, weighted=True, ignored=4, **loss)
+    args, kwargs = case.inputs(device, dtype)
+    check("linear_cross_entropy", args, kwargs)
+
+
+@pytest.mark.cpu
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_any_shape_view_and_option(data):
+    draw = data.draw
+    N, E, V = draw(st.integers(0, 600)), draw(st.integers(1, 40)), draw(st.integers(1, 1500))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+
+    def matrix(rows, columns):
+        view = draw(st.sampled_from(["dense", "transposed", "strided", "offset"]))
+        if view == "transposed":
+            return torch.randn(columns, rows, generator=generator).to(dtype).T
+        wide = torch.randn(rows + 1, 2 * columns, generator=generator).to(dtype)
+        return {
+            "dense": wide[1:, :columns].contiguous(),
+            "strided": wide[1:, ::2],
+            "offset": wide[1:, columns:],
+        }[view]
+
+    target = torch.randint(V, (N,), generator=generator)
+    if draw(st.booleans()):
+        target[:: draw(st.integers(1, 5))] = -100
+    weights = (
+        {"class_weights": torch.rand(V, generator=generator) + 0.5} if draw(st.booleans()) else {}
+    )
+    options = {
+        "reduction": draw(st.sampled_from(["mean", "sum", "none"])),
+        "label_smoothing": draw(st.sampled_from([0.0, 0.2])),
+        "z_loss": draw(st.sampled_from([0.0, 0.01])),
+        "temperature": draw(st.sampled_from([1.0, 0.8])),
+        **weights,
+    }
+    torch.set_num_threads(draw(st.integers(1, 3)))
+    try:
+        bias = matrix(V, 1)[:, 0] if draw(st.booleans()) else None
+        check("linear_cross_entropy", (matrix(N, E), matrix(V, E) / E**0.5, target, bias), options)
+    finally:
+        torch.set_num_threads(1)
+
+
+def peak(call):
+    """The largest number of bytes in use during a call, above those in use before it."""
+    roofline = pytest.importorskip("bench.suite.roofline")
+    call()
+    peak_bytes = roofline.peak_memory(call, "cpu")
+    if peak_bytes is None:
+        pytest.skip("this system does not report the memory of a process")
+    return peak_bytes
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_memory_has_no_term_of_rows_times_classes(backward, reduction):
+    """Four times the rows need no more than their own inputs, gradients and details.
+
+    Their logits would need 262 and 1049 MB in fp32.
+    """
+    V, E, peaks = 8000, 16, []
+    for N in (8192, 4 * 8192):
+        x, W, target, _ = inputs(N, E, V, torch.float32)
+
+        def call(x=x, W=W, target=target):
+            with torch.set_grad_enabled(backward):
+                loss = fused.linear_cross_entropy(x, W, target, reduction=reduction)
+            return torch.autograd.grad(loss.sum(), (x, W)) if backward else loss
+
+        peaks.append(peak(call))
+    assert peaks[1] - peaks[0] <= 3 * 8192 * (16 + 3 * E) * 4 + 4_000_000
+
+
+# ---- split_cross_entropy
+
+V = 37
+SPLITS = pytest.mark.parametrize(
+    "splits", [(), (10,), (1,), (36,), (5, 20), (5, 6, 30), (1, 2, 3, 4, 5)], ids=str
+)
+
+
+def split_inputs(splits, N=50, E=7):
+    x, W, target, b = inputs(N, E, V)
+    K = len(splits)
+    tombstones = [
+        torch.randn(K, *rest, dtype=exact(), requires_grad=True) if K else None
+        for rest in ((E,), ())
+    ]
+    return x, W, target, tombstones[0], splits, b, tombstones[1]
+
+
+@SPLITS
+def test_probabilities_sum_to_one(ops, splits):
+    """So do exp(-loss) over all words as targets, and exp(log_prob), which is the same."""
+    x, W, _, tombstones, _, b, tombstone_bias = split_inputs(splits)
+    rows = x[:3].repeat_interleave(V, 0)
+    losses = ops.split_cross_entropy(
+        rows, W, torch.arange(V).repeat(3), tombstones, splits, b, tombstone_bias, reduction="none"
+    )
+    torch.testing.assert_close((-losses).reshape(3, V).exp().sum(1), torch.ones(3, dtype=exact()))
+    log_probs = reference.split_cross_entropy.__globals__["log_prob"](
+        x[:3], W, tombstones, splits, b, tombstone_bias
+    )
+    torch.testing.assert_close(log_probs, -losses.reshape(3, V))
+
+
+def test_without_splits_it_is_cross_entropy(ops):
+    x, W, target, *_, b, _ = split_inputs(())
+    torch.testing.assert_close(
+        ops.split_cross_entropy(x, W, target, None, (), b),
+        F.cross_entropy(F.linear(x, W, b), target),
+    )
+
+
+@SPLITS
+def test_tombstones_equal_to_their_tails_give_the_flat_softmax(ops, splits):
+    """With the log-sum-exp of a tail as the logit of its tombstone, the loss is cross-entropy.
+
+    The logits of the tombstones are set by their bias, for one row.
+    """
+    x, W, target, tombstones, _, b, _ = split_inputs(splits, N=1)
+    if not splits:
+        return
+    logits = F.linear(x, W, b)[0]
+    edges = itertools.pairwise((*splits, V))
+    tails = torch.stack([logits[start:end].logsumexp(0) for start, end in edges])
+    loss = ops.split_cross_entropy(x, W, target, torch.zeros_like(tombstones), splits, b, tails)
+    torch.testing.assert_close(loss, F.cross_entropy(logits[None], target))
+
+
+def test_tombstone_of_a_split_belongs_to_its_tail(ops):
+    """A likely tombstone makes the words of its own tail likely."""
+    splits = (5, 20)
+    x, W, _, tombstones, _, b, _ = split_inputs(splits, N=1)
+    for i, (start, end) in enumerate(itertools.pairwise((*splits, V))):
+        bias = torch.zeros(2, dtype=exact())
+        bias[i] = 50.0
+        target = torch.arange(V)
+        losses = ops.split_cross_entropy(
+            x.expand(V, -1), W, target, tombstones, splits, b, bias, reduction="none"
+        )
+        assert (-losses[start:end]).exp().sum() > 0.999
+
+
+@SPLITS
+def test_a_split_row_without_a_target_does_not_matter(ops, splits):
+    x, W, target, *rest = split_inputs(splits)
+    changed, target = x.detach().clone(), target.clone()
+    changed[::3] = math.inf
+    target[::3] = 11  # the ignored index, which other rows may have as well
+    changed.requires_grad_()
+    has_target = target != 11
+    expected = ops.split_cross_entropy(x[has_target], W, target[has_target], *rest)
+    loss = ops.split_cross_entropy(changed, W, target, *rest, ignore_index=11)
+    torch.testing.assert_close(loss, expected)
+    (dx, dW), (expected_dx, expected_dW) = (
+        torch.autograd.grad(y, (t, W)) for y, t in ((loss, changed), (expected, x))
+    )
+    torch.testing.assert_close(dW, expected_dW)
+    torch.testing.assert_close(dx[target != 11], expected_dx[target != 11])
+    assert (dx[target == 11] == 0).all()
+    assert ops.split_cross_entropy(x, W, torch.full_like(target, 11), *rest, ignore_index=11) == 0
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_module_equals_its_operator(ops, bias):
+    module = nn.SplitCrossEntropy(7, (5, 20), bias, ops=ops).to(exact())
+    torch.nn.init.normal_(module.tombstones)
+    x, W, target, *_, b, _ = split_inputs((5, 20))
+    expected = reference.split_cross_entropy(
+        x, W, target, module.tombstones, (5, 20), b, module.tombstone_bias
+    )
+    torch.testing.assert_close(module(x, target, W, b), expected)
+    log_probs = module.log_prob(x, W, b)
+    assert log_probs.shape == (50, V)
+    torch.testing.assert_close(-log_probs.gather(1, target[:, None]).mean(), expected)
+
+
+def test_module_without_splits_has_the_whole_log_prob_and_no_parameters():
+    module = nn.SplitCrossEntropy(7)
+    x, W, *_, b, _ = split_inputs(())
+    assert not list(module.parameters())
+    assert not module.state_dict()
+    torch.testing.assert_close(module.log_prob(x, W, b), F.linear(x, W, b).log_softmax(-1))
+
+
+def test_tail_vectors_of_the_awd_lstm_code_load_in_reverse():
+    """In that code the tombstone of split i is the i-th from the end of the head."""
+    state = {"loss.tail_vectors": torch.randn(3, 7), "loss.tail_bias": torch.randn(3)}
+    original = {name: value.clone() for name, value in state.items()}
+    model = torch.nn.ModuleDict({"loss": nn.SplitCrossEntropy(7, (5, 20, 30))})
+    model.load_state_dict(state)
+    module = model["loss"]
+    for i in range(3):
+        assert torch.equal(module.tombstones[i], original["loss.tail_vectors"][-(i + 1)])
+        assert module.tombstone_bias[i] == original["loss.tail_bias"][-(i + 1)]
+    model.load_state_dict(model.state_dict())
+    assert torch.equal(module.tombstones[0], original["loss.tail_vectors"][2])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_trains_its_tombstones(ops, tied):
+    """The tombstones are parameters of the model and get gradients."""
+    settings_ = LanguageModelSettings(embedding=6, hidden=6, layers=1, tied=tied, splits=(5, 20))
+    model = LanguageModel(V, settings_, ops=ops)
+    ids, targets = torch.randint(V, (2, 8, 3))
+    model.cross_entropy(model(ids)[0], targets).backward()
+    names = {
+        name
+        for name, p in model.named_parameters()
+        if p.grad is not None and p.grad.abs().sum() > 0
+    }
+    assert {"loss.tombstones", "loss.tombstone_bias"} <= names
+    with pytest.raises(ValueError, match=r"splits must be \(\) for logits"):
+        model.logits(model(ids)[0])

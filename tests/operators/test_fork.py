@@ -1,0 +1,37 @@
+"""A forked child uses threads although its parent had used them before.
+
+fork copies the calling thread alone. Without csrc/ops/fork.cpp the OpenMP runtime of the child
+waits for the threads of the parent, in torch's operators and in ours.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# The child ends by SIGALRM if it hangs, with 3 if its result is wrong, else with 0.
+FORK = """
+import os, signal, sys, torch
+from fusedseq import fused
+torch.set_num_threads(2)
+x = torch.randn(300, 300)
+call = {"linear": lambda: fused.linear(x, x), "torch": lambda: (torch.rand(3, 99999) * 0).relu()}
+call = call[sys.argv[1]]
+expected = call()
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        os._exit(0 if torch.equal(call(), expected) else 3)
+    assert os.waitpid(child, 0)[1] == 0, "the child did not end with 0"
+    assert torch.equal(call(), expected)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("op", ["linear", "torch"])
+def test_a_forked_child_uses_threads(op):
+    command = [sys.executable, "-c", FORK, op]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

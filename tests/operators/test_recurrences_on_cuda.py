@@ -1,0 +1,256 @@
+"""lstm and mogrifier_lstm on CUDA, as far as no GPU is needed: accepted dtypes, shapes of saved
+tensors, the choice of kernels.
+
+The kernels themselves run on a simulated GPU: tests/simt/test_simt_recurrence.py,
+test_simt_persistent.py.
+"""
+
+import re
+from importlib import import_module
+
+import pytest
+import torch
+from fusedseq import _load, fused
+from fusedseq.fused import lstm_cudnn, recurrence_plan
+from fusedseq.testing import (
+    convert,
+    differentiable,
+    lstm_case,
+    mogrifier_lstm_case,
+    mogrifier_lstm_pair_case,
+    run,
+)
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+HALF = torch.float16
+CASES = {
+    "lstm": lstm_case(3, 2, 5, 7),
+    "mogrifier_lstm": mogrifier_lstm_case(3, 2, 5, 7, 5),
+    "of low rank": mogrifier_lstm_case(3, 2, 5, 7, 4, rank=2),
+}
+needs_cuda_code = pytest.mark.skipif(
+    not _load.build_info()["nvcc"], reason="this build has no CUDA in it"
+)
+
+
+def on_cuda(case, dtype):
+    """Returns the inputs of a case as CUDA tensors without data. Called within a FakeTensorMode."""
+
+    def move(t):
+        return torch.empty(
+            t.shape, dtype=dtype if t.is_floating_point() else t.dtype, device="cuda"
+        )
+
+    return tree_map_only(torch.Tensor, move, case.inputs())
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({}, True),
+        ({"H": 1024, "B": 128, "X": 1152}, True),
+        ({"capability": (8, 0)}, True),
+        ({"dtype": torch.bfloat16}, False),
+        ({"dtype": torch.float32}, False),
+        ({"capability": (8, 6)}, False),
+        ({"capability": (7, 0)}, False),
+        ({"H": 1152}, False),
+        ({"H": 650}, False),
+        ({"X": 650}, False),
+        ({"B": 20}, False),
+        ({"B": 136}, False),
+        ({"B": 0}, False),
+    ],
+    ids=str,
+)
+def test_sizes_that_cudnn_s_persistent_kernel_accepts(change, taken):
+    call = {"dtype": HALF, "capability": (9, 0), "B": 64, "X": 256, "H": 512}
+    assert lstm_cudnn.has_persistent_kernel(**call | change) == taken
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({}, True),
+        ({"lengths": torch.zeros(8)}, False),
+        ({"weight_drop": 0.5}, False),
+        ({"b": None}, True),
+        ({"h0": "transposed"}, False),
+    ],
+)
+def test_a_call_with_options_that_cudnn_lacks_does_not_go_to_cudnn(monkeypatch, change, taken):
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda x: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    shapes = {
+        "x": (3, 8, 128),
+        "W_ih": (512, 128),
+        "W_hh": (512, 128),
+        "b": (512,),
+        "h0": (8, 128),
+        "c0": (8, 128),
+    }
+    with FakeTensorMode():
+        call = {
+            name: torch.empty(shape, dtype=HALF, device="cuda") for name, shape in shapes.items()
+        }
+        if change.get("h0"):
+            change = {"h0": torch.empty(128, 8, dtype=HALF, device="cuda").T}
+        assert (
+            lstm_cudnn.supports(**{**call, "lengths": None, "weight_drop": 0.0, **change}) == taken
+        )
+
+
+@needs_cuda_code
+@pytest.mark.parametrize("own", [torch.float32, torch.float64, torch.bfloat16, HALF], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_dtypes_and_sizes_of_saved_tensors(case, own):
+    case = CASES[case]
+    with FakeTensorMode():
+        args, kwargs = on_cuda(case, own)
+        if case.op == "lstm":
+            found = torch.ops.fusedseq.lstm(*args, None, None, 0.0, False)
+        else:
+            Q, R = ((w, None) if isinstance(w, torch.Tensor) else w for w in args[6:8])
+            seed = torch.zeros((), dtype=torch.int64, device="cuda")
+            found = torch.ops.fusedseq.mogrifier_lstm(
+                *args[:6],
+                None,
+                *Q,
+                *R,
+                None,
+                None,
+                seed,
+                kwargs["rounds"],
+                False,
+                True,
+                0.0,
+                0.0,
+                0.0,
+                0.0,
+                False,
+            )
+    computing = torch.float64 if own == torch.float64 else torch.float32
+    assert [t.dtype for t in found[:6]] == [own, own, own, own, computing, own][: len(found)]
+    assert [t.numel() for t in found[6:]] == [0] * (len(found) > 6)
+
+
+def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True), **options):
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
+    with FakeTensorMode():
+        case = (
+            mogrifier_lstm_case(T, B, X, H, **options)
+            if op == "mogrifier_lstm"
+            else lstm_case(T, B, X, H)
+        )
+        return fused.explain(op, *on_cuda(case, dtype)[0], **on_cuda(case, dtype)[1])
+
+
+@needs_cuda_code
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        (
+            ("lstm", 70, 20, 650, 650, torch.bfloat16),
+            "persistent_forward.cu.*forward 130 blocks of 5 units, 1 group",
+        ),
+        (
+            ("lstm", 70, 20, 650, 650, torch.float32),
+            "persistent_forward.cu.*forward 130 blocks of 5 units, 1 group",
+        ),
+        (
+            ("lstm", 70, 20, 650, 650, torch.float64),
+            "loop.cu.*not persistent: .*float32, bfloat16 and float16",
+        ),
+        (("lstm", 3, 20, 650, 650, torch.bfloat16), "loop.cu.*fewer than 4 steps"),
+        (("lstm", 70, 20, 650, 650, torch.bfloat16, (20, 232448, True)), "loop.cu.*hold"),
+        (
+            ("lstm", 70, 20, 650, 650, torch.bfloat16, (132, 232448, False)),
+            "loop.cu.*no cooperative",
+        ),
+    ],
+    ids=str,
+)
+def test_explain_names_the_kernels(monkeypatch, call, wanted):
+    assert re.search(rf"on cuda, \w+: csrc/cuda/recurrence/{wanted}", explained(monkeypatch, *call))
+
+
+@needs_cuda_code
+def test_explain_describes_the_layout_of_a_mogrifier(monkeypatch):
+    size = 70, 20, 1150, 1150, torch.bfloat16
+    text = explained(monkeypatch, "mogrifier_lstm", *size, rounds=5)
+    assert re.search(
+        r"forward 128 blocks of 9 units and 9 inputs, .* 7 steps along K of W_ih in registers; ",
+        text,
+    )
+    monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")
+    assert "FUSEDSEQ_RECURRENCE is loop" in explained(
+        monkeypatch, "mogrifier_lstm", *size, rounds=5
+    )
+
+
+def call_with_two_layers(monkeypatch, function, dtype, H=650, gpu=(132, 232448, True), **options):
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
+    with FakeTensorMode():
+        args, kwargs = on_cuda(mogrifier_lstm_pair_case(70, 20, 30, H, H, 5, 5, **options), dtype)
+        return function(args, kwargs)
+
+
+@needs_cuda_code
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        (
+            {"dtype": torch.bfloat16},
+            r"recurrence/wavefront.cu, .*; first forward 65 blocks of 10 units and 1 .*second back",
+        ),
+        ({"dtype": torch.bfloat16, "H": 1150}, "one layer after the other: .*half of the GPU"),
+        ({"dtype": torch.float32}, "one layer after the other: .*bfloat16"),
+        ({"dtype": HALF, "gpu": (132, 232448, False)}, "one layer after the other: .*cooperative"),
+    ],
+    ids=str,
+)
+def test_explain_says_whether_two_layers_run_in_one_launch(monkeypatch, call, wanted):
+    def explain(args, kwargs):
+        return fused.explain("mogrifier_lstm_pair", *args, **kwargs)
+
+    assert re.search(
+        rf"on cuda, \w+: (csrc/cuda/)?{wanted}", call_with_two_layers(monkeypatch, explain, **call)
+    )
+    monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")
+    assert "FUSEDSEQ_RECURRENCE is loop" in call_with_two_layers(monkeypatch, explain, **call)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_layers_are_one_operator(monkeypatch, p, compiled):
+    """Shapes and dtypes of results and gradients, on the meta device, by the path of CUDA."""
+    monkeypatch.setattr(import_module("fusedseq.fused.mogrifier_lstm_pair"), "PAIRED", {"meta"})
+    case = mogrifier_lstm_pair_case(4, 3, 5, 6, 7, 5, 5, input_dropout=p, seed=3)
+    args, kwargs = convert(case.inputs(), "meta", HALF)
+    function = fused.mogrifier_lstm_pair
+    function = (
+        torch.compile(function, fullgraph=True, backend="aot_eager") if compiled else function
+    )
+    results, gradients = run(function, args, kwargs)
+    assert [tuple(t.shape) for t in results] == [
+        (4, 3, 6),
+        (3, 6),
+        (3, 6),
+        (4, 3, 7),
+        (3, 7),
+        (3, 7),
+    ]
+    assert [t.shape for t in gradients] == [t.shape for t in differentiable(args, kwargs)]
+    assert {t.dtype for t in (*results, *gradients)} == {HALF}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_other_dtypes_are_rejected(case):
+    case = CASES[case]
+    with FakeTensorMode():
+        args, kwargs = on_cuda(case, torch.float8_e4m3fn)
+        with pytest.raises(
+            TypeError, match=rf"^{case.op}: x must be .* on cuda, got torch.float8_e4m3fn"
+        ):
+            getattr(fused, case.op)(*args, **kwargs)

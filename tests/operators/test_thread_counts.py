@@ -1,0 +1,98 @@
+"""A result does not depend on the number of CPU threads, bit for bit.
+
+The threads of a call share the columns or rows of each product, so the order of every sum must be
+the same whatever the share of a thread is. Results and gradients of calls on one to five threads
+are compared exactly.
+"""
+
+import pytest
+import torch
+from fusedseq import fused
+from fusedseq.testing import (
+    attention_case,
+    bias_activation_dropout_case,
+    linear_case,
+    linear_cross_entropy_case,
+    lstm_case,
+    mogrifier_lstm_case,
+    residual_layer_norm_case,
+    run,
+)
+
+pytestmark = pytest.mark.cpu
+
+# Widths that leave every rest modulo the vectors of each instruction set, and real ones.
+WIDTHS = (1, 3, 8, 16, 17, 24, 31, 40, 49, 63, 65, 72, 88, 97, 130, 152, 200, 264, 333, 513, 650)
+
+
+def assert_independent_of_threads(case, threads, dtype=torch.float32):
+    """Compares results and gradients of 2 to 5 threads with those of one."""
+    found = []
+    for count in range(1, 6):
+        threads(count)
+        results, gradients = run(getattr(fused, case.op), *case.inputs(dtype=dtype))
+        found.append((*results, *gradients))
+    for count, of_count in enumerate(found[1:], 2):
+        for i, (one, several) in enumerate(zip(found[0], of_count, strict=True)):
+            assert torch.equal(one, several), f"{case}: result {i} differs with {count} threads"
+
+
+@pytest.mark.parametrize("H", [*WIDTHS, 700])
+def test_recurrences(H, threads):
+    """The number of rows changes the height of the tiles, so it changes with H."""
+    B, X = 1 + H % 7, H // 2 + 5
+    assert_independent_of_threads(lstm_case(2, B, X, H), threads)
+    assert_independent_of_threads(mogrifier_lstm_case(2, B + 3, X, H, 2), threads)
+
+
+@pytest.mark.parametrize("options", [{"rank": 5}, {"zoneout_h": 0.5, "seed": 3}], ids=str)
+def test_recurrences_with_options(options, threads):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        case = mogrifier_lstm_case(3, 5, 61, 65, 5, **options)
+        assert_independent_of_threads(case, threads, dtype)
+
+
+@pytest.mark.parametrize("M", [1, 5, 12, 29, 64, 150])
+def test_linear(M, threads):
+    """The numbers of rows M select each of the products of csrc/cpu/gemm/linear.h."""
+    for N in WIDTHS[1::2]:
+        assert_independent_of_threads(linear_case(M, 64, N), threads)
+        assert_independent_of_threads(linear_case(M, 77, N), threads)
+    assert_independent_of_threads(linear_case(M, 64, 77), threads, torch.float64)
+
+
+@pytest.mark.parametrize("V", [1, 200, 577, 2500])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_linear_cross_entropy(V, reduction, threads):
+    options = {"reduction": reduction, "label_smoothing": 0.1, "return_details": True}
+    for dtype in (torch.float32, torch.float64):
+        for N in (30, 310):
+            case = linear_cross_entropy_case(N, 20, V, weighted=True, **options)
+            assert_independent_of_threads(case, threads, dtype)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        attention_case(8, 8, 16, 7, 20),
+        attention_case(1, 1, 100, 65, 30),
+        attention_case(1, 2, 300, 130, 24, causal=True),
+        attention_case(1, 2, 200, 200, 24, "rope", N_kv=1, dropout=0.3, seed=7),
+        attention_case(3, 1, 97, 130, 40, "lengths"),
+        attention_case(1, 2, 1, 300, 24),
+    ],
+    ids=str,
+)
+def test_attention(case, threads):
+    """Without a bias or relative keys, whose gradients are sums of one copy for each thread."""
+    assert_independent_of_threads(case, threads)
+    assert_independent_of_threads(case, threads, torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (40, 300), (700, 33), (4097, 9)], ids=str)
+def test_layers_around_a_sublayer(shape, threads):
+    for case in (
+        residual_layer_norm_case(shape, p=0.3, seed=5),
+        bias_activation_dropout_case(shape, "gelu", p=0.3, seed=5),
+    ):
+        assert_independent_of_threads(case, threads)

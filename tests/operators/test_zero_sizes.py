@@ -1,0 +1,148 @@
+"""Every operator with a dimension of size zero: its results and gradients are the oracle's, also
+where memory that it does not write holds NaN, or it refuses the size in a sentence of its own.
+"""
+
+import math
+
+import pytest
+import torch
+from fusedseq import fused, reference
+from fusedseq.testing import check
+
+pytestmark = pytest.mark.usefixtures("_filled_with_nan")
+
+
+def linear(M, K, N):
+    return (torch.randn(M, K), torch.randn(N, K), torch.randn(N)), {}
+
+
+def lstm(T, B, X, H):
+    state = torch.randn(B, H), torch.randn(B, H)
+    W_ih, W_hh, b = torch.randn(4 * H, X), torch.randn(4 * H, H), torch.randn(4 * H)
+    return (torch.randn(T, B, X), W_ih, W_hh, b, *state), {}
+
+
+def mogrifier_lstm(T, B, X, H, rounds):
+    Q, R = torch.randn((rounds + 1) // 2, X, H), torch.randn(rounds // 2, H, X)
+    weights = (Q if rounds > 0 else None, R if rounds > 1 else None, None, None)
+    return (*lstm(T, B, X, H)[0], *weights), {"rounds": rounds}
+
+
+def attention(B, N, L, S, D):
+    return (torch.randn(B, N, L, D), torch.randn(B, N, S, D), torch.randn(B, N, S, D)), {}
+
+
+def attention_with_options(B, N, L, S, D):
+    options = {"bias": torch.randn(N, L, S), "relative_keys": torch.randn(3, D), "causal": True}
+    return attention(B, N, L, S, D)[0], options
+
+
+def residual_layer_norm(M, D):
+    return (torch.randn(M, D), torch.randn(M, D), torch.randn(D), torch.randn(D)), {}
+
+
+def bias_activation_dropout(M, D):
+    return (torch.randn(M, D), torch.randn(D), "gelu", 0.5, 1), {}
+
+
+def dropout(M, D):
+    return (torch.randn(M, D), 0.5, 1), {}
+
+
+def locked_dropout(T, B, H):
+    return (torch.randn(T, B, H), 0.5, 1), {}
+
+
+def embedding(M, V, E):
+    return (torch.zeros(M, dtype=torch.int64), torch.randn(V, E)), {"p": 0.5, "seed": 1}
+
+
+def linear_cross_entropy(N, E, V):
+    return (torch.randn(N, E), torch.randn(V, E), torch.zeros(N, dtype=torch.int64)), {}
+
+
+def activation_regularization(T, B, H):
+    return (torch.randn(T, B, H), torch.randn(T, B, H), 2.0, 1.0), {}
+
+
+# The sizes of a call of each builder; every one in turn becomes zero.
+SIZES = {
+    linear: {"M": 20, "K": 16, "N": 7},
+    lstm: {"T": 2, "B": 3, "X": 4, "H": 5},
+    mogrifier_lstm: {"T": 2, "B": 3, "X": 4, "H": 5, "rounds": 5},
+    attention: {"B": 2, "N": 2, "L": 3, "S": 4, "D": 8},
+    attention_with_options: {"B": 1, "N": 2, "L": 20, "S": 40, "D": 8},
+    residual_layer_norm: {"M": 3, "D": 5},
+    bias_activation_dropout: {"M": 3, "D": 5},
+    dropout: {"M": 3, "D": 5},
+    locked_dropout: {"T": 2, "B": 3, "H": 5},
+    embedding: {"M": 4, "V": 6, "E": 5},
+    linear_cross_entropy: {"N": 4, "E": 5, "V": 6},
+    activation_regularization: {"T": 2, "B": 3, "H": 5},
+}
+# The sizes that an operator refuses.
+REFUSED = {
+    ("linear", "K"),
+    ("linear_cross_entropy", "E"),
+    ("linear_cross_entropy", "V"),
+    ("embedding", "V"),  # an id has no row
+    ("lstm", "T"),
+    ("lstm", "X"),
+    ("lstm", "H"),
+    ("mogrifier_lstm", "T"),
+    ("mogrifier_lstm", "X"),
+    ("mogrifier_lstm", "H"),
+    ("activation_regularization", "T"),
+    ("residual_layer_norm", "D"),
+}
+
+
+@pytest.fixture
+def _filled_with_nan():
+    """Memory that torch allocates is filled with NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def fill_freed_memory_with_nan(*sizes):
+    """Allocates blocks of many sizes, and of `sizes` elements, writes NaN to them and frees them
+    again, so that the allocators hand them out next."""
+    blocks = [torch.full((n,), math.nan) for n in (*range(1, 600, 8), *sizes) for _ in range(6)]
+    assert torch.stack([block[0] for block in blocks]).isnan().all()
+    del blocks
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(build, name) for build in SIZES for name in SIZES[build]],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_size_of_zero(build, name):
+    args, kwargs = build(**(SIZES[build] | {name: 0}))
+    op = build.__name__.removesuffix("_with_options")
+    if (op, name) in REFUSED:
+        with pytest.raises((ValueError, IndexError), match=rf"^{op}: \w+ must"):
+            getattr(fused, op)(*args, **kwargs)
+        return
+    fill_freed_memory_with_nan()
+    if op == "activation_regularization":
+        # Means over no elements: NaN, as the oracle's.
+        loss = getattr(fused, op)(*args, **kwargs)
+        assert loss.isnan()
+        assert getattr(reference, op)(*args, **kwargs).isnan()
+        return
+    check(op, args, kwargs)
+
+
+@pytest.mark.cpu
+def test_a_linear_map_to_no_features_has_an_exact_gradient():
+    """The gradient of x is a sum of no terms: zero, on every path of the product."""
+    for M in (1, 5, 20, 300):
+        for K in (7, 64):
+            x, W, dy = torch.randn(M, K), torch.randn(0, K), torch.randn(M, 0)
+            fill_freed_memory_with_nan(M * K)
+            dx, dW, db = torch.ops.fusedseq.linear_backward(dy, x, W, 7)
+            assert torch.equal(dx, torch.zeros(M, K))
+            assert dW.shape == (0, K)
+            assert db.shape == (0,)

@@ -1,0 +1,69 @@
+"""The machine code of this build's CUDA kernels: nothing spills, and registers are as recorded in
+ptxas_table.json.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from fusedseq import _load
+
+from tests.ptx import ptxas_table
+
+pytestmark = pytest.mark.skipif(
+    not _load.build_info()["nvcc"], reason="this build has no CUDA in it"
+)
+
+
+# The variants with weights in registers, and in fp32 those with two groups of rows, use 250
+# registers and more: a few addresses are spilled before the loop over time, and read again once a
+# phase.
+FULL = re.compile(
+    r"persistent_\w+_kernel<.*, Variant<1, 2, true, [1-9]|persistent_\w+_kernel<float, Variant<2"
+)
+
+
+def test_nothing_is_spilled_or_on_the_stack():
+    kernels = ptxas_table.found()
+    assert {kernel.split()[0] for kernel in kernels} == {*_load.build_info()["ptxas"]}
+    for kernel, gpus in kernels.items():
+        most = 72 if FULL.search(kernel) else 0
+        for gpu, facts in gpus.items():
+            assert max(facts["spills"], facts["stack"]) <= most, f"{kernel} on {gpu}"
+
+
+def test_registers_and_spills_are_as_recorded():
+    """`python tests/ptx/ptxas_table.py` shows the differences; with --write it records this build's
+    values.
+    """
+    if ptxas_table.table() is None:
+        pytest.skip(f"no values are recorded for {_load.build_info()['nvcc']}")
+    now, table = ptxas_table.found(), ptxas_table.table()
+    assert {*now} == {*table}
+    for kernel, gpus in now.items():
+        # With another TORCH_CUDA_ARCH_LIST the build has other GPUs than the table.
+        for gpu in gpus.keys() & table[kernel].keys():
+            assert gpus[gpu] == table[kernel][gpu], f"{kernel} on {gpu}"
+
+
+def test_dropout_moves_16_bytes_at_once():
+    """nvcc has split such a store into one for each element before, which ptxas's report does not
+    show.
+    """
+    triton = pytest.importorskip("triton", reason="its cuobjdump is needed")
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    listing = subprocess.run(
+        [tool, "-sass", _load.PACKAGE / "_ops.so"], capture_output=True, text=True, check=True
+    ).stdout
+    kernels = [
+        part
+        for part in listing.split("Function : ")[1:]
+        if "dropout_kernel" in part.partition("\n")[0]
+    ]
+    assert kernels
+    for kernel in kernels:
+        for access in ("LDG", "STG"):
+            assert re.search(rf"\b{access}\.\S*128", kernel), (
+                f"{kernel.partition(chr(10))[0]} has no {access} of 16 bytes"
+            )

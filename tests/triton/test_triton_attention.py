@@ -1,0 +1,323 @@
+"""What the cases of fusedseq.testing do not cover of the attention kernels: edges of tiles, and
+pairs of options."""
+
+import itertools
+
+import pytest
+import torch
+from fusedseq import fused, kernels
+from fusedseq.testing import check, run
+
+pytestmark = pytest.mark.triton
+B, N = 2, 2
+BF16, FP32 = torch.bfloat16, torch.float32
+# (L, S, D, dtype) of a call that runs each kernel.
+SIZES = {
+    "packed": (5, 6, 10, BF16),
+    "row": (20, 33, 20, BF16),
+    "tiled": (40, 131, 10, BF16),
+    "tiled_fp32": (33, 40, 10, FP32),
+}
+SPLIT = 3, 600, 10, BF16  # forward only: the backward of such a call is tiled
+OPTIONS = {
+    "causal": lambda L, S, D: {"causal": True},
+    "lengths": lambda L, S, D: {"key_lengths": torch.tensor([S // 2, S])},
+    "mask": lambda L, S, D: {"mask": torch.rand(B, 1, L, S) > 0.3},
+    "bias": lambda L, S, D: {"bias": torch.randn(1, N, L, S)},
+    "alibi": lambda L, S, D: {"alibi": torch.tensor([0.5, 0.1])},
+    "relative": lambda L, S, D: {"relative_keys": torch.randn(2 * 3 + 1, D)},
+    "rope": lambda L, S, D: {"rope": torch.randn(S, D)},
+    "dropout": lambda L, S, D: {"dropout": 0.3, "seed": 7},
+}
+
+
+def inputs(L, S, D, dtype, device, *options, N_kv=N):
+    torch.manual_seed(L + S + D)
+    tensors = torch.randn(B, N, L, D), torch.randn(B, N_kv, S, D), torch.randn(B, N_kv, S, D)
+    kwargs = {k: v for option in options for k, v in OPTIONS[option](L, S, D).items()}
+
+    def move(x):
+        if not isinstance(x, torch.Tensor):
+            return x
+        return x.to(device, dtype if x.is_floating_point() else None)
+
+    return tuple(map(move, tensors)), {k: move(v) for k, v in kwargs.items()}
+
+
+LENGTHS = [
+    *((1, 1), (1, 15), (15, 1), (16, 16), (17, 16), (16, 17), (1, 17)),
+    *((1, 128), (64, 127), (33, 128), (65, 129), (1, 200), (129, 64)),
+]
+HEAD_DIMS = [1, 10, 20, 30, 60, 64, 128, 130, 300]
+
+
+@pytest.mark.parametrize(("L", "S"), LENGTHS)
+def test_lengths_at_the_edges_of_tiles(L, S, device):
+    args, kwargs = inputs(L, S, 20, BF16, device, "causal", "lengths", "dropout")
+    check("attention", args, kwargs)
+
+
+# Heads too wide for the row kernel run the tiled kernels at its size, a tenth of the time of a
+# tiled size.
+@pytest.mark.parametrize(
+    ("size", "D"), [(s, D) for s in SIZES for D in HEAD_DIMS if D < 128 or s in ("packed", "row")]
+)
+def test_head_dimensions_at_the_edges_of_tiles(size, D, device):
+    L, S, _, dtype = SIZES[size]
+    args, kwargs = inputs(L, S, D, dtype, device, "bias" if D % 2 else "rope")
+    check("attention", args, kwargs)
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(OPTIONS, 2)))
+@pytest.mark.parametrize("size", SIZES)
+def test_pairs_of_options(size, first, second, device):
+    args, kwargs = inputs(*SIZES[size], device, first, second)
+    check("attention", args, kwargs)
+
+
+@pytest.mark.parametrize("dims", list(itertools.product((True, False), repeat=4))[1:])
+def test_bias_broadcast_over_any_dimensions(dims, device):
+    """Its gradient is summed over these dimensions.    dims: whether each of B, N, L, S is not
+    broadcast"""
+    for L, S, D, _ in (SIZES["packed"], SIZES["tiled_fp32"]):
+        args, kwargs = inputs(L, S, D, FP32, device, "lengths")
+        bias = torch.randn(
+            [n if whole else 1 for n, whole in zip((B, N, L, S), dims, strict=True)], device=device
+        )
+        if dims[3]:
+            check("attention", args, {**kwargs, "bias": bias})
+        else:  # the same number for all keys does not change their softmax
+            assert run(fused.attention, args, {**kwargs, "bias": bias})[1][3].abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("N_kv", [1, 2])
+def test_grouped_queries(size, N_kv, device):
+    (q, k, v), kwargs = inputs(
+        *SIZES[size], device, "causal", "lengths", "rope", "dropout", N_kv=N_kv
+    )
+    check("attention", (torch.cat([q, q.flip(0)], dim=1), k, v), kwargs)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("D", [10, 60, 64])
+def test_views_of_one_projection(size, D, device):
+    """Rows whose addresses are not multiples of 16 bytes, then tensors whose last stride is not
+    1."""
+    L, S, _, dtype = SIZES[size]
+    projected = torch.randn(B, S, 3 * N * D + 1, device=device).to(dtype)[..., 1:]
+    q, k, v = (t.unflatten(-1, (N, D)).transpose(1, 2) for t in projected.chunk(3, dim=-1))
+    check("attention", (q[:, :, :L], k, v), {"causal": True})
+    q, k, v = (t.mT.contiguous().mT for t in (q, k, v))
+    check("attention", (q[:, :, :L], k, v), {"causal": True})
+
+
+@pytest.mark.parametrize(
+    "options", [*([o] for o in OPTIONS), ["causal", "lengths", "alibi", "dropout"]], ids=str
+)
+def test_split_keys(options, device):
+    args, kwargs = inputs(*SPLIT, device, *options)
+    with torch.no_grad():
+        check("attention", args, kwargs, backward=False)
+
+
+@pytest.mark.parametrize("size", [(1, 512, 64, BF16), (4, 1100, 20, FP32), (2, 530, 300, BF16)])
+def test_split_keys_of_which_parts_are_empty(size, device):
+    args, kwargs = inputs(*size, device, "lengths")
+    kwargs["key_lengths"][0] = 3  # all parts except the first are empty
+    with torch.no_grad():
+        check("attention", args, kwargs, backward=False)
+
+
+def test_gradients_of_split_keys(device):
+    """Backward reads the log-sum-exp that split_combine computes, also that of a query that sees no
+    key."""
+    args, kwargs = inputs(*SPLIT, device, "dropout")
+    check("attention", args, {**kwargs, "key_lengths": torch.tensor([400, 0], device=device)})
+
+
+@pytest.mark.parametrize("size", [*SIZES.values(), SPLIT], ids=[*SIZES, "split"])
+@pytest.mark.parametrize(
+    "options", [[], ["rope"], ["rope", "relative"], ["lengths", "dropout", "alibi"]], ids=str
+)
+def test_key_rows(size, options, device):
+    (q, k, v), kwargs = inputs(*size, device, *options)
+    S = k.size(2)
+    key_rows = torch.arange(B * S, device=device).square().reshape(B, S) % 3
+    k, v = (torch.cat([t, t.flip(0)])[:3] for t in (k, v))
+    with torch.no_grad():
+        check("attention", (q, k, v), {**kwargs, "key_rows": key_rows}, backward=False)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_queries_that_see_no_key(size, device):
+    args, kwargs = inputs(*SIZES[size], device, "bias", "dropout")
+    mask = torch.rand(B, N, *kwargs["bias"].shape[2:], device=device) > 0.5
+    mask[0, 1, 2], mask[1] = False, False
+    kwargs["mask"], kwargs["key_lengths"] = mask, torch.tensor([4, 0], device=device)
+    check("attention", args, kwargs)
+    results, grads = run(fused.attention, args, kwargs)
+    assert not results[0][1].any()
+    assert not any(grad[1].any() for grad in grads[:3])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_keys_behind_the_lengths_are_never_read(size, device):
+    args, kwargs = inputs(*SIZES[size], device, "lengths", "causal")
+    (y, *_), expected = run(fused.attention, args, kwargs)
+    for t in args[1:]:
+        t[0, :, SIZES[size][1] // 2 :] = float("nan")
+    (z, *_), grads = run(fused.attention, args, kwargs)
+    assert torch.equal(y, z)
+    assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
+
+
+ROPES = {  # columns that are rotated, of D; whether pairs are neighbours
+    "halves": lambda D: (D - D % 2, False),
+    "some halves": lambda D: (D // 4 * 2, False),
+    "some": lambda D: (D // 4 * 2, True),
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("D", [10, 33, 64, 130])
+@pytest.mark.parametrize("size", SIZES)
+def test_rope_of_either_convention_and_of_some_columns(size, D, rope, device):
+    L, S, _, dtype = SIZES[size]
+    R, interleaved = ROPES[rope](D)
+    args, kwargs = inputs(L, S, D, dtype, device, "causal")
+    table = torch.randn(S, R, device=device).to(dtype)
+    check("attention", args, {**kwargs, "rope": table, "rope_interleaved": interleaved})
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_rope_of_split_keys_and_with_relative_keys(rope, device):
+    R, interleaved = ROPES[rope](SPLIT[2])
+    table = torch.randn(SPLIT[1], R, device=device).to(SPLIT[3])
+    options = {"rope": table, "rope_interleaved": interleaved}
+    args, kwargs = inputs(*SPLIT, device)
+    with torch.no_grad():
+        check("attention", args, {**kwargs, **options}, backward=False)
+    args, kwargs = inputs(*SIZES["packed"], device, "relative")
+    check("attention", args, {**kwargs, **options})
+
+
+@pytest.mark.parametrize(("size", "type"), [("packed", BF16), ("packed", FP32), ("row", BF16)])
+def test_gradients_of_a_saturated_softmax(size, type, device):
+    """The numbers are multiples of 1/4, so that the logits are exact in any order of summation."""
+    L, S, D, _ = SIZES[size]
+    (q, k, v), _ = inputs(L, S, D, type, device)
+    q, k, v = (t.mul(4).round() / 4 for t in (q, k, v))
+    check("attention", (16 * q, k, v), {"scale": 1.0})
+
+
+ONE_KEY = {  # options under which every query sees the first key alone
+    "lengths": lambda S: {"key_lengths": torch.tensor([1, 1])},
+    "mask": lambda S: {"mask": torch.arange(S) == 0},
+    "bias": lambda S: {"bias": torch.zeros(1, S).masked_fill(torch.arange(S) > 0, -torch.inf)},
+}
+
+
+@pytest.mark.parametrize("option", ONE_KEY)
+@pytest.mark.parametrize("size", ["packed", "row"])
+def test_one_visible_key_has_no_gradient_of_queries_and_keys(size, option, device):
+    L, S, D, dtype = SIZES[size]
+    (q, k, v), _ = inputs(L, S, D, dtype, device)
+    options = {n: t.to(device) for n, t in ONE_KEY[option](S).items()}
+    if "bias" in options:
+        options["bias"] = options["bias"].to(dtype)
+    _, (dq, dk, dv, *dbias) = run(fused.attention, (30 * q, k, v), {**options, "dropout": 0.3})
+    assert not any(t.any() for t in (dq, dk, *dbias))
+    assert dv[:, :, 0].any()
+
+
+@pytest.mark.parametrize("size", ["packed", "row"])
+def test_the_first_query_of_causal_attention_has_no_gradient(size, device):
+    L, _, D, dtype = SIZES[size]
+    (q, k, v), _ = inputs(L, L, D, dtype, device)
+    _, (dq, *_) = run(fused.attention, (30 * q, k, v), {"causal": True})
+    assert not dq[:, :, 0].any()
+    assert dq[:, :, 1].any()
+
+
+@pytest.mark.parametrize("sizes", [(2, 0, 3, 4, 5), (2, 2, 0, 4, 5), (2, 2, 3, 0, 5)], ids=str)
+def test_sizes_of_0(sizes, device):
+    """The result is zeros where there is no key, and all gradients are zeros."""
+    B, N, L, S, D = sizes
+    q, k, v = (torch.randn(B, N, n, D, device=device) for n in (L, S, S))
+    (y, *_), grads = run(fused.attention, (q, k, v), {"bias": torch.randn(L, S, device=device)})
+    assert [t.shape for t in (y, *grads)] == [t.shape for t in (q, q, k, v, grads[3])]
+    assert grads[3].shape == (L, S)
+    assert not any(t.any() for t in (y, *grads))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_dropout_of_1(size, device):
+    args, kwargs = inputs(*SIZES[size], device)
+    results, grads = run(fused.attention, args, {"dropout": 1.0})
+    assert not any(t.any() for t in results + grads)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_subsets_of_the_gradients(size, device):
+    args, kwargs = inputs(*SIZES[size], device, "bias", "relative")
+    for needs in ([0], [1], [2], [3], [4], [0, 4]):
+        check("attention", args, kwargs, needs=needs)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_empty_batch(size, device):
+    args, _ = inputs(*SIZES[size], device)
+    results, grads = run(fused.attention, tuple(t[:0] for t in args), {"dropout": 0.5})
+    assert [t.shape for t in results + grads] == [t[:0].shape for t in (args[0], *args)]
+
+
+def test_tf32_follows_torchs_setting(device):
+    attention = kernels.module("attention")
+    call = attention.prepare(
+        *(torch.randn(1, 1, 4, 4) for _ in range(3)),
+        *[None] * 6,
+        True,
+        None,
+        None,
+        1.0,
+        False,
+        0,
+        0.0,
+    )
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        for setting in ("ieee", "tf32"):
+            torch.backends.cuda.matmul.fp32_precision = setting
+            assert call.constants({})["PRECISION"] == setting
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize(
+    "options", [(), ("relative", "dropout"), ("relative", "rope")], ids="-".join
+)
+@pytest.mark.parametrize(
+    ("L", "D", "type"), [(5, 10, BF16), (20, 20, BF16), (131, 10, BF16), (33, 10, FP32)]
+)
+def test_gradients_are_stored_as_parts_of_the_projections(L, D, type, options, parts, device):
+    """Gradients of views of one projection are views of one tensor, and equal those of separate
+    tensors."""
+    (q, *_), kwargs = inputs(L, L, D, type, device, *options)
+    projection = torch.randn(B, L, parts, N, D).to(device, type)
+
+    def gradients(*views):
+        views = [t.detach().requires_grad_() for t in views]
+        out = fused.attention(*[q] * (3 - parts), *views, **kwargs)
+        return torch.autograd.grad(out.float().square().sum(), views)
+
+    views = projection.permute(2, 0, 3, 1, 4).unbind(0)
+    of_views, of_copies = gradients(*views), gradients(*(t.clone() for t in views))
+    for got, expected in zip(of_views, of_copies, strict=True):
+        assert torch.equal(got, expected)
+    if options != ("relative", "rope"):  # these are rotated back, into memory of their own
+        first = of_views[0]
+        together = first.as_strided(projection.shape, projection.stride()).permute(2, 0, 3, 1, 4)
+        for got, part in zip(of_views, together.unbind(0), strict=True):
+            assert torch.equal(got, part)

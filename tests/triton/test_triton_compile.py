@@ -1,0 +1,65 @@
+"""Every Triton kernel is compiled for each GPU on a machine without one: see triton_table.py."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.triton import triton_table
+
+pytest.importorskip("triton")
+CALLS = [(call, gpu) for call in triton_table.CALLS for gpu in triton_table.CAPABILITIES]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return triton_table.compile_all()
+
+
+# Bytes spilled by a thread, in heads that are processed in chunks of D. Every smaller tile that was
+# tried spills too, on one GPU or another.
+SPILLS = {
+    "attention-L1024-S1024-D128-fp32-rope-causal-dropout0.1-lengths-alibi-bias-mask": 48,
+    "attention-L1024-S1024-D256-rope-causal-dropout0.1-lengths-alibi-bias-mask": 48,
+    "attention-L1024-S1024-D512-lengths-dropout0.1-N_kv2": 56,
+}
+
+
+@pytest.mark.parametrize(("call", "gpu"), CALLS)
+def test_nothing_is_spilled(compiled, call, gpu):
+    # The tiles are chosen for Triton 3.7.1.
+    allowed = SPILLS.get(call, 0) if triton_table.version() == "3.7.1" else 64
+    stacks = {name: facts["stack"] for name, facts in compiled[call][gpu].items()}
+    assert {name: stack for name, stack in stacks.items() if stack > allowed} == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "gpu"), [row for row in CALLS if "mask" not in row[0] and "relative" not in row[0]]
+)
+def test_loads_are_wide(compiled, call, gpu):
+    """Excludes masks, of which two bytes are two elements, and relative keys, whose products are
+    not read in address order."""
+    loads = {name: facts["narrow loads"] for name, facts in compiled[call][gpu].items()}
+    assert {name: count for name, count in loads.items() if count} == {}
+
+
+def test_registers_and_shared_memory_equal_the_table(compiled):
+    """An intended change is recorded with: python tests/triton/triton_table.py --write"""
+    table = triton_table.table()
+    if table is None:
+        pytest.skip(f"triton_table.json has no Triton {triton_table.version()}")
+    assert compiled == table
+
+
+def launches_a_kernel(module):
+    """Returns whether the sources of a module or package of fusedseq.kernels launch a Triton
+    kernel."""
+    path = Path(triton_table.kernels.__path__[0], module)
+    files = path.rglob("*.py") if path.is_dir() else [path.with_suffix(".py")]
+    return any("launch.run(" in file.read_text() for file in files)
+
+
+def test_every_launcher_is_compiled():
+    """Except for `linear`, which has no Triton kernel."""
+    modules = triton_table.kernels.MODULES
+    launchers = {module for module in modules.values() if launches_a_kernel(module)}
+    assert {modules[call.partition("-")[0]] for call in triton_table.CALLS} == launchers

@@ -1,0 +1,1 @@
+"""Programs for developers of the repository; none is part of the installed package."""

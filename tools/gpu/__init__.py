@@ -1,0 +1,1 @@
+"""What `make gpu` and `make gpu-train` run on a machine with a GPU."""

@@ -1,0 +1,53 @@
+"""Small calls of every operator, forward and backward: python -m tools.gpu.small_calls [DEVICE].
+
+compute-sanitizer runs this program. For each operator it takes the smallest case of
+fusedseq.testing and the two with the most options, in fp32 and bf16, the recurrences first. Each
+call prints its name before it runs. An operator without a kernel in this build is named at the end;
+that is no failure.
+"""
+
+import sys
+
+import torch
+from fusedseq import fused, testing
+
+FIRST = ("mogrifier_lstm", "lstm", "attention", "linear_cross_entropy")
+MAX_ELEMENTS = 3000  # a launch is slow under the sanitizer
+
+
+def selected_cases():
+    """Yields for each operator its smallest nonempty case and the two with the longest names."""
+    found = {}
+    for case in testing.CASES:
+        size = sum(t.numel() for t in testing.differentiable(*case.inputs()))
+        if size <= MAX_ELEMENTS and (size or case.op == "dropout_mask"):
+            found.setdefault(case.op, []).append((size, case))
+    for op in sorted(found, key=lambda op: FIRST.index(op) if op in FIRST else len(FIRST)):
+        smallest = min(found[op], key=lambda pair: pair[0])
+        # A case's name lists its options.
+        most_options = sorted(found[op], key=lambda pair: -len(pair[1].id))[:2]
+        yield from {str(case): case for _, case in [smallest, *most_options]}.values()
+
+
+def main(device="cuda"):
+    missing = set()
+    for case in selected_cases():
+        for dtype in (torch.float32, torch.bfloat16):
+            print(f"{case} {dtype}", flush=True)
+            args, kwargs = case.inputs(device, dtype)
+            try:
+                results, grads = testing.run(getattr(fused, case.op), args, kwargs)
+            except NotImplementedError:
+                missing.add(case.op)
+                continue
+            for t in [*results, *grads]:
+                is_dense_float = t.is_floating_point() and not t.is_sparse
+                assert not is_dense_float or not t.isnan().any(), f"{case}: NaN"
+    if missing:
+        print(f"no kernel on {device}: {', '.join(sorted(missing))}")
+    else:
+        print(f"every operator ran on {device}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
