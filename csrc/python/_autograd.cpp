@@ -69,7 +69,7 @@ struct Heads : torch::autograd::Function<Heads> {
                                const std::vector<int64_t>& order) {
     for (size_t i = 0; i < grads.size(); ++i) {
       const Tensor &g = grads[i], &first = grads[0];
-      if (!g.defined() || !g.has_storage() ||
+      if (!g.defined() || is_dual(g) || !g.has_storage() ||
           g.storage().unsafeGetStorageImpl() != first.storage().unsafeGetStorageImpl())
         return false;
       const int64_t size = shape[2] / int64_t(grads.size()),

@@ -100,6 +100,12 @@ bool from_python(PyObject* value, c10::TypeKind kind, IValue& to) {
   }
 }
 
+// Whether a tensor has a tangent of forward-mode AD.
+bool is_dual(const Tensor& t) {
+  constexpr uint64_t LEVEL = 0;  // the only one that torch has
+  return t.defined() && t._fw_grad(LEVEL).defined();
+}
+
 // Calls an operator without recording the call.
 void call_below_autograd(const c10::OperatorHandle& op, Stack& stack) {
   const at::AutoDispatchBelowAutograd guard;
@@ -228,13 +234,15 @@ struct Recorded : torch::autograd::Function<Recorded> {
   static variable_list gradients(const Operator& op, const SavedCall& call) {
     const Formula& formula = *op.formula;
     variable_list found(formula.differentiable.size());
-    bool any = false;
-    for (size_t i = 0; i < formula.results; ++i)
+    bool any = false, duals = false;  // dual tensors: those of forward-mode AD, with a tangent
+    for (size_t i = 0; i < formula.results; ++i) {
       any |= call.output_gradients[i].defined();
+      duals |= is_dual(call.output_gradients[i]);
+    }
     if (!any) return found;
     Stack stack;
     // With grad mode on, the gradients must be differentiable themselves.
-    if (at::GradMode::is_enabled() || !formula.arguments(call, stack))
+    if (at::GradMode::is_enabled() || duals || !formula.arguments(call, stack))
       return gradients_in_python(op, call);
     call_below_autograd(formula.backward, stack);
     for (size_t i = 0; i < found.size(); ++i)

@@ -94,6 +94,27 @@ def test_dual_tensors_keep_their_tangents(case, requires_grad):
         torch.testing.assert_close(torch.zeros_like(b) if a is None else a, b)
 
 
+@small(100)
+def test_a_backward_keeps_the_tangents_of_incoming_gradients(case):
+    """The forward pass is recorded before the dual level begins."""
+
+    def tangents_of_gradients(namespace):
+        function, leaves = flat(case, getattr(namespace, case.op))
+        leaves = [t.clone().requires_grad_() for t in leaves]
+        results = [y for y in function(*leaves) if y.requires_grad]
+        with forward_ad.dual_level():
+            duals = [
+                forward_ad.make_dual(g, t)
+                for g, t in zip(random_like(results), random_like(results, seed=3), strict=True)
+            ]
+            grads = torch.autograd.grad(results, leaves, duals, materialize_grads=True)
+            pairs = [(g, forward_ad.unpack_dual(g).tangent) for g in grads]
+        return [torch.zeros_like(g) if t is None else t for g, t in pairs]
+
+    found, wanted = tangents_of_gradients(fused), tangents_of_gradients(reference)
+    torch.testing.assert_close(found, wanted)
+
+
 def test_registered_operators_keep_tangents():
     x, W, v = torch.randn(3, 4), torch.randn(5, 4), torch.randn(3, 4)
     with forward_ad.dual_level():

@@ -127,9 +127,10 @@ class _Rule:
         needed = frozenset([name for name, need in needs if need])
         named = dict(zip(self.saved, ctx.saved_tensors, strict=True))
         named.update(ctx.settings)
-        if self.gradient.is_linear or not (torch.is_grad_enabled() or needs_oracle()):
+        by_oracle = needs_oracle([*named.values(), *of_results.values()])
+        if self.gradient.is_linear or not (torch.is_grad_enabled() or by_oracle):
             found = self.compute(named, of_results, needed)
-        elif needs_oracle():
+        elif by_oracle:
             found = self.through_oracle(named, of_results, needed)
         else:
             found = self.recorded(named, of_results, needed)
