@@ -93,7 +93,10 @@ def gencodes(architectures: str) -> list[str]:
 
 def instruction_sets(machine: str) -> list[str]:
     """Returns the instruction sets for which the CPU kernels are compiled on `machine`."""
-    return ["baseline", "avx2", "avx512"] if machine == "x86_64" else ["baseline"]
+    return {
+        "x86_64": ["baseline", "avx2", "avx512", "avx512_bf16"],
+        "aarch64": ["baseline", "baseline_bf16"],
+    }.get(machine, ["baseline"])
 
 
 def job_count() -> int:
@@ -138,16 +141,18 @@ class NinjaFile:
 
 def add_kernels(ninja: NinjaFile, machine: str) -> list[Path]:
     """Adds the CPU kernels, once per instruction set; dispatch.cpp chooses one set at run time."""
-    x86 = machine == "x86_64"
+    machines = {"x86_64": "X86", "aarch64": "AARCH64"}  # those with more than one set
+    name = machines.get(machine)
 
     def object_of(source: str, suffix: str, flags: str) -> Path:
         return ninja.edge("kernel", f"cpu/{source}{suffix}.o", [CSRC / f"cpu/{source}.cpp"], flags)
 
-    objects = [object_of("dispatch", "", "-DFUSEDSEQ_X86" if x86 else "")]
+    objects = [object_of("dispatch", "", f"-DFUSEDSEQ_{name}" if name else "")]
     objects.append(object_of("memory", "", ""))
     for isa in instruction_sets(machine):
-        flags = f"-DFUSEDSEQ_ISA={isa}" + f" $X86_{isa}" * x86
-        objects.append(object_of("kernels", f".{isa}", flags))
+        flags = f"-DFUSEDSEQ_ISA={isa}" + (f" ${name}_{isa}" if name else "")
+        source = "kernels_bf16" if isa.endswith("_bf16") else "kernels"
+        objects.append(object_of(source, f".{isa}", flags))
     return objects
 
 

@@ -350,11 +350,12 @@ def finish(call, gradients, divide_late):
             gradient.mul_(call.factor)
 
 
-def linear_cross_entropy_scale(dx, dW, db, dloss, needs):
-    """Returns the gradients of `linear_cross_entropy` times dloss; empty tensors where not
-    needed."""
+def linear_cross_entropy_scale(dx, dW, db, dloss, x, needs):
+    """Returns the gradients of `linear_cross_entropy` times dloss, in the dtype of x; empty tensors
+    where not needed."""
     return tuple(
-        g * dloss if needs >> i & 1 else g.new_empty(0) for i, g in enumerate((dx, dW, db))
+        (g * dloss).to(x.dtype) if needs >> i & 1 else x.new_empty(0)
+        for i, g in enumerate((dx, dW, db))
     )
 
 

@@ -3,6 +3,9 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#ifdef FUSEDSEQ_AARCH64
+#include <sys/auxv.h>
+#endif
 
 namespace fusedseq {
 
@@ -16,6 +19,14 @@ extern const cpu::Kernels kernels;
 namespace avx512 {
 extern const cpu::Kernels kernels;
 }
+namespace avx512_bf16 {
+extern const cpu::Bf16Kernels kernels;
+}
+#endif
+#ifdef FUSEDSEQ_AARCH64
+namespace baseline_bf16 {
+extern const cpu::Bf16Kernels kernels;
+}
 #endif
 
 namespace cpu {
@@ -26,20 +37,38 @@ struct Candidate {
   bool supported;  // by this processor
 };
 
+// The kernels of an instruction set with those for bfloat16 pairs added, under a new name.
+[[maybe_unused]] Kernels with_bf16(Kernels set, const char* isa, const Bf16Kernels& bf16) {
+  set.isa = isa;
+  set.bf16 = bf16;
+  return set;
+}
+
 // Returns the compiled instruction sets, the widest first, and their number in `count`.
 const Candidate* candidates(int& count) {
 #ifdef FUSEDSEQ_X86
   __builtin_cpu_init();
+  static const bool has_avx512 =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("fma");
+  static const Kernels with_pairs =
+      with_bf16(avx512::kernels, "avx512_bf16", avx512_bf16::kernels);
   static const Candidate all[] = {
-      {&avx512::kernels, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                             __builtin_cpu_supports("avx512bw") &&
-                             __builtin_cpu_supports("avx512dq") &&
-                             __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("fma")},
+      {&with_pairs, has_avx512 && __builtin_cpu_supports("avx512bf16")},
+      {&avx512::kernels, has_avx512},
       {&avx2::kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                            __builtin_cpu_supports("bmi2")},
       {&baseline::kernels, true},
   };
-  count = 3;
+  count = 4;
+#elif defined(FUSEDSEQ_AARCH64)
+  constexpr unsigned long HAS_BF16 = 1 << 14;  // of AT_HWCAP2, HWCAP2_BF16 in <asm/hwcap.h>
+  static const Kernels with_pairs =
+      with_bf16(baseline::kernels, "baseline_bf16", baseline_bf16::kernels);
+  static const Candidate all[] = {{&with_pairs, (getauxval(AT_HWCAP2) & HAS_BF16) != 0},
+                                  {&baseline::kernels, true}};
+  count = 2;
 #else
   static const Candidate all[] = {{&baseline::kernels, true}};
   count = 1;

@@ -5,6 +5,7 @@
 
 #include "cpu/attention/attention.h"
 #include "cpu/gemm/linear.h"
+#include "cpu/gemm/rate.h"
 #include "cpu/losses/linear_cross_entropy.h"
 #include "cpu/pointwise/activation_regularization.h"
 #include "cpu/pointwise/bias_activation_dropout.h"
@@ -12,6 +13,7 @@
 #include "cpu/pointwise/embedding.h"
 #include "cpu/pointwise/nt_asgd.h"
 #include "cpu/pointwise/residual_layer_norm.h"
+#include "cpu/pointwise/scale.h"
 #include "cpu/recurrence/backward.h"
 #include "cpu/recurrence/forward.h"
 
@@ -20,22 +22,6 @@
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
-
-// C (M, N) = A (M, K) W^T with W (N, K), which is packed once and multiplied `repeats` times. The
-// benchmarks measure with it the rate of the recurrence's product, as a roofline limit. Returns the
-// number of floating-point operations of the products.
-static double gemm_f32(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C,
-                       int64_t repeats, cpu::Parallel run, int threads) {
-  Buffer<float> packed(packed_size<float>(K, N));
-  parallel(run, threads, [&](int64_t begin, int64_t end) {
-    const Range own = own_columns<float>(N, begin, end, threads);
-    pack(W + own.begin * K, 1, K, K, own.size(), packed + K * own.begin);
-    for (int64_t i = 0; i < repeats; ++i)
-      gemm<float>(M, K, own.size(), {A, K}, packed + K * own.begin,
-                  {C + own.begin, N, false, false});
-  });
-  return 2. * double(M) * double(N) * double(K) * double(repeats);
-}
 
 // In the order of the fields of cpu::Kernels.
 extern const cpu::Kernels kernels;
@@ -48,25 +34,27 @@ const cpu::Kernels kernels = {
     embedding_backward,
     activation_regularization,
     activation_regularization_backward,
-    recurrence<float>,
-    recurrence<double>,
-    recurrence_backward<float>,
-    recurrence_backward<double>,
-    linear<float>,
-    linear<double>,
-    linear_backward<float>,
-    linear_backward<double>,
+    recurrence<float, float>,
+    recurrence<double, double>,
+    recurrence_backward<float, float>,
+    recurrence_backward<double, double>,
+    linear<float, float>,
+    linear<double, double>,
+    linear_backward<float, float>,
+    linear_backward<double, double>,
     attention,
     attention_backward,
     attention_plan,
     residual_layer_norm,
     residual_layer_norm_backward,
     bias_activation_dropout,
-    linear_cross_entropy<float>,
-    linear_cross_entropy<double>,
+    linear_cross_entropy<float, float, float>,
+    linear_cross_entropy<double, double, double>,
+    scale,
     nt_asgd_squares,
     nt_asgd_step,
-    gemm_f32,
+    gemm_rate<float>,
+    {},
 };
 
 }  // namespace FUSEDSEQ_ISA

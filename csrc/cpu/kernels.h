@@ -19,6 +19,11 @@ using Parallel = void (*)(int64_t n, Body body, void* context);
 
 enum class Type { f32, f64, bf16 };
 
+// An element of a bfloat16 tensor: the upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
 // A random mask of shape (rows, S) by the rule of math/philox.h.
 struct Mask {
   uint64_t seed;
@@ -118,7 +123,7 @@ struct RecurrenceBackward {
   T* const* dbias;
 };
 
-// y = x W^T + b and its gradients.
+// y = x W^T + b and its gradients. T is the type in memory, also bfloat16.
 template <class T>
 struct Linear {
   int64_t M, K, N;
@@ -224,12 +229,13 @@ struct BiasActivationDropout {
   void* db;        // (D,)  backward only, in the type of computing, null if not needed
 };
 
-// The cross-entropy of logits z = (x W^T + b) / temperature, whose rows all have a target.
-template <class T>
+// The cross-entropy of logits z = (x W^T + b) / temperature, whose rows all have a target. S is the
+// type in memory of the two large inputs.
+template <class T, class S = T>
 struct LinearCrossEntropy {
   int64_t N, E, V;
-  const T* x;              // (N, E)
-  const T* W;              // (V, E)
+  const S* x;              // (N, E)
+  const S* W;              // (V, E)
   const T* b;              // (V,) or null
   const int64_t* target;   // (N,)  each in [0, V)
   const T* class_weights;  // (V,), or null if all weights are 1
@@ -249,6 +255,15 @@ struct LinearCrossEntropy {
   T* db;                // (V,) or null if not needed
 };
 
+// y = x * factor.
+struct Scale {
+  Type type;  // of y
+  int64_t n;
+  const void* x;  // (n,)  in the type of computing
+  double factor;
+  void* y;  // (n,)
+};
+
 // One parameter tensor of the optimiser. The average has the type of computing: float for bfloat16,
 // because in bfloat16 a running mean soon stops changing.
 struct NtAsgdTensor {
@@ -264,6 +279,22 @@ struct NtAsgd {
   int64_t count;
   double clip, lr, weight_decay;
   double mu;  // 1 / (number of averaged parameters); 1 means the average starts with this step
+};
+
+// The functions whose products multiply pairs of bfloat16 numbers and add in float, which some
+// instruction sets can; see csrc/cpu/simd/bf16_pair.h. All are null in the others. Operands that
+// are floats in memory are rounded to bfloat16 for the products only.
+struct Bf16Kernels {
+  void (*recurrence)(const Recurrence<float>&, Parallel, int threads);
+  void (*recurrence_backward)(const RecurrenceBackward<float>&, Parallel, int threads);
+  void (*linear)(const Linear<bfloat16>&, Parallel, int threads);
+  void (*linear_backward)(const Linear<bfloat16>&, Parallel, int threads);
+  void (*linear_f32)(const Linear<float>&, Parallel, int threads);
+  void (*linear_backward_f32)(const Linear<float>&, Parallel, int threads);
+  void (*linear_cross_entropy)(const LinearCrossEntropy<float, bfloat16>&, Parallel, int threads);
+  void (*linear_cross_entropy_f32)(const LinearCrossEntropy<float>&, Parallel, int threads);
+  double (*gemm)(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C,
+                 int64_t repeats, Parallel, int threads);
 };
 
 // The functions that each instruction set provides. `threads` is the number of parts of the work.
@@ -296,11 +327,14 @@ struct Kernels {
   void (*bias_activation_dropout)(const BiasActivationDropout&, Parallel);
   void (*linear_cross_entropy_f32)(const LinearCrossEntropy<float>&, Parallel, int threads);
   void (*linear_cross_entropy_f64)(const LinearCrossEntropy<double>&, Parallel, int threads);
+  void (*scale)(const Scale&, Parallel);
   double (*nt_asgd_squares)(const NtAsgd&, Parallel);  // the sum of the squares of all gradients
   void (*nt_asgd_step)(const NtAsgd&, Parallel);
   // The benchmark of the matrix product. Returns the number of floating-point operations.
   double (*gemm_f32)(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C,
                      int64_t repeats, Parallel, int threads);
+  // The functions of kernels_bf16.cpp.
+  Bf16Kernels bf16;
 };
 
 }  // namespace fusedseq::cpu

@@ -1,6 +1,7 @@
 // The operator gemm_rate: the recurrences' matrix product alone, from which the benchmarks take
-// their roofline limit. It is not a public operator.
-#include "ops/tensor.h"
+// their roofline limit. It is not a public operator. Like them it multiplies bfloat16 numbers where
+// torch's setting for fp32 products allows it.
+#include "ops/precision.h"
 
 namespace fusedseq {
 namespace {
@@ -25,10 +26,11 @@ GemmOutput gemm_rate(const GemmInputs& i) {
   require_range(OP, "repeats", repeats, 1, 1000000);
   const Tensor A = dense(x), B = dense(W);
   Tensor C = output(A, {A.size(0), B.size(0)});
-  cpu::kernels().gemm_f32(A.size(0), B.size(0), A.size(1),
-                          static_cast<const float*>(A.const_data_ptr()),
-                          static_cast<const float*>(B.const_data_ptr()),
-                          static_cast<float*>(C.mutable_data_ptr()), repeats, parallel, threads());
+  const auto& all = cpu::kernels();
+  (multiplies_in_bf16(ScalarType::Float) ? all.bf16.gemm : all.gemm_f32)(
+      A.size(0), B.size(0), A.size(1), static_cast<const float*>(A.const_data_ptr()),
+      static_cast<const float*>(B.const_data_ptr()), static_cast<float*>(C.mutable_data_ptr()),
+      repeats, parallel, threads());
   return {C};
 }
 

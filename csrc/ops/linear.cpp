@@ -1,6 +1,6 @@
 // The operator linear, x W^T + b, with the matrix products of csrc/cpu/gemm:
 // pyext/fusedseq/reference/linear.py.
-#include "ops/tensor.h"
+#include "ops/precision.h"
 
 namespace fusedseq {
 namespace {
@@ -11,17 +11,36 @@ int linear_threads(int64_t M, int64_t K, int64_t N) {
   return useful < threads() ? int(useful) : threads();
 }
 
+// The type of a call's tensors in memory while the kernels run, as a C++ type and as torch's.
+template <class T>
+constexpr ScalarType in_memory = ScalarType::Float;
+template <>
+inline constexpr ScalarType in_memory<double> = ScalarType::Double;
+template <>
+constexpr ScalarType in_memory<cpu::bfloat16> = ScalarType::BFloat16;
+
 void run(const cpu::Linear<float>& l) {
-  cpu::kernels().linear_f32(l, parallel, linear_threads(l.M, l.K, l.N));
+  const auto& all = cpu::kernels();
+  (float32_products_in_bf16() && all.bf16.linear_f32 ? all.bf16.linear_f32 : all.linear_f32)(
+      l, parallel, linear_threads(l.M, l.K, l.N));
 }
 void run(const cpu::Linear<double>& l) {
   cpu::kernels().linear_f64(l, parallel, linear_threads(l.M, l.K, l.N));
 }
+void run(const cpu::Linear<cpu::bfloat16>& l) {
+  cpu::kernels().bf16.linear(l, parallel, linear_threads(l.M, l.K, l.N));
+}
 void run_backward(const cpu::Linear<float>& l) {
-  cpu::kernels().linear_backward_f32(l, parallel, linear_threads(l.M, l.K, l.N));
+  const auto& all = cpu::kernels();
+  (float32_products_in_bf16() && all.bf16.linear_f32 ? all.bf16.linear_backward_f32
+                                                     : all.linear_backward_f32)(
+      l, parallel, linear_threads(l.M, l.K, l.N));
 }
 void run_backward(const cpu::Linear<double>& l) {
   cpu::kernels().linear_backward_f64(l, parallel, linear_threads(l.M, l.K, l.N));
+}
+void run_backward(const cpu::Linear<cpu::bfloat16>& l) {
+  cpu::kernels().bf16.linear_backward(l, parallel, linear_threads(l.M, l.K, l.N));
 }
 
 void require_inputs(const char* op, const Tensor& x, const Tensor& W,
@@ -46,8 +65,6 @@ Sizes result_shape(const Tensor& x, const Tensor& W) {
 }
 
 template <class T>
-constexpr ScalarType computing = sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float;
-template <class T>
 const T* in(const Tensor& t) {
   return static_cast<const T*>(t.const_data_ptr());
 }
@@ -59,8 +76,8 @@ T* out(const Tensor& t) {
 template <class T>
 Tensor forward(const Tensor& x_, const Tensor& W_, const std::optional<Tensor>& b_) {
   require_inputs("linear", x_, W_, b_);
-  const Tensor x = dense(x_, computing<T>), W = dense(W_, computing<T>);
-  const Tensor b = b_ ? dense(*b_, computing<T>) : x;
+  const Tensor x = dense(x_, in_memory<T>), W = dense(W_, in_memory<T>);
+  const Tensor b = b_ ? dense(*b_, in_memory<T>) : x;
   Tensor y = output(x, result_shape(x, W));
   if (y.numel())
     run(cpu::Linear<T>{x.numel() / W.size(1), W.size(1), W.size(0), in<T>(x), in<T>(W),
@@ -74,8 +91,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dy_, const Tensor& x_,
   require_inputs("linear_backward", x_, W_, {});
   require_shape("linear_backward", "dy", dy_, result_shape(x_, W_));
   require_dtype("linear_backward", "dy", dy_, x_.scalar_type());
-  const Tensor dy = dense(dy_, computing<T>), x = dense(x_, computing<T>),
-               W = dense(W_, computing<T>);
+  const Tensor dy = dense(dy_, in_memory<T>), x = dense(x_, in_memory<T>),
+               W = dense(W_, in_memory<T>);
   const int64_t K = W.size(1), M = x.numel() / K, N = W.size(0);
   Tensor dx = output(x, needs & 1 ? Sizes(x.sizes().begin(), x.sizes().end()) : Sizes{0}),
          dW = output(x, needs & 2 ? Sizes{N, K} : Sizes{0}),
@@ -86,10 +103,14 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& dy_, const Tensor& x_,
   return {as_type(dx, type), as_type(dW, type), as_type(db, type)};
 }
 
-// fp64 is computed in fp64, everything else in fp32; fp16 and bf16 tensors are converted as a
-// whole.
-bool in_doubles(const char* op, const Tensor& x) {
-  return x.scalar_type() != ScalarType::Half && kernel_type(op, "x", x) == cpu::Type::f64;
+// Calls f with a value of the type in memory that the kernels take. fp16 tensors are converted as a
+// whole, and bf16 tensors too where the processor does not multiply bfloat16 numbers.
+template <class F>
+auto by_memory(const char* op, const Tensor& x, F f) {
+  const ScalarType type = x.scalar_type();
+  if (type != ScalarType::Half && kernel_type(op, "x", x) == cpu::Type::f64) return f(double());
+  if (type == ScalarType::BFloat16 && multiplies_in_bf16(type)) return f(cpu::bfloat16());
+  return f(float());
 }
 
 #define LINEAR_INPUTS(FIELD)              \
@@ -113,14 +134,13 @@ FUSEDSEQ_DECLARE(LinearBackward, LINEAR_BACKWARD)
 FUSEDSEQ_DECLARE(LinearGradients, LINEAR_GRADIENTS)
 
 LinearOutput linear(const LinearInputs& i) {
-  return {in_doubles("linear", i.x) ? forward<double>(i.x, i.W, i.b)
-                                    : forward<float>(i.x, i.W, i.b)};
+  return {by_memory("linear", i.x, [&](auto of) { return forward<decltype(of)>(i.x, i.W, i.b); })};
 }
 
 LinearGradients linear_backward(const LinearBackward& g, const Needs& needs) {
-  const auto [dx, dW, db] = in_doubles("linear_backward", g.x)
-                                ? backward<double>(g.dy, g.x, g.W, needs.needs)
-                                : backward<float>(g.dy, g.x, g.W, needs.needs);
+  const auto [dx, dW, db] = by_memory("linear_backward", g.x, [&](auto of) {
+    return backward<decltype(of)>(g.dy, g.x, g.W, needs.needs);
+  });
   return {dx, dW, db};
 }
 

@@ -3,7 +3,7 @@
 // not matter.
 #include <cstring>
 
-#include "ops/tensor.h"
+#include "ops/precision.h"
 
 namespace fusedseq {
 namespace {
@@ -50,11 +50,16 @@ FUSEDSEQ_DECLARE(LossOutputs, LCE_OUTPUTS)
   FIELD(Tensor, lse) /* the forward's output */
 FUSEDSEQ_DECLARE(LossOutputGradients, LCE_OUTPUT_GRADIENTS)
 
-#define LCE_SCALE(FIELD) LCE_GRADIENTS(FIELD) FIELD(Tensor, dloss)
+#define LCE_SCALE(FIELD) \
+  LCE_GRADIENTS(FIELD)   \
+  FIELD(Tensor, dloss)   \
+  FIELD(Tensor, x) /* only its dtype is used, that of the results */
 FUSEDSEQ_DECLARE(ScaleInputs, LCE_SCALE)
 
 template <class T>
 constexpr ScalarType computing = sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float;
+template <class S>
+constexpr ScalarType in_memory = sizeof(S) == 2 ? ScalarType::BFloat16 : computing<S>;
 template <class T>
 const T* in(const Tensor& t) {
   return static_cast<const T*>(t.const_data_ptr());
@@ -65,7 +70,12 @@ T* out(const Tensor& t) {
 }
 
 void run(const cpu::LinearCrossEntropy<float>& l, int n) {
-  cpu::kernels().linear_cross_entropy_f32(l, parallel, n);
+  const auto& all = cpu::kernels();
+  const auto exact = all.linear_cross_entropy_f32, in_bf16 = all.bf16.linear_cross_entropy_f32;
+  (in_bf16 && float32_products_in_bf16() ? in_bf16 : exact)(l, parallel, n);
+}
+void run(const cpu::LinearCrossEntropy<float, cpu::bfloat16>& l, int n) {
+  cpu::kernels().bf16.linear_cross_entropy(l, parallel, n);
 }
 void run(const cpu::LinearCrossEntropy<double>& l, int n) {
   cpu::kernels().linear_cross_entropy_f64(l, parallel, n);
@@ -97,9 +107,9 @@ void require_inputs(const char* op, const LossTensors& t, const Options& o) {
   require_range(op, "reduction", o.reduction, NONE, SUM);
 }
 
-// The tensors of a call in the type T that the kernel computes in, and the kernel's arguments,
-// which point to them.
-template <class T>
+// The tensors of a call, x and W of the type S in memory and the others of the type T that the
+// kernel computes in, and the kernel's arguments, which point to them.
+template <class T, class S = T>
 struct Call {
   const char* op;  // for error messages
   Tensor x, W, target, b, class_weights;
@@ -109,12 +119,12 @@ struct Call {
   std::vector<int64_t> targets;   // (selected.size(),)
   Tensor rows;                    // (selected.size(), E); x itself where all rows are selected
   double norm = 0;                // the sum of the targets' weights, which the mean divides by
-  cpu::LinearCrossEntropy<T> l{};
+  cpu::LinearCrossEntropy<T, S> l{};
 
   Call(const char* op, const LossTensors& t, const Options& o)
       : op(op),
-        x(dense(t.x, computing<T>)),
-        W(dense(t.W, computing<T>)),
+        x(dense(t.x, in_memory<S>)),
+        W(dense(t.W, in_memory<S>)),
         target(dense(t.target)),
         b(t.b ? dense(*t.b, computing<T>) : x),
         class_weights(t.class_weights ? dense(*t.class_weights, computing<T>) : x),
@@ -126,8 +136,8 @@ struct Call {
     l.N = int64_t(selected.size());
     l.E = E();
     l.V = V();
-    l.x = in<T>(rows);
-    l.W = in<T>(W);
+    l.x = in<S>(rows);
+    l.W = in<S>(W);
     l.b = has_b ? in<T>(b) : nullptr;
     l.target = targets.data();
     l.class_weights = weighted ? in<T>(class_weights) : nullptr;
@@ -163,9 +173,9 @@ struct Call {
       targets.push_back(y[n]);
     }
     if (int64_t(selected.size()) == N()) return;
-    rows = output(x, {int64_t(selected.size()), E()});
+    rows = output(x, {int64_t(selected.size()), E()}, in_memory<S>);
     for (size_t i = 0; i < selected.size(); ++i)
-      memcpy(out<T>(rows) + i * E(), in<T>(x) + selected[i] * E(), E() * sizeof(T));
+      memcpy(out<S>(rows) + i * E(), in<S>(x) + selected[i] * E(), E() * sizeof(S));
   }
 
   // A new tensor with one element per selected row.
@@ -201,11 +211,12 @@ struct Call {
 
   // Runs the kernel, and returns the gradients whose bits are set in `needs`.
   LossGradients gradients(int64_t needs) {
-    Tensor dx = output(x,
-                       is_needed(needs, LossGradients::Position::dx) ? Sizes{l.N, E()} : Sizes{0}),
-           dW = output(x,
-                       is_needed(needs, LossGradients::Position::dW) ? Sizes{V(), E()} : Sizes{0}),
-           db = output(x, is_needed(needs, LossGradients::Position::db) ? Sizes{V()} : Sizes{0});
+    const auto gradient = [&](int position, const Sizes& shape) {
+      return output(x, is_needed(needs, position) ? shape : Sizes{0}, computing<T>);
+    };
+    Tensor dx = gradient(LossGradients::Position::dx, {l.N, E()}),
+           dW = gradient(LossGradients::Position::dW, {V(), E()}),
+           db = gradient(LossGradients::Position::db, {V()});
     l.dx = out<T>(dx);
     l.dW = out<T>(dW);
     l.db = out<T>(db);
@@ -215,7 +226,7 @@ struct Call {
       for (const Tensor& t : {dW, db})
         if (t.numel()) memset(t.mutable_data_ptr(), 0, t.numel() * sizeof(T));
     if (!is_needed(needs, LossGradients::Position::dx) || has_all_targets()) return {dx, dW, db};
-    Tensor all = output(x, {N(), E()});
+    Tensor all = output(x, {N(), E()}, computing<T>);
     memset(all.mutable_data_ptr(), 0, all.numel() * sizeof(T));
     for (int64_t i = 0; i < l.N; ++i)
       memcpy(out<T>(all) + selected[i] * E(), l.dx + i * E(), E() * sizeof(T));
@@ -223,8 +234,8 @@ struct Call {
   }
 };
 
-template <class T>
-LossOutputs forward(Call<T> c, int64_t needs) {
+template <class T, class S>
+LossOutputs forward(Call<T, S>& c, int64_t needs) {
   constexpr ScalarType type = computing<T>;
   const Tensor rows = c.column(type), lse = c.column(type), log_prob = c.column(type),
                argmax = c.column(ScalarType::Long);
@@ -249,8 +260,8 @@ LossOutputs forward(Call<T> c, int64_t needs) {
   return {loss, log_probs, lses, best, dx, dW, db};
 }
 
-template <class T>
-LossGradients backward(Call<T> c, const LossOutputGradients& g, int64_t needs) {
+template <class T, class S>
+LossGradients backward(Call<T, S>& c, const LossOutputGradients& g, int64_t needs) {
   const auto& [dloss, dlog_prob, dlse, lse] = g;
   auto& l = c.l;
   const Tensor lses = c.gathered("lse", lse);
@@ -267,53 +278,44 @@ LossGradients backward(Call<T> c, const LossOutputGradients& g, int64_t needs) {
   return c.gradients(needs);
 }
 
+// Calls f with the call in the types that its kernel takes. bf16 tensors are converted as a whole
+// where the processor does not multiply bfloat16 numbers.
+template <class F>
+auto with_call(const char* op, const LossTensors& t, const Options& o, F f) {
+  require_inputs(op, t, o);
+  const ScalarType type = t.x.scalar_type();
+  if (type == ScalarType::Double) return f(Call<double>(op, t, o));
+  if (type == ScalarType::BFloat16 && multiplies_in_bf16(type))
+    return f(Call<float, cpu::bfloat16>(op, t, o));
+  return f(Call<float>(op, t, o));
+}
+
 LossOutputs linear_cross_entropy(const LossTensors& t, const Options& o, const Needs& needs) {
-  require_inputs(OP, t, o);
-  return t.x.scalar_type() == ScalarType::Double ? forward(Call<double>(OP, t, o), needs.needs)
-                                                 : forward(Call<float>(OP, t, o), needs.needs);
+  return with_call(OP, t, o, [&](auto&& call) { return forward(call, needs.needs); });
 }
 
 LossGradients linear_cross_entropy_backward(const LossOutputGradients& g, const LossTensors& t,
                                             const Options& o, const Needs& needs) {
-  require_inputs(BACKWARD, t, o);
-  return t.x.scalar_type() == ScalarType::Double
-             ? backward(Call<double>(BACKWARD, t, o), g, needs.needs)
-             : backward(Call<float>(BACKWARD, t, o), g, needs.needs);
+  return with_call(BACKWARD, t, o, [&](auto&& call) { return backward(call, g, needs.needs); });
 }
 
-template <class T>
-Tensor scaled(const Tensor& gradient, const Tensor& dloss) {
-  constexpr int64_t BLOCK = 16384;
-  Tensor result = output_like(gradient);
-  struct Context {
-    const T* from;
-    T* to;
-    T factor;
-    int64_t n;
-  };
-  Context c{in<T>(gradient), out<T>(result), *in<T>(dense(dloss, computing<T>)), gradient.numel()};
-  parallel((c.n + BLOCK - 1) / BLOCK,
-           [](void* context, int64_t begin, int64_t end) {
-             const Context& c = *static_cast<Context*>(context);
-             const int64_t last = end * BLOCK < c.n ? end * BLOCK : c.n;
-             for (int64_t i = begin * BLOCK; i < last; ++i)
-               c.to[i] = c.from[i] * c.factor;
-           },
-           &c);
-  return result;
-}
-
-// Multiplies the gradients that were formed with the loss by the loss's gradient. The former stay
-// unchanged, as another backward may follow.
+// Multiplies the gradients that were formed with the loss by the loss's gradient, and converts them
+// to the dtype of x. The former stay unchanged, as another backward may follow.
 LossGradients linear_cross_entropy_scale(const ScaleInputs& i, const Needs& needs) {
   require_scalar(SCALE, "dloss", i.dloss);
+  const cpu::Type type = kernel_type(SCALE, "x", i.x);
+  const ScalarType formed = type == cpu::Type::f64 ? ScalarType::Double : ScalarType::Float;
+  const Tensor dloss = dense(i.dloss, ScalarType::Double);
   const auto scale_one = [&](const char* name, const Tensor& gradient, int position) {
-    if (!is_needed(needs.needs, position)) return output(gradient, {0});
+    if (!is_needed(needs.needs, position)) return output(i.x, {0});
     require(gradient.is_contiguous(), SCALE, "dx, dW and db must be contiguous");
-    if (gradient.scalar_type() != ScalarType::Double)
-      require_dtype(SCALE, name, gradient, ScalarType::Float);
-    return gradient.scalar_type() == ScalarType::Double ? scaled<double>(gradient, i.dloss)
-                                                        : scaled<float>(gradient, i.dloss);
+    require_dtype(SCALE, name, gradient, formed);
+    Tensor result = output(i.x, Sizes(gradient.sizes().begin(), gradient.sizes().end()));
+    if (result.numel())
+      cpu::kernels().scale({type, result.numel(), gradient.const_data_ptr(), *in<double>(dloss),
+                            result.mutable_data_ptr()},
+                           parallel);
+    return result;
   };
   using Position = LossGradients::Position;
   return {scale_one("dx", i.dx, Position::dx), scale_one("dW", i.dW, Position::dW),

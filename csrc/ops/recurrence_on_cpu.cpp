@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "ops/dropout.h"
+#include "ops/precision.h"
 #include "ops/recurrence_arguments.h"
 
 namespace fusedseq {
@@ -101,16 +102,20 @@ int team_size(const cpu::Recurrence<T>& r) {
   return int(useful < threads() ? useful : threads());
 }
 
-void run(const cpu::Recurrence<float>& r) {
-  cpu::kernels().recurrence_f32(r, parallel, team_size(r));
+// `type` is that of the operator's tensors.
+void run(const cpu::Recurrence<float>& r, ScalarType type) {
+  const auto& all = cpu::kernels();
+  (multiplies_in_bf16(type) ? all.bf16.recurrence : all.recurrence_f32)(r, parallel, team_size(r));
 }
-void run(const cpu::Recurrence<double>& r) {
+void run(const cpu::Recurrence<double>& r, ScalarType) {
   cpu::kernels().recurrence_f64(r, parallel, team_size(r));
 }
-void run(const cpu::RecurrenceBackward<float>& r) {
-  cpu::kernels().recurrence_backward_f32(r, parallel, team_size(r.forward));
+void run(const cpu::RecurrenceBackward<float>& r, ScalarType type) {
+  const auto& all = cpu::kernels();
+  (multiplies_in_bf16(type) ? all.bf16.recurrence_backward : all.recurrence_backward_f32)(
+      r, parallel, team_size(r.forward));
 }
-void run(const cpu::RecurrenceBackward<double>& r) {
+void run(const cpu::RecurrenceBackward<double>& r, ScalarType) {
   cpu::kernels().recurrence_backward_f64(r, parallel, team_size(r.forward));
 }
 
@@ -160,7 +165,7 @@ Outputs forward(const RecurrenceInputs& i) {
   r.cells = a.out(s.cells);
   r.round_gates = a.out(s.round_gates);
   r.factors = a.out(s.factors);
-  if (r.B > 0) run(r);
+  if (r.B > 0) run(r, i.x.scalar_type());
   const ScalarType out = i.x.scalar_type();
   return {as_type(y, out), as_type(h, out), as_type(c, out), s};
 }
@@ -239,11 +244,13 @@ Gradients backward(const LayerBackward& layer) {
   }
   const RoundGradients<T> rounds(a, g, required, i);
   if (r.B > 0)
-    run(cpu::RecurrenceBackward<T>{
+    run(
+        cpu::RecurrenceBackward<T>{
         r, a.in(*layer.dy), a.in(layer.dh), a.in(layer.dc), pointer(g.dx, required.dx),
         a.out(g.dh0), a.out(g.dc0), pointer(g.dW_ih, required.dW_ih),
         pointer(g.dW_hh, required.dW_hh), pointer(g.db, required.db && i.b),
-        rounds.first_factors.data(), rounds.second_factors.data(), rounds.biases.data()});
+        rounds.first_factors.data(), rounds.second_factors.data(), rounds.biases.data()},
+        i.x.scalar_type());
 #define IN_THE_DTYPE_OF_X(type, name) g.name = as_type(g.name, i.x.scalar_type());
   MOGRIFIER_GRADIENTS(IN_THE_DTYPE_OF_X)
 #undef IN_THE_DTYPE_OF_X

@@ -264,21 +264,18 @@ struct ResidualLayerNorm : Formula {
 // The gradients were computed with the loss: linear_cross_entropy_scale multiplies them by the
 // gradient of the loss.
 struct LinearCrossEntropy : Formula {
-  const size_t x = input("x"), needs = input("needs"), dx = output("dx"),
-               log_prob = output("log_prob"), lse = output("lse");
+  const size_t needs = input("needs"), log_prob = output("log_prob"), lse = output("lse");
 
   LinearCrossEntropy()
       : Formula("linear_cross_entropy", "linear_cross_entropy_scale",
                 {"linear_cross_entropy_backward"}) {}
-  // Python computes the gradients anew if log_prob or lse has one, if not all were computed with
-  // the loss, and if they are not of the dtype of x.
+  // Python computes the gradients anew if log_prob or lse has one, or if not all were computed with
+  // the loss.
   bool arguments(const SavedCall& call, Stack& to) const override {
     const int64_t computed = call.inputs[needs].toInt(), needed = bits(call);
     if (call.output_gradients[log_prob].defined() || call.output_gradients[lse].defined())
       return false;
     if ((needed & computed) != needed) return false;
-    if (call.outputs[dx].toTensor().scalar_type() != call.inputs[x].toTensor().scalar_type())
-      return false;
     return Formula::arguments(call, to, needed);
   }
 };

@@ -176,6 +176,7 @@ def losses() -> Iterator[tuple[str, Call]]:
     each = {**loss, "reduction": 0}
     yield "linear_cross_entropy_backward", {**gradients, "dloss": torch.randn(N), **each}
     scale = {"dx": dx, "dW": dW, "db": db, "dloss": torch.ones(()), "needs": 7}
+    scale["x"] = loss["x"]
     yield "linear_cross_entropy_scale", scale
 
     activations = {"dropped": torch.randn(4, 2, 5), "raw": torch.randn(4, 2, 5)}

@@ -105,7 +105,7 @@ def cross_entropy(label, dtype=torch.bfloat16, options=False):
             *output_grads, lse, *inputs, *settings, 7
         ),
         "linear_cross_entropy_scale": lambda: module.linear_cross_entropy_scale(
-            W, W, W, output_grads[0], 7
+            W, W, W, output_grads[0], W, 7
         ),
     }
 

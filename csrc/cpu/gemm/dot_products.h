@@ -6,6 +6,7 @@
 // times for 8 rows. From 20 rows on the packed product, which prefetches, is as fast or faster.
 #pragma once
 #include "cpu/gemm/operands.h"
+#include "cpu/simd/bf16_pair.h"
 #include "cpu/simd/transpose.h"
 
 namespace fusedseq {
@@ -21,25 +22,26 @@ constexpr int DOT_COLUMNS = LANES<T> / DOT_ROWS;
 constexpr int64_t MAX_DOT_ROWS = 8;
 
 // sums[m * DOT_COLUMNS + n] = A[m] . B[n], not yet summed over the lanes.
-template <int M, class T>
-HD void dot_tile(int64_t K, const T* A, int64_t lda, const T* const* B, Vec<T>* sums) {
-  constexpr int N = DOT_COLUMNS<T>;
+template <int M, class E>
+HD void dot_tile(int64_t K, const E* A, int64_t lda, const E* const* B, Vec<Sum<E>>* sums) {
+  using T = Sum<E>;
+  constexpr int N = DOT_COLUMNS<E>;
   Vec<T> c[M][N];
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n)
       c[m][n] = Vec<T>(T(0));
-  for (int64_t k = 0; k < K; k += LANES<T>) {
-    Vec<T> a[M];
+  for (int64_t k = 0; k < K; k += LANES<E>) {
+    Vec<E> a[M];
 #pragma GCC unroll 2
     for (int m = 0; m < M; ++m)
-      a[m] = Vec<T>::load(A + m * lda + k);
+      a[m] = Vec<E>::load(A + m * lda + k);
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
-      const Vec<T> b = Vec<T>::load(B[n] + k);
+      const Vec<E> b = Vec<E>::load(B[n] + k);
 #pragma GCC unroll 2
       for (int m = 0; m < M; ++m)
-        c[m][n] = c[m][n] + a[m] * b;
+        c[m][n] = multiply_add(c[m][n], a[m], b);
     }
   }
 #pragma GCC unroll 2
@@ -51,23 +53,24 @@ HD void dot_tile(int64_t K, const T* A, int64_t lda, const T* const* B, Vec<T>* 
 
 // C (M, N) = A (M, K) B (N, K)^T + bias (N,), which may be null. K must be whole vectors. The value
 // of an element does not depend on M, N or its position.
-template <class T>
-void product_of_rows(int64_t M, int64_t K, int64_t N, Matrix<const T> A, Matrix<const T> B,
-                     const T* bias, Matrix<T> C) {
-  constexpr int64_t DEPTH = 4096 / sizeof(T);  // of B's rows that stay in L1 while A's rows pass
-  constexpr int COLUMNS = DOT_COLUMNS<T>;
+template <class E>
+void product_of_rows(int64_t M, int64_t K, int64_t N, Matrix<const E> A, Matrix<const E> B,
+                     const Sum<E>* bias, Matrix<Sum<E>> C) {
+  using T = Sum<E>;
+  constexpr int64_t DEPTH = 4096 / sizeof(E);  // of B's rows that stay in L1 while A's rows pass
+  constexpr int COLUMNS = DOT_COLUMNS<E>;
   for (int64_t n0 = 0; n0 < N; n0 += COLUMNS) {
     const int64_t columns = N - n0 < COLUMNS ? N - n0 : COLUMNS;
     for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
       // The rows of B; if fewer are left than a tile has, the first one takes the empty places.
       const int64_t depth = K - k0 < DEPTH ? K - k0 : DEPTH;
-      const T* b[COLUMNS];
+      const E* b[COLUMNS];
       for (int64_t n = 0; n < COLUMNS; ++n)
         b[n] = B.p + (n0 + (n < columns ? n : 0)) * B.ld + k0;
 
       for (int64_t m0 = 0; m0 < M; m0 += DOT_ROWS) {
         // Two rows of A, or the last one alone.
-        const T* a = A.p + m0 * A.ld + k0;
+        const E* a = A.p + m0 * A.ld + k0;
         Vec<T> sums[LANES<T>];
         if (m0 + DOT_ROWS <= M) {
           dot_tile<DOT_ROWS>(depth, a, A.ld, b, sums);

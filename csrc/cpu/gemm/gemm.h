@@ -14,45 +14,86 @@ namespace FUSEDSEQ_ISA {
 // The rows of A that stay in the L2 cache while the panels of B pass.
 constexpr int64_t CHUNK = 24 * MR;
 
-// C (M, columns) (+)= A (M, K) times packed columns (see `pack`), + bias (columns,) if not null.
-//
-// next: K x PANEL elements that are prefetched meanwhile, or null; only for at most CHUNK rows and
-// PANEL columns.
-template <class T>
-void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const T> A, const T* packed, Output<T> C,
-          const T* bias = nullptr, const T* next = nullptr) {
-  constexpr int64_t DEPTH = 3072 / sizeof(T);  // of a panel that stays in L2 while the rows pass
-  for (int64_t m0 = 0; m0 < M; m0 += CHUNK) {
-    // Tiles of equal height instead of full ones and a small rest.
-    const int64_t rows = M - m0 < CHUNK ? M - m0 : CHUNK, tiles = (rows + MR - 1) / MR;
-    for (int64_t n0 = 0; n0 < columns; n0 += PANEL<T>) {
-      const int64_t width = columns - n0 < PANEL<T> ? columns - n0 : PANEL<T>;
-      const int64_t padded = round_up<T>(width);
+// The elements of workspace that `gemm` needs for a left operand that it converts.
+template <class E, class S>
+HD int64_t left_size(int64_t K) {
+  return std::is_same<E, S>::value ? 0 : CHUNK * depth<E>(K);
+}
 
-      // A sum of no terms is zero.
-      for (int64_t m = m0; K == 0 && !C.accumulate && m < m0 + rows; ++m)
-        memset(C.p + m * C.ld + n0, 0, width * sizeof(T));
+// Returns M <= CHUNK rows of a left operand (M, K) as elements E: the numbers themselves, bfloat16
+// numbers that are pairs already, or else a copy in `scratch`, left_size elements.
+template <class E, class S>
+LeftOperand<E> left_operand(int64_t M, int64_t K, Matrix<const S> A, E* scratch) {
+  if constexpr (std::is_same<E, S>::value) {
+    return {A.p, A.ld, 1};
+  } else {
+    if (std::is_same<S, bfloat16>::value && K % 2 == 0 && A.ld % 2 == 0)
+      return {reinterpret_cast<const E*>(A.p), A.ld / 2, 1};
+    const int64_t elements = depth<E>(K);
+    for (int64_t m = 0; m < M; ++m)
+      for (int64_t k = 0; k < elements; k += LANES<E>)
+        load_along<E>(A.p + m * A.ld + k * NUMBERS<E>, K - k * NUMBERS<E>)
+            .store(scratch + m * elements + k, elements - k);
+    return {scratch, elements, 1};
+  }
+}
 
-      // The bias is the initial value of C; the tiles then add to it.
-      for (int64_t m = m0; bias && m < m0 + rows; ++m)
-        memcpy(C.p + m * C.ld + n0, bias + n0, width * sizeof(T));
+// C (M, columns) (+)= A times packed columns (see `pack`), + bias (columns,) if not null. M is at
+// most CHUNK, K counts elements, and `next` is that of `gemm`.
+template <class E>
+void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E* packed,
+                Output<Sum<E>> C, const Sum<E>* bias, const E* next) {
+  constexpr int64_t DEPTH = 3072 / sizeof(E);  // of a panel that stays in L2 while the rows pass
+  const int64_t tiles = (M + MR - 1) / MR;     // of equal height, instead of full ones and a rest
+  for (int64_t n0 = 0; n0 < columns; n0 += PANEL<E>) {
+    const int64_t width = columns - n0 < PANEL<E> ? columns - n0 : PANEL<E>;
+    const int64_t padded = round_up<E>(width);
 
-      // All tiles of the chunk use one part of the panel before the next part is read.
-      for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
-        const int64_t depth = K - k0 < DEPTH ? K - k0 : DEPTH;
-        for (int64_t i = 0; i < tiles; ++i) {
-          const int64_t m = m0 + rows * i / tiles, m_end = m0 + rows * (i + 1) / tiles;
-          Prefetch<T> prefetch;
-          if (next)
-            prefetch = {next + (k0 + depth * i / tiles) * PANEL<T>, (PANEL<T> + tiles - 1) / tiles};
-          const Output<T> c{C.p + m * C.ld + n0, C.ld, C.whole_vectors,
-                            C.accumulate || bias || k0 > 0};
-          any_tile<T, Split::columns>(int(m_end - m), width, depth, {A.p + m * A.ld + k0, A.ld, 1},
-                                      packed + K * n0 + k0 * padded, c, prefetch);
-        }
+    // A sum of no terms is zero.
+    for (int64_t m = 0; K == 0 && !C.accumulate && m < M; ++m)
+      memset(C.p + m * C.ld + n0, 0, width * sizeof(Sum<E>));
+
+    // The bias is the initial value of C; the tiles then add to it.
+    for (int64_t m = 0; bias && m < M; ++m)
+      memcpy(C.p + m * C.ld + n0, bias + n0, width * sizeof(Sum<E>));
+
+    // All tiles of the chunk use one part of the panel before the next part is read.
+    for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
+      const int64_t deep = K - k0 < DEPTH ? K - k0 : DEPTH;
+      for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t m = M * i / tiles, m_end = M * (i + 1) / tiles;
+        Prefetch<E> prefetch;
+        if (next)
+          prefetch = {next + (k0 + deep * i / tiles) * PANEL<E>, (PANEL<E> + tiles - 1) / tiles};
+        const Output<Sum<E>> c{C.p + m * C.ld + n0, C.ld, C.whole_vectors,
+                               C.accumulate || bias || k0 > 0};
+        any_tile<E, Split::columns>(int(m_end - m), width, deep,
+                                    {A.p + m * A.sm + k0 * A.sk, A.sm, A.sk},
+                                    packed + K * n0 + k0 * padded, c, prefetch);
       }
     }
   }
+}
+
+// C (M, columns) (+)= A (M, K) times packed columns (see `pack`), + bias (columns,) if not null.
+//
+// next: depth(K) x PANEL elements that are prefetched meanwhile, or null; only for at most CHUNK
+// rows and PANEL columns. scratch: left_size elements.
+template <class E, class S>
+void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed,
+          Output<Sum<E>> C, E* scratch, const Sum<E>* bias = nullptr, const E* next = nullptr) {
+  for (int64_t m = 0; m < M; m += CHUNK) {
+    const int64_t rows = M - m < CHUNK ? M - m : CHUNK;
+    const LeftOperand<E> left =
+        left_operand(rows, K, Matrix<const S>{A.p + m * A.ld, A.ld}, scratch);
+    gemm_chunk(rows, depth<E>(K), columns, left, packed,
+               {C.p + m * C.ld, C.ld, C.whole_vectors, C.accumulate}, bias, next);
+  }
+}
+template <class T>
+void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const T> A, const T* packed, Output<T> C,
+          const T* bias = nullptr, const T* next = nullptr) {
+  gemm<T, T>(M, K, columns, A, packed, C, nullptr, bias, next);
 }
 
 }  // namespace FUSEDSEQ_ISA

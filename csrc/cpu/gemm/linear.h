@@ -8,6 +8,9 @@
 //     too, and x^T is packed in one panel.
 //   - gemm.h, all others. For at most CHUNK rows each panel of W is used as soon as it is packed,
 //     while it is in the L2 cache, and the next panel is prefetched meanwhile.
+//
+// E is the type of the products' elements and S the type in memory; see simd/bf16_pair.h. Pairs are
+// read where they are if S is bfloat16 and the number K of a row's elements is even.
 #pragma once
 #include "cpu/buffer.h"
 #include "cpu/gemm/dot_products.h"
@@ -20,35 +23,74 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// Columns [begin, end) of y: packs these rows of W and multiplies. `next` is that of `gemm`.
-template <class T>
-void linear_columns(const cpu::Linear<T>& l, int64_t begin, int64_t end, T* packed,
-                    const T* next = nullptr) {
-  pack(l.W + begin * l.K, 1, l.K, l.K, end - begin, packed);
-  gemm<T>(l.M, l.K, end - begin, {l.x, l.K}, packed, {l.y + begin, l.N, false, false},
-          l.b ? l.b + begin : nullptr, next);
+// C (M, width) = a block of sums, in the type in memory.
+template <class S, class T>
+HD void store_block(int64_t M, int64_t width, const T* block, int64_t ld, S* C, int64_t ldc) {
+  for (int64_t m = 0; m < M; ++m)
+    for (int64_t j = 0; j < width; j += LANES<T>)
+      store_up_to(C + m * ldc + j, Vec<T>::load(block + m * ld + j), width - j);
+}
+
+// C (M, columns) = A (M, K) times packed columns + bias, as `gemm`. If S is not the type of the
+// sums, they go through a block of one panel.
+template <class E, class S>
+void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed,
+             Matrix<S> C, E* scratch, const Sum<E>* bias = nullptr, const E* next = nullptr) {
+  if constexpr (std::is_same<S, Sum<E>>::value) {
+    gemm<E, S>(M, K, columns, A, packed, {C.p, C.ld, false, false}, scratch, bias, next);
+  } else {
+    alignas(64) Sum<E> block[CHUNK * PANEL<E>];
+    for (int64_t m = 0; m < M; m += CHUNK) {
+      const int64_t rows = M - m < CHUNK ? M - m : CHUNK;
+      const LeftOperand<E> left =
+          left_operand(rows, K, Matrix<const S>{A.p + m * A.ld, A.ld}, scratch);
+      for (int64_t n = 0; n < columns; n += PANEL<E>) {
+        const int64_t width = columns - n < PANEL<E> ? columns - n : PANEL<E>;
+        gemm_chunk<E>(rows, depth<E>(K), width, left, packed + depth<E>(K) * n,
+                      {block, PANEL<E>, true, false}, bias ? bias + n : nullptr, next);
+        store_block(rows, width, (const Sum<E>*)block, PANEL<E>, C.p + m * C.ld + n, C.ld);
+      }
+    }
+  }
+}
+
+// Whether rows of K numbers are rows of elements E where they are.
+template <class E, class S>
+HD bool are_elements(int64_t K) {
+  return std::is_same<E, S>::value || (std::is_same<S, bfloat16>::value && K % 2 == 0);
+}
+template <class E, class S>
+HD const E* as_elements(const S* p) {
+  return reinterpret_cast<const E*>(p);
+}
+
+// Returns whether rows of K numbers are whole vectors of elements E, which dot products need.
+template <class E, class S>
+HD bool suits_dot_products(int64_t K) {
+  return are_elements<E, S>(K) && depth<E>(K) % LANES<E> == 0;
 }
 
 // Returns the number of last rows of x that the transposed product leaves to dot products, because
 // they are few and do not fill a vector.
-template <class T>
+template <class E, class S>
 int64_t rows_left_to_dot_products(int64_t M, int64_t K) {
-  const int64_t rest = M % LANES<T>;
-  return K % LANES<T> == 0 && rest <= MAX_DOT_ROWS && rest < M ? rest : 0;
+  const int64_t rest = M % LANES<E>;
+  return suits_dot_products<E, S>(K) && rest <= MAX_DOT_ROWS && rest < M ? rest : 0;
 }
 
 // Returns whether the transposed product is faster: it needs whole vectors of rows, or nearly.
 // Measured on 2 cores of a Zen 5 EPYC with AVX-512, weights of 4 MB: 1.2 to 1.3 times as fast as
 // the packed product for 16, 32 or 48 rows, 1.1 times for 20, 40 or 64.
-template <class T>
+template <class E, class S>
 bool is_transposed(int64_t M, int64_t K) {
-  constexpr int L = LANES<T>;
-  return M <= PANEL<T> && (M % L == 0 || M % L >= L - L / 4 || rows_left_to_dot_products<T>(M, K));
+  constexpr int L = LANES<E>;
+  return are_elements<E, S>(K) && M <= PANEL<E> &&
+         (M % L == 0 || M % L >= L - L / 4 || rows_left_to_dot_products<E, S>(M, K));
 }
 
 // Stores a block (rows, M) of W x^T, with rows `padded` apart, as y (M, rows) + b (rows,).
-template <class T>
-HD void store_transposed(const T* block, int64_t rows, int64_t M, int64_t padded, const T* b, T* y,
+template <class T, class S>
+HD void store_transposed(const T* block, int64_t rows, int64_t M, int64_t padded, const T* b, S* y,
                          int64_t ldy) {
   constexpr int L = LANES<T>;
   for (int64_t n = 0; n < rows; n += L)
@@ -60,68 +102,111 @@ HD void store_transposed(const T* block, int64_t rows, int64_t M, int64_t padded
       transpose(square);
       const Vec<T> bias = b ? Vec<T>::load(b + n, width) : Vec<T>(T(0));
       for (int i = 0; i < L && m + i < M; ++i)
-        (square[i] + bias).store(y + (m + i) * ldy + n, width);
+        store_up_to(y + (m + i) * ldy + n, square[i] + bias, width);
     }
+}
+
+// y (M, rows) = x W^T + b by dot products, of at most MAX_DOT_ROWS rows of x.
+template <class E, class S>
+void linear_dots(int64_t M, int64_t K, int64_t rows, const S* x, const S* W, const Sum<E>* b, S* y,
+                 int64_t ldy) {
+  using T = Sum<E>;
+  const int64_t k = depth<E>(K);
+  const Matrix<const E> A{as_elements<E>(x), k}, B{as_elements<E>(W), k};
+  if constexpr (std::is_same<S, T>::value) {
+    product_of_rows<E>(M, k, rows, A, B, b, {y, ldy});
+  } else {
+    constexpr int64_t AT_ONCE = 8 * LANES<E>;
+    alignas(64) T block[MAX_DOT_ROWS * AT_ONCE];
+    for (int64_t n = 0; n < rows; n += AT_ONCE) {
+      const int64_t width = rows - n < AT_ONCE ? rows - n : AT_ONCE;
+      product_of_rows<E>(M, k, width, A, {B.p + n * k, k}, b ? b + n : nullptr, {block, AT_ONCE});
+      store_block(M, width, (const T*)block, AT_ONCE, y + n, ldy);
+    }
+  }
 }
 
 // Columns [begin, end) of y by the transposed product: rows of W, where they are, times the panel
 // of packed x^T (K, M).
-template <class T>
-void linear_transposed(const cpu::Linear<T>& l, const T* panel, int64_t begin, int64_t end) {
-  constexpr int64_t ROWS = 3 * LANES<T>;  // rows of W at a time, which are whole vectors of y
-  const int64_t rest = rows_left_to_dot_products<T>(l.M, l.K), M = l.M - rest;
-  const int64_t padded = round_up<T>(M);
-  T block[ROWS * PANEL<T>];  // (rows, padded)
+template <class E, class S>
+void linear_transposed(const cpu::Linear<S>& l, const Sum<E>* b, const E* panel, int64_t begin,
+                       int64_t end) {
+  using T = Sum<E>;
+  constexpr int64_t ROWS = 3 * LANES<E>;  // rows of W at a time, which are whole vectors of y
+  const int64_t rest = rows_left_to_dot_products<E, S>(l.M, l.K), M = l.M - rest;
+  const int64_t padded = round_up<E>(M), K = depth<E>(l.K);
+  T block[ROWS * PANEL<E>];  // (rows, padded)
   for (int64_t n0 = begin; n0 < end; n0 += ROWS) {
     // Each tile of MR rows of W prefetches the MR rows that follow.
     const int64_t rows = end - n0 < ROWS ? end - n0 : ROWS;
     for (int64_t n = 0; n < rows; n += MR) {
-      const T* W = l.W + (n0 + n) * l.K;
-      any_tile<T, Split::rows, true>(int(rows - n < MR ? rows - n : MR), padded, l.K, {W, l.K, 1},
+      const E* W = as_elements<E>(l.W + (n0 + n) * l.K);
+      any_tile<E, Split::rows, true>(int(rows - n < MR ? rows - n : MR), padded, K, {W, K, 1},
                                      panel, {block + n * padded, padded, true, false},
-                                     {W + MR * l.K, MR});
+                                     {W + MR * K, MR});
     }
-    store_transposed((const T*)block, rows, M, padded, l.b ? l.b + n0 : nullptr, l.y + n0, l.N);
+    store_transposed((const T*)block, rows, M, padded, b ? b + n0 : nullptr, l.y + n0, l.N);
     if (rest)
-      product_of_rows<T>(rest, l.K, rows, {l.x + M * l.K, l.K}, {l.W + n0 * l.K, l.K},
-                         l.b ? l.b + n0 : nullptr, {l.y + M * l.N + n0, l.N});
+      linear_dots<E, S>(rest, l.K, rows, l.x + M * l.K, l.W + n0 * l.K, b ? b + n0 : nullptr,
+                        l.y + M * l.N + n0, l.N);
   }
 }
 
-template <class T>
-void linear(const cpu::Linear<T>& l, cpu::Parallel run, int threads) {
-  const bool few = l.M <= CHUNK, dots = l.M <= MAX_DOT_ROWS && l.K % LANES<T> == 0;
+template <class E, class S>
+void linear(const cpu::Linear<S>& l, cpu::Parallel run, int threads) {
+  using T = Sum<E>;
+  const bool few = l.M <= CHUNK, dots = l.M <= MAX_DOT_ROWS && suits_dot_products<E, S>(l.K);
+  Buffer<T> converted;
+  const T* b;
+  if constexpr (std::is_same<S, T>::value) {
+    b = l.b;
+  } else {
+    if (l.b) converted = Buffer<T>(round_up<T>(l.N));
+    for (int64_t n = 0; l.b && n < l.N; n += LANES<T>)
+      load_up_to(l.b + n, l.N - n).store(converted + n);
+    b = converted;
+  }
 
-  if (!dots && is_transposed<T>(l.M, l.K)) {
-    const int64_t M = l.M - rows_left_to_dot_products<T>(l.M, l.K);
-    Buffer<T> panel(packed_size<T>(l.K, M));
-    pack(l.x, 1, l.K, l.K, M, (T*)panel);
+  if (!dots && is_transposed<E, S>(l.M, l.K)) {
+    const int64_t M = l.M - rows_left_to_dot_products<E, S>(l.M, l.K);
+    Buffer<E> panel(packed_size<E>(l.K, M));
+    pack(l.x, 1, l.K, l.K, M, (E*)panel);
     return parallel(run, threads, [&](int64_t begin, int64_t end) {
-      const Range own = own_columns<T>(l.N, begin, end, threads);
-      linear_transposed(l, (const T*)panel, own.begin, own.end);
+      const Range own = own_columns<E>(l.N, begin, end, threads);
+      linear_transposed<E, S>(l, b, (const E*)panel, own.begin, own.end);
     });
   }
 
   // The workspace: none for dot products, one panel for each part if there are few rows, else W.
-  const int64_t panel = packed_size<T>(l.K, PANEL<T>);
-  Buffer<T> packed(dots ? 0 : few ? panel * threads : packed_size<T>(l.K, l.N));
+  const int64_t panel = packed_size<E>(l.K, PANEL<E>);
+  const int64_t left = are_elements<E, S>(l.K) ? 0 : left_size<E, S>(l.K);
+  Buffer<E> packed(dots ? 0 : few ? panel * threads : packed_size<E>(l.K, l.N));
+  Buffer<E> scratch(left * threads);
+  // Columns [n, n_end) of y: packs these rows of W and multiplies. `next` is that of `gemm`.
+  const auto columns = [&](int64_t n, int64_t n_end, E* to, E* own_scratch, const E* next) {
+    pack(l.W + n * l.K, 1, l.K, l.K, n_end - n, to);
+    gemm_to<E, S>(l.M, l.K, n_end - n, {l.x, l.K}, to, {l.y + n, l.N}, own_scratch,
+                  b ? b + n : nullptr, next);
+  };
   parallel(run, threads, [&](int64_t begin, int64_t end) {
-    const Range own = own_columns<T>(l.N, begin, end, threads);
+    const Range own = own_columns<E>(l.N, begin, end, threads);
     if (dots)
-      return product_of_rows<T>(l.M, l.K, own.size(), {l.x, l.K}, {l.W + own.begin * l.K, l.K},
-                                l.b ? l.b + own.begin : nullptr, {l.y + own.begin, l.N});
-    if (!few) return linear_columns(l, own.begin, own.end, packed + l.K * own.begin);
-    for (int64_t n = own.begin; n < own.end; n += PANEL<T>) {
-      const int64_t next = n + PANEL<T>, n_end = next < own.end ? next : own.end;
-      linear_columns(l, n, n_end, packed + panel * begin, l.W + next * l.K);
+      return linear_dots<E, S>(l.M, l.K, own.size(), l.x, l.W + own.begin * l.K,
+                               b ? b + own.begin : nullptr, l.y + own.begin, l.N);
+    E* const own_scratch = scratch + left * begin;
+    if (!few)
+      return columns(own.begin, own.end, packed + depth<E>(l.K) * own.begin, own_scratch, nullptr);
+    for (int64_t n = own.begin; n < own.end; n += PANEL<E>) {
+      const int64_t next = n + PANEL<E>, n_end = next < own.end ? next : own.end;
+      columns(n, n_end, packed + panel * begin, own_scratch, as_elements<E>(l.W + next * l.K));
     }
   });
 }
 
 // out[j] = the sum over the M rows of A[m * lda + j]. Blocks of 64 rows are summed by themselves
 // first, so that a long sum stays precise. `block` is a workspace of `columns` elements.
-template <class T>
-void column_sums(int64_t M, const T* A, int64_t lda, int64_t columns, T* out, T* block) {
+template <class S, class T>
+void column_sums(int64_t M, const S* A, int64_t lda, int64_t columns, T* out, T* block) {
   memset(out, 0, columns * sizeof(T));
   for (int64_t m0 = 0; m0 < M; m0 += 64) {
     memset(block, 0, columns * sizeof(T));
@@ -131,38 +216,91 @@ void column_sums(int64_t M, const T* A, int64_t lda, int64_t columns, T* out, T*
   }
 }
 
-template <class T>
-void linear_backward(const cpu::Linear<T>& l, cpu::Parallel run, int threads) {
-  const bool few = l.M <= CHUNK && l.K % LANES<T> == 0;
-  const int64_t scratch_size = round_up<T>(TRANSPOSED_SCRATCH<T>);
-  Buffer<T> packed(l.dx && !few ? packed_size<T>(l.N, l.K) : 0);
-  Buffer<T> sums(l.db ? l.N : 0);
-  Buffer<T> scratch(l.dW ? scratch_size * threads : 0);
-  parallel(run, threads, [&](int64_t begin, int64_t end) {
-    // dx = dy W: each part computes columns of dx. For few rows W is not packed.
-    if (l.dx) {
-      const Range own = own_columns<T>(l.K, begin, end, threads);
-      if (few) {
-        product<T>(l.M, l.N, own.size(), {l.dy, l.N, 1}, {l.W + own.begin, l.K},
-                   {l.dx + own.begin, l.K}, false);
-      } else {
-        T* columns = packed + l.N * own.begin;
-        pack(l.W + own.begin, l.K, 1, l.N, own.size(), columns);
-        gemm<T>(l.M, l.N, own.size(), {l.dy, l.N}, columns, {l.dx + own.begin, l.K, false, false});
-      }
-    }
+template <class E, class S>
+class LinearBackward {
+ public:
+  LinearBackward(const cpu::Linear<S>& l, int parts)
+      : l(l),
+        parts(parts),
+        few(l.M <= CHUNK && (!SAME || l.K % LANES<E> == 0)),
+        panel(packed_size<E>(l.N, PANEL<E>)),
+        left(are_elements<E, S>(l.N) ? 0 : left_size<E, S>(l.N)),
+        packed(!l.dx           ? 0
+               : !few          ? packed_size<E>(l.N, l.K)
+               : SAME          ? 0
+                               : panel * parts),
+        lefts(l.dx ? left * parts : 0),
+        sums(l.db ? 2 * round_up<T>(l.N) : 0),
+        scratch(l.dW ? scratch_size * parts : 0),
+        dW(l.dW && !IN_PLACE ? l.N * l.K : 0) {}
 
-    // dW = dy^T x: each part computes rows of dW.
-    if (l.dW)
-      gemm_transposed<T>(l.M, l.K, {l.N * begin / threads, l.N * end / threads}, {l.dy, l.N},
-                         {l.x, l.K}, {l.dW, l.K}, false, scratch + scratch_size * begin);
+  // Parts [begin, end) of the team.
+  void run(int64_t begin, int64_t end) {
+    if (l.dx) gradient_of_x(begin, own_columns<E>(l.K, begin, end, parts));
+    if (l.dW) gradient_of_W(begin, {l.N * begin / parts, l.N * end / parts});
+    if (l.db) gradient_of_b(own_columns<E>(l.N, begin, end, parts));
+  }
 
-    // db: the column sums of dy.
-    if (l.db) {
-      const Range own = own_columns<T>(l.N, begin, end, threads);
-      column_sums(l.M, l.dy + own.begin, l.N, own.size(), l.db + own.begin, sums + own.begin);
+ private:
+  using T = Sum<E>;
+  static constexpr bool SAME = std::is_same<E, S>::value;      // the products' elements are in memory
+  static constexpr bool IN_PLACE = std::is_same<S, T>::value;  // sums can be written to the results
+  static constexpr int64_t scratch_size =
+      (TRANSPOSED_SCRATCH<E> + LANES<E> - 1) / LANES<E> * LANES<E>;
+
+  const cpu::Linear<S>& l;
+  const int parts;
+  const bool few;
+  const int64_t panel, left;  // elements of a panel of W, and of a converted chunk of dy
+  Buffer<E> packed;           // W, or (parts, panel) for few rows that need packing
+  Buffer<E> lefts;            // (parts, left)
+  Buffer<T> sums;             // (2, N)
+  Buffer<E> scratch;          // (parts, scratch_size)  of gemm_transposed
+  Buffer<T> dW;               // (N, K)
+
+  // dx = dy W: each part computes columns of dx. For few rows W is not packed, or panel by panel.
+  void gradient_of_x(int64_t part, Range own) {
+    if constexpr (SAME)
+      if (few)
+        return product<T>(l.M, l.N, own.size(), {l.dy, l.N, 1}, {l.W + own.begin, l.K},
+                          {l.dx + own.begin, l.K}, false);
+    const int64_t step = few ? PANEL<E> : own.size();
+    for (int64_t k = own.begin; k < own.end; k += step) {
+      const int64_t width = own.end - k < step ? own.end - k : step;
+      E* const columns = few ? packed + panel * part : packed + depth<E>(l.N) * k;
+      pack(l.W + k, l.K, 1, l.N, width, columns);
+      gemm_to<E, S>(l.M, l.N, width, {l.dy, l.N}, columns, {l.dx + k, l.K}, lefts + left * part);
     }
-  });
+  }
+
+  // dW = dy^T x: each part computes rows of dW.
+  void gradient_of_W(int64_t part, Range own) {
+    T* to;
+    if constexpr (IN_PLACE)
+      to = l.dW;
+    else
+      to = dW;
+    gemm_transposed<E, S, S>(l.M, l.K, own, {l.dy, l.N}, {l.x, l.K}, {to, l.K}, false,
+                          scratch + scratch_size * part);
+    if constexpr (!IN_PLACE)
+      store_block(own.size(), l.K, dW + own.begin * l.K, l.K, l.dW + own.begin * l.K, l.K);
+  }
+
+  // db: the column sums of dy.
+  void gradient_of_b(Range own) {
+    T* const block = sums + round_up<T>(l.N) + own.begin;
+    T* to = sums + own.begin;
+    if constexpr (IN_PLACE) to = l.db + own.begin;
+    column_sums(l.M, l.dy + own.begin, l.N, own.size(), to, block);
+    if constexpr (!IN_PLACE)
+      store_block(1, own.size(), (const T*)to, own.size(), l.db + own.begin, l.N);
+  }
+};
+
+template <class E, class S>
+void linear_backward(const cpu::Linear<S>& l, cpu::Parallel run, int threads) {
+  LinearBackward<E, S> team(l, threads);
+  parallel(run, threads, [&](int64_t begin, int64_t end) { team.run(begin, end); });
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -1,8 +1,11 @@
 // The register tile of all matrix products: up to MR rows times NV vectors of C, accumulated in
 // registers over the whole depth K.
+//
+// E is the type of the operands' elements and Sum<E> that of C, see simd/bf16_pair.h. K counts
+// elements: pairs, if E is bf16_pair.
 #pragma once
 #include "cpu/gemm/operands.h"
-#include "cpu/simd/vec.h"
+#include "cpu/simd/bf16_pair.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
@@ -38,9 +41,10 @@ template <int M, int nv, Split SPLIT>
 constexpr int CHAINS = (SPLIT == Split::columns ? 2 * M <= MR : 2 * nv <= NV) ? 2 : 1;
 
 // C (M, nv vectors) (+)= A (M, K) B (K, nv vectors).
-template <int M, int nv, Split SPLIT, bool PREFETCH, class T>
-void tile(int64_t K, LeftOperand<T> A, Matrix<const T> B, Matrix<T> C, bool accumulate,
-          Prefetch<T> prefetch) {
+template <int M, int nv, Split SPLIT, bool PREFETCH, class E>
+void tile(int64_t K, LeftOperand<E> A, Matrix<const E> B, Matrix<Sum<E>> C, bool accumulate,
+          Prefetch<E> prefetch) {
+  using T = Sum<E>;
   constexpr int chains = CHAINS<M, nv, SPLIT>;
   Vec<T> c[chains][M][nv];
 #pragma GCC unroll 2
@@ -63,16 +67,16 @@ void tile(int64_t K, LeftOperand<T> A, Matrix<const T> B, Matrix<T> C, bool accu
 #pragma GCC unroll 2
     for (int u = 0; u < chains; ++u) {
       if constexpr (PREFETCH) __builtin_prefetch(prefetch.first + (k + u) * prefetch.step, 0, 2);
-      Vec<T> b[nv];
+      Vec<E> b[nv];
 #pragma GCC unroll 4
       for (int n = 0; n < nv; ++n)
-        b[n] = Vec<T>::load(B.p + (k + u) * B.ld + n * LANES<T>);
+        b[n] = Vec<E>::load(B.p + (k + u) * B.ld + n * LANES<T>);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const Vec<T> a(A.p[m * A.sm + (k + u) * A.sk]);
+        const Vec<E> a(A.p[m * A.sm + (k + u) * A.sk]);
 #pragma GCC unroll 4
         for (int n = 0; n < nv; ++n)
-          c[u][m][n] = c[u][m][n] + a * b[n];
+          c[u][m][n] = multiply_add(c[u][m][n], a, b[n]);
       }
     }
   }
@@ -81,8 +85,8 @@ void tile(int64_t K, LeftOperand<T> A, Matrix<const T> B, Matrix<T> C, bool accu
   if (k < K)
     for (int m = 0; m < M; ++m)
       for (int n = 0; n < nv; ++n)
-        c[0][m][n] = c[0][m][n] +
-                     Vec<T>(A.p[m * A.sm + k * A.sk]) * Vec<T>::load(B.p + k * B.ld + n * LANES<T>);
+        c[0][m][n] = multiply_add(c[0][m][n], Vec<E>(A.p[m * A.sm + k * A.sk]),
+                                  Vec<E>::load(B.p + k * B.ld + n * LANES<E>));
 
   // Add the chains, and C if its old value counts, and store.
 #pragma GCC unroll 8
@@ -98,9 +102,9 @@ void tile(int64_t K, LeftOperand<T> A, Matrix<const T> B, Matrix<T> C, bool accu
 }
 
 // A tile whose number of rows is known at run time only.
-template <int nv, Split SPLIT, bool PREFETCH = false, class T>
-void tile_rows(int M, int64_t K, LeftOperand<T> A, Matrix<const T> B, Matrix<T> C, bool accumulate,
-               Prefetch<T> prefetch = {}) {
+template <int nv, Split SPLIT, bool PREFETCH = false, class E>
+void tile_rows(int M, int64_t K, LeftOperand<E> A, Matrix<const E> B, Matrix<Sum<E>> C,
+               bool accumulate, Prefetch<E> prefetch = {}) {
   switch (M) {
     case 1:
       return tile<1, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
@@ -120,10 +124,11 @@ void tile_rows(int M, int64_t K, LeftOperand<T> A, Matrix<const T> B, Matrix<T> 
 // C (M, width) (+)= A (M, K) times a packed panel (K, width rounded up to vectors), M <= MR and
 // width <= PANEL. Unless C may be written up to whole vectors, a width that does not fill its
 // vectors goes through a buffer.
-template <class T, Split SPLIT, bool PREFETCH = false>
-void any_tile(int M, int64_t width, int64_t K, LeftOperand<T> A, const T* panel, Output<T> C,
-              Prefetch<T> prefetch = {}) {
-  constexpr int64_t L = LANES<T>;
+template <class E, Split SPLIT, bool PREFETCH = false>
+void any_tile(int M, int64_t width, int64_t K, LeftOperand<E> A, const E* panel, Output<Sum<E>> C,
+              Prefetch<E> prefetch = {}) {
+  using T = Sum<E>;
+  constexpr int64_t L = LANES<E>;
   constexpr int THREE = NV < 3 ? NV : 3;  // a panel of NV = 2 vectors has no third case
   T buffer[MR * PANEL<T>];                // (M, padded)
   const int64_t padded = round_up<T>(width);
@@ -132,19 +137,19 @@ void any_tile(int M, int64_t width, int64_t K, LeftOperand<T> A, const T* panel,
   const bool accumulate = direct && C.accumulate;
   switch (padded / L) {
     case 1:
-      tile_rows<1, SPLIT, PREFETCH, T>(M, K, A, {panel, L}, out, accumulate, prefetch);
+      tile_rows<1, SPLIT, PREFETCH, E>(M, K, A, {panel, L}, out, accumulate, prefetch);
       break;
     case 2:
-      tile_rows<2, SPLIT, PREFETCH, T>(M, K, A, {panel, 2 * L}, out, accumulate, prefetch);
+      tile_rows<2, SPLIT, PREFETCH, E>(M, K, A, {panel, 2 * L}, out, accumulate, prefetch);
       break;
     case 3:
-      tile_rows<THREE, SPLIT, PREFETCH, T>(M, K, A, {panel, THREE * L}, out, accumulate, prefetch);
+      tile_rows<THREE, SPLIT, PREFETCH, E>(M, K, A, {panel, THREE * L}, out, accumulate, prefetch);
       break;
     default:
       if (prefetch.step)
-        tile_rows<NV, SPLIT, true, T>(M, K, A, {panel, NV * L}, out, accumulate, prefetch);
+        tile_rows<NV, SPLIT, true, E>(M, K, A, {panel, NV * L}, out, accumulate, prefetch);
       else
-        tile_rows<NV, SPLIT, false, T>(M, K, A, {panel, NV * L}, out, accumulate);
+        tile_rows<NV, SPLIT, false, E>(M, K, A, {panel, NV * L}, out, accumulate);
   }
   if (direct) return;
   for (int m = 0; m < M; ++m)

@@ -20,10 +20,11 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-template <class T>
+// E: the elements of the products, T or bf16_pair. S: the type of x and W in memory
+template <class T, class E, class S>
 class CrossEntropy {
  public:
-  CrossEntropy(const cpu::LinearCrossEntropy<T>& l, int parts)
+  CrossEntropy(const cpu::LinearCrossEntropy<T, S>& l, int parts)
       : l(l),
         parts(parts),
         gradients(l.dx || l.dW || l.db),
@@ -64,7 +65,7 @@ class CrossEntropy {
       if (!l.dx && r1 == l.N) return;
       barrier.wait(int(end - begin));
       if (!l.dx) continue;
-      add_dx(own_columns<T>(l.E, begin, end, parts), r0, r1);
+      add_dx(begin, own_columns<T>(l.E, begin, end, parts), r0, r1);
       if (r1 < l.N) barrier.wait(int(end - begin));
     }
   }
@@ -82,7 +83,7 @@ class CrossEntropy {
   static constexpr int64_t MAX_GROUPS = 64, MIN_GROUP = 32;
   static constexpr int64_t ld_sums = COLUMNS + 16;
   static constexpr int64_t scratch_size =
-      (TRANSPOSED_SCRATCH<T> + LANES<T> - 1) / LANES<T> * LANES<T>;
+      (TRANSPOSED_SCRATCH<E> + LANES<E> - 1) / LANES<E> * LANES<E>;
 
   // The gradient of a row with respect to its logits before they are divided by the temperature is
   //   target * (P - [the target's column]) + classes * (weights_sum * P - class_weights) + rest * P
@@ -93,7 +94,7 @@ class CrossEntropy {
     double p(double weights_sum) const { return target + classes * weights_sum + rest; }
   };
 
-  const cpu::LinearCrossEntropy<T>& l;
+  const cpu::LinearCrossEntropy<T, S>& l;
   int parts;
   bool gradients;          // whether any gradient is needed
   T scale;                 // of the logits, 1 / temperature
@@ -101,9 +102,11 @@ class CrossEntropy {
   int64_t rows;            // in a chunk
   int64_t ld;              // the row length of `logits`
   Buffer<T> logits;        // (rows, ld) with gradients, else (parts, SUB, ld)
-  Buffer<T> packed;        // (parts, E * COLUMNS)  a block's columns of W^T
-  Buffer<T> packed_rows;   // (COLUMNS * E)  a block's rows of W, of which each part packs columns
-  Buffer<T> scratch;       // (parts, scratch_size)  of gemm_transposed
+  Buffer<E> packed;        // (parts, packed_size(E, COLUMNS))  a block's columns of W^T
+  Buffer<E> packed_rows;   // (COLUMNS, E)  a block's rows of W, of which each part packs columns
+  Buffer<E> scratch;       // (parts, scratch_size)  of gemm_transposed
+  int64_t left;            // the elements of a converted left operand, see gemm.h
+  Buffer<E> lefts;         // (parts, left)
   Buffer<T> sums;          // (parts, 2, ld_sums)  of column_sums
   Buffer<T> target_logit;  // (rows,)
   Buffer<T> highest;       // (parts, rows)  the largest logit of a part's columns so far
@@ -136,9 +139,12 @@ class CrossEntropy {
 
   void allocate_workspaces() {
     logits = Buffer<T>(gradients ? rows * ld : parts * SUB * ld);
-    packed = Buffer<T>(parts * l.E * round_up<T>(COLUMNS));
-    if (l.dx) packed_rows = Buffer<T>(packed_size<T>(COLUMNS, l.E));
-    if (l.dW) scratch = Buffer<T>(parts * scratch_size);
+    packed = Buffer<E>(parts * packed_size<E>(l.E, COLUMNS));
+    if (l.dx) packed_rows = Buffer<E>(packed_size<E>(COLUMNS, l.E));
+    if (l.dW) scratch = Buffer<E>(parts * scratch_size);
+    const int64_t of_x = left_size<E, S>(l.E), of_logits = left_size<E, T>(COLUMNS);
+    left = of_x > of_logits ? of_x : of_logits;
+    lefts = Buffer<E>(parts * left);
     if (l.db) sums = Buffer<T>(parts * 2 * ld_sums);
     if (l.statistics) {
       statistics = Buffer<Statistics<T>>(groups() * rows);
@@ -168,15 +174,15 @@ class CrossEntropy {
 
   void pack_block(int64_t part, Range block) {
     pack(l.W + block.begin * l.E, 1, l.E, l.E, block.size(),
-         packed + part * l.E * round_up<T>(COLUMNS));
+         packed + part * packed_size<E>(l.E, COLUMNS));
   }
 
   // z (s1 - s0, ld) = the logits of rows [s0, s1) and of a packed block. The columns that pad a row
   // to whole vectors are set to LOWEST, which neither a maximum nor a sum of exp notices.
   void compute_logits(int64_t part, Range block, int64_t s0, int64_t s1, T* z) {
-    gemm<T>(s1 - s0, l.E, block.size(), {l.x + s0 * l.E, l.E},
-            packed + part * l.E * round_up<T>(COLUMNS), {z, ld, true, false},
-            l.b ? l.b + block.begin : nullptr);
+    gemm<E, S>(s1 - s0, l.E, block.size(), {l.x + s0 * l.E, l.E},
+               packed + part * packed_size<E>(l.E, COLUMNS), {z, ld, true, false},
+               lefts + part * left, l.b ? l.b + block.begin : nullptr);
     for (int64_t i = 0; i < s1 - s0; ++i) {
       T* const row = z + i * ld;
       if (l.temperature != 1)
@@ -278,7 +284,7 @@ class CrossEntropy {
   // The logits of a block of columns become their gradients dz, for the rows [r0, r1) of a chunk,
   // and contribute to dW and db.
   void second_pass(int64_t part, Range block, int64_t r0, int64_t r1) {
-    const int64_t n = block.size(), E = l.E;
+    const int64_t n = block.size();
     if (!l.statistics) pack_block(part, block);
     for (int64_t s0 = r0; s0 < r1; s0 += SUB) {
       const int64_t s1 = s0 + SUB < r1 ? s0 + SUB : r1;
@@ -289,8 +295,9 @@ class CrossEntropy {
 
       // dW += dz^T x and db += the sum of dz, where the first rows of all write and the others add.
       if (l.dW)
-        gemm_transposed<T>(s1 - s0, E, {0, n}, {z, ld}, {l.x + s0 * E, E},
-                           {l.dW + block.begin * E, E}, s0 > 0, scratch + part * scratch_size);
+        gemm_transposed<E, T, S>(s1 - s0, l.E, {0, n}, {z, ld}, {l.x + s0 * l.E, l.E},
+                              {l.dW + block.begin * l.E, l.E}, s0 > 0,
+                              scratch + part * scratch_size);
       if (l.db) {
         T* const total = sums + part * 2 * ld_sums;
         column_sums(s1 - s0, (const T*)z, ld, n, total, total + ld_sums);
@@ -302,15 +309,15 @@ class CrossEntropy {
 
   // dx = dz W for the columns `own` of x and the rows [r0, r1) of a chunk. The first block of W's
   // rows writes and the others add.
-  void add_dx(Range own, int64_t r0, int64_t r1) {
-    T* const rows_of_W = packed_rows + COLUMNS * own.begin;
+  void add_dx(int64_t part, Range own, int64_t r0, int64_t r1) {
+    E* const rows_of_W = packed_rows + depth<E>(COLUMNS) * own.begin;
     for (int64_t c = 0; c < l.V; c += COLUMNS) {
       const int64_t n = l.V - c < COLUMNS ? l.V - c : COLUMNS;
       pack(l.W + c * l.E + own.begin, l.E, 1, n, own.size(), rows_of_W);
       for (int64_t s0 = r0; s0 < r1; s0 += SUB) {
         const int64_t s1 = s0 + SUB < r1 ? s0 + SUB : r1;
-        gemm<T>(s1 - s0, n, own.size(), {logits + (s0 - r0) * ld + c, ld}, rows_of_W,
-                {l.dx + s0 * l.E + own.begin, l.E, false, c > 0});
+        gemm<E, T>(s1 - s0, n, own.size(), {logits + (s0 - r0) * ld + c, ld}, rows_of_W,
+                   {l.dx + s0 * l.E + own.begin, l.E, false, c > 0}, lefts + part * left);
       }
     }
   }
@@ -338,9 +345,9 @@ class CrossEntropy {
   }
 };
 
-template <class T>
-void linear_cross_entropy(const cpu::LinearCrossEntropy<T>& l, cpu::Parallel run, int threads) {
-  CrossEntropy<T> team(l, threads);
+template <class E, class T, class S>
+void linear_cross_entropy(const cpu::LinearCrossEntropy<T, S>& l, cpu::Parallel run, int threads) {
+  CrossEntropy<T, E, S> team(l, threads);
   parallel(run, threads, [&](int64_t begin, int64_t end) { team.run(begin, end); });
 }
 

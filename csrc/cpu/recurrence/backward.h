@@ -17,7 +17,8 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-template <class T, bool cap>
+// E: the elements of the products, T or bf16_pair
+template <class T, class E, bool cap>
 class RecurrentBackward {
  public:
   RecurrentBackward(const cpu::RecurrenceBackward<T>& g, int parts)
@@ -32,7 +33,8 @@ class RecurrentBackward {
            own_columns<T>(s.X, begin, end, parts),
            own_columns<T>(s.rank, begin, end, parts),
            w.zoneout + 2 * s.ldh * begin,
-           w.scratch + w.scratch_size * begin};
+           w.scratch + w.scratch_size * begin,
+           w.lefts + w.left * begin};
     pack_weights(p);
     prepare_state(p);
     for (int64_t t = s.steps - 1; t >= 0; --t)
@@ -50,13 +52,14 @@ class RecurrentBackward {
     int64_t begin, end;
     Range h, x, r;  // hidden units, inputs and low-rank columns
     T* zoneout;     // (2, ldh)  for h and for c
-    T* scratch;     // of gemm_transposed
+    E* scratch;     // of gemm_transposed
+    E* left;        // a left operand as elements of the products
   };
 
   const cpu::RecurrenceBackward<T>& g;
   const cpu::Recurrence<T>& r;
   const Sizes<T> s;
-  BackwardWorkspace<T> w;
+  BackwardWorkspace<T, E> w;
   const int parts;
   Barrier barrier;
 
@@ -81,16 +84,19 @@ class RecurrentBackward {
   // Packs the part's columns of the weights, this time as right operands of dz W.
   void pack_weights(const Part& p) {
     if (s.rounds || g.dx)
-      pack(r.W_ih + p.x.begin, s.X, 1, 4 * s.H, p.x.size(), w.W_ih + 4 * s.H * p.x.begin);
-    pack(r.W_hh + p.h.begin, s.H, 1, 4 * s.H, p.h.size(), w.W_hh + 4 * s.H * p.h.begin);
+      pack(r.W_ih + p.x.begin, s.X, 1, 4 * s.H, p.x.size(),
+           w.W_ih + depth<E>(4 * s.H) * p.x.begin);
+    pack(r.W_hh + p.h.begin, s.H, 1, 4 * s.H, p.h.size(),
+         w.W_hh + depth<E>(4 * s.H) * p.h.begin);
     for (int64_t k = 0; k < s.rounds; ++k) {
       const Range in = s.on_x(k) ? p.h : p.x, columns = s.rank ? p.r : in;
       const int64_t ld = s.rank ? s.rank : s.in(k);
       if (first_use(r.A, k) == k)
         pack(r.A[k] + columns.begin, ld, 1, s.out(k), columns.size(),
-             w.A[k] + s.out(k) * columns.begin);
+             w.A[k] + depth<E>(s.out(k)) * columns.begin);
       if (s.rank && first_use(r.F, k) == k)
-        pack(r.F[k] + in.begin, s.in(k), 1, s.rank, in.size(), w.F[k] + s.rank * in.begin);
+        pack(r.F[k] + in.begin, s.in(k), 1, s.rank, in.size(),
+             w.F[k] + depth<E>(s.rank) * in.begin);
     }
   }
 
@@ -127,11 +133,13 @@ class RecurrentBackward {
 
     // Through the gates' products into both operands, then through the rounds. Without rounds dx
     // is one product after the loop.
-    gemm<T>(s.B, 4 * s.H, p.h.size(), {w.dz + first * w.ldz, w.ldz}, w.W_hh + 4 * s.H * p.h.begin,
-            {w.dh + p.h.begin, s.ldh, true, false});
+    gemm<E, T>(s.B, 4 * s.H, p.h.size(), {w.dz + first * w.ldz, w.ldz},
+               w.W_hh + depth<E>(4 * s.H) * p.h.begin, {w.dh + p.h.begin, s.ldh, true, false},
+               p.left);
     if (s.rounds)
-      gemm<T>(s.B, 4 * s.H, p.x.size(), {w.dz + first * w.ldz, w.ldz}, w.W_ih + 4 * s.H * p.x.begin,
-              {w.dx + p.x.begin, s.ldx, true, false});
+      gemm<E, T>(s.B, 4 * s.H, p.x.size(), {w.dz + first * w.ldz, w.ldz},
+                 w.W_ih + depth<E>(4 * s.H) * p.x.begin, {w.dx + p.x.begin, s.ldx, true, false},
+                 p.left);
     for (int64_t k = s.rounds - 1; k >= 0; --k)
       round(p, t, k);
 
@@ -257,17 +265,18 @@ class RecurrentBackward {
 
     // Through the product (two with a low rank), which adds to the gradient of the operand it read.
     T* target = (on_x ? w.dh : w.dx) + in.begin;
-    const T* weight = w.A[first_use(r.A, k)];
+    const E* weight = w.A[first_use(r.A, k)];
     if (s.rank) {
       T* u = w.dfactors[k] + first * s.ldr;  // (B, ldr)
-      gemm<T>(s.B, s.out(k), p.r.size(), {d_out, ld}, weight + s.out(k) * p.r.begin,
-              {u + p.r.begin, s.ldr, true, false});
+      gemm<E, T>(s.B, s.out(k), p.r.size(), {d_out, ld}, weight + depth<E>(s.out(k)) * p.r.begin,
+                 {u + p.r.begin, s.ldr, true, false}, p.left);
       barrier.wait(p.weight);
-      gemm<T>(s.B, s.rank, in.size(), {u, s.ldr}, w.F[first_use(r.F, k)] + s.rank * in.begin,
-              {target, ld_in, true, true});
+      gemm<E, T>(s.B, s.rank, in.size(), {u, s.ldr},
+                 w.F[first_use(r.F, k)] + depth<E>(s.rank) * in.begin,
+                 {target, ld_in, true, true}, p.left);
     } else {
-      gemm<T>(s.B, s.out(k), in.size(), {d_out, ld}, weight + s.out(k) * in.begin,
-              {target, ld_in, true, true});
+      gemm<E, T>(s.B, s.out(k), in.size(), {d_out, ld}, weight + depth<E>(s.out(k)) * in.begin,
+                 {target, ld_in, true, true}, p.left);
     }
   }
 
@@ -277,7 +286,8 @@ class RecurrentBackward {
                        Matrix<const T> operand, bool accumulate) {
     const Range own{out * p.begin / parts, out * p.end / parts};
     if (dW)
-      gemm_transposed<T>(w.rows, columns, own, d, operand, {dW, columns}, accumulate, p.scratch);
+      gemm_transposed<E, T, T>(w.rows, columns, own, d, operand, {dW, columns}, accumulate,
+                               p.scratch);
   }
 
   // out (width,) (+)= the part's columns of `sums`, unless out is null.
@@ -301,8 +311,9 @@ class RecurrentBackward {
   // After the loop: the gradients of W_ih, W_hh and b, and without rounds that of x.
   void gate_weight_gradients(const Part& p) {
     if (s.rounds == 0 && g.dx)
-      gemm<T>(w.rows, 4 * s.H, p.x.size(), {w.dz, w.ldz}, w.W_ih + 4 * s.H * p.x.begin,
-              {g.dx + p.x.begin, s.X, false, false});
+      gemm<E, T>(w.rows, 4 * s.H, p.x.size(), {w.dz, w.ldz},
+                 w.W_ih + depth<E>(4 * s.H) * p.x.begin, {g.dx + p.x.begin, s.X, false, false},
+                 p.left);
     const T* operand = w.x_operand[rounds_on_x()];  // null without rounds and lengths
     const Matrix<const T> x = operand ? Matrix<const T>{operand, s.ldx} : Matrix<const T>{r.x, s.X};
     weight_gradient(p, g.dW_ih, 4 * s.H, s.X, {w.dz, w.ldz}, x, false);
@@ -335,15 +346,15 @@ class RecurrentBackward {
   }
 };
 
-template <class T>
+template <class E, class T>
 void recurrence_backward(const cpu::RecurrenceBackward<T>& g, cpu::Parallel run, int threads) {
   const auto with = [&](auto&& pass) {
     parallel(run, threads, [&](int64_t begin, int64_t end) { pass.run(begin, end); });
   };
   if (g.forward.cap_input_gate)
-    with(RecurrentBackward<T, true>(g, threads));
+    with(RecurrentBackward<T, E, true>(g, threads));
   else
-    with(RecurrentBackward<T, false>(g, threads));
+    with(RecurrentBackward<T, E, false>(g, threads));
 }
 
 }  // namespace FUSEDSEQ_ISA

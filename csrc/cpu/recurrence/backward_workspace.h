@@ -1,6 +1,6 @@
 // The packed weights and the intermediate gradients of a recurrence's backward pass.
 #pragma once
-#include "cpu/gemm/pack.h"
+#include "cpu/gemm/gemm.h"
 #include "cpu/gemm/transposed.h"
 #include "cpu/recurrence/sizes.h"
 
@@ -9,17 +9,18 @@ namespace FUSEDSEQ_ISA {
 
 // Allocated once per call and shared by all parts of the work. rows = T * B; out, in and ld_out are
 // those of a round, see Sizes.
-template <class T>
+template <class T, class E>
 struct BackwardWorkspace {
   const int64_t rows;
   const int64_t ldz;           // the row length of dz
   const int64_t scratch_size;  // of gemm_transposed
+  const int64_t left;          // the elements of a converted left operand, see gemm.h
 
   // Weights, packed as right operands of dz W. Rounds that share a weight share the packed copy.
-  Buffer<T> W_ih;           // (4H, X)
-  Buffer<T> W_hh;           // (4H, H)
-  Buffer<T> A[MAX_ROUNDS];  // (out, in), or (out, rank) with a low rank
-  Buffer<T> F[MAX_ROUNDS];  // (rank, in)
+  Buffer<E> W_ih;           // (4H, X)
+  Buffer<E> W_hh;           // (4H, H)
+  Buffer<E> A[MAX_ROUNDS];  // (out, in), or (out, rank) with a low rank
+  Buffer<E> F[MAX_ROUNDS];  // (rank, in)
 
   // Gradients of the data.
   Buffer<T> dz;                    // (T, B, ldz)  of the gates' pre-activations
@@ -42,7 +43,8 @@ struct BackwardWorkspace {
   Buffer<T> h_operand[MAX_ROUNDS / 2 + 2];  // (T, B, ldh)  h after i rounds on it
   Buffer<T> state_mask;                     // (B, ldh)  the factors of the state's dropout
   Buffer<T> zoneout;                        // (parts, 2, ldh)
-  Buffer<T> scratch;                        // (parts, scratch_size)
+  Buffer<E> scratch;                        // (parts, scratch_size)
+  Buffer<E> lefts;                          // (parts, left)
 
   // Whether the gradient of W_ih needs a copy of x: with lengths, x may be NaN where dz is 0. With
   // rounds, the recomputed operands have zeros there already.
@@ -57,9 +59,10 @@ struct BackwardWorkspace {
   BackwardWorkspace(const cpu::Recurrence<T>& r, const Sizes<T>& s, int parts, bool masked_x)
       : rows(s.steps * s.B),
         ldz(leading_dimension<T>(4 * s.H)),
-        scratch_size(round_up<T>(TRANSPOSED_SCRATCH<T>)),
-        W_ih(packed_size<T>(4 * s.H, s.X)),
-        W_hh(packed_size<T>(4 * s.H, s.H)),
+        scratch_size(round_up<E>(TRANSPOSED_SCRATCH<E>)),
+        left(left_size<E, T>(s.widest())),
+        W_ih(packed_size<E>(4 * s.H, s.X)),
+        W_hh(packed_size<E>(4 * s.H, s.H)),
         dz(rows * ldz),
         dh(s.B * s.ldh),
         dx(s.B * s.ldx),
@@ -69,13 +72,14 @@ struct BackwardWorkspace {
         db_step(4 * s.ldh),
         state_mask(r.state.threshold ? s.B * s.ldh : 0),
         zoneout(2 * s.ldh * parts),
-        scratch(scratch_size * parts) {
+        scratch(scratch_size * parts),
+        lefts(left * parts) {
     if (masked_x) x_operand[0] = Buffer<T>(rows * s.ldx);
     h_operand[0] = Buffer<T>(rows * s.ldh);
     for (int64_t k = 0; k < s.rounds; ++k) {
       if (first_use(r.A, k) == k)
-        A[k] = Buffer<T>(packed_size<T>(s.out(k), s.rank ? s.rank : s.in(k)));
-      if (s.rank && first_use(r.F, k) == k) F[k] = Buffer<T>(packed_size<T>(s.rank, s.in(k)));
+        A[k] = Buffer<E>(packed_size<E>(s.out(k), s.rank ? s.rank : s.in(k)));
+      if (s.rank && first_use(r.F, k) == k) F[k] = Buffer<E>(packed_size<E>(s.rank, s.in(k)));
       if (s.rank) dfactors[k] = Buffer<T>(rows * s.ldr);
       dgate[k] = Buffer<T>(rows * s.ld_out(k));
       dbias[k] = Buffer<T>(s.ld_out(k));

@@ -23,7 +23,8 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-template <class T, bool cap>
+// E: the elements of the products, T or bf16_pair
+template <class T, class E, bool cap>
 class RecurrentForward {
  public:
   RecurrentForward(const cpu::Recurrence<T>& r, int parts)
@@ -31,19 +32,21 @@ class RecurrentForward {
         s(r),
         parts(parts),
         barrier(parts),
-        W_ih(4 * packed_size<T>(s.X, s.H)),
-        W_hh(4 * packed_size<T>(s.H, s.H)),
+        W_ih(4 * packed_size<E>(s.X, s.H)),
+        W_hh(4 * packed_size<E>(s.H, s.H)),
         h_carried(s.B * s.ldh),
         h_in{Buffer<T>(s.B * s.ldh), Buffer<T>(s.B * s.ldh)},
         h_mogrified(s.B * s.ldh),
         x_mogrified(s.B * s.ldx),
         c_first(s.B * s.Hp),
         state_mask(r.state.threshold ? s.B * s.ldh : 0),
-        zoneout(2 * s.ldh * parts) {
+        zoneout(2 * s.ldh * parts),
+        left(left_size<E, T>(s.widest())),
+        lefts(left * parts) {
     for (int64_t k = 0; k < s.rounds; ++k) {
       if (first_use(r.A, k) == k)
-        A[k] = Buffer<T>(packed_size<T>(s.rank ? s.rank : s.in(k), s.out(k)));
-      if (s.rank && first_use(r.F, k) == k) F[k] = Buffer<T>(packed_size<T>(s.in(k), s.rank));
+        A[k] = Buffer<E>(packed_size<E>(s.rank ? s.rank : s.in(k), s.out(k)));
+      if (s.rank && first_use(r.F, k) == k) F[k] = Buffer<E>(packed_size<E>(s.in(k), s.rank));
     }
   }
 
@@ -51,7 +54,7 @@ class RecurrentForward {
   void run(int64_t begin, int64_t end) {
     Part p{int(end - begin), own_columns<T>(s.H, begin, end, parts),
            own_columns<T>(s.X, begin, end, parts), own_columns<T>(s.rank, begin, end, parts),
-           zoneout + 2 * s.ldh * begin};
+           zoneout + 2 * s.ldh * begin, lefts + left * begin};
     pack_weights(p);
     prepare_state(p);
 
@@ -59,8 +62,8 @@ class RecurrentForward {
     // behind the end of a sequence are computed too, and not used.
     if (s.rounds == 0)
       for (int g = 0; g < 4; ++g)
-        gemm<T>(s.steps * s.B, s.X, p.h.size(), {r.x, s.X}, packed(W_ih, s.X, g, p),
-                {r.gates + g * s.Hp + p.h.begin, 4 * s.Hp, true, false});
+        gemm<E, T>(s.steps * s.B, s.X, p.h.size(), {r.x, s.X}, packed(W_ih, s.X, g, p),
+                   {r.gates + g * s.Hp + p.h.begin, 4 * s.Hp, true, false}, p.left);
     barrier.wait(p.weight);
 
     for (int64_t t = 0; t < s.steps; ++t) {
@@ -78,16 +81,17 @@ class RecurrentForward {
     int weight;     // how many parts they are, for the barrier
     Range h, x, r;  // hidden units, inputs and low-rank columns
     T* zoneout;     // (2, ldh)  for h and for c
+    E* left;        // a left operand as elements of the products
   };
 
   const cpu::Recurrence<T>& r;
   const Sizes<T> s;
   const int parts;
   Barrier barrier;
-  Buffer<T> W_ih;           // packed, (4)(X, H)
-  Buffer<T> W_hh;           // packed, (4)(H, H)
-  Buffer<T> A[MAX_ROUNDS];  // packed, (in, out), or (rank, out) with a low rank
-  Buffer<T> F[MAX_ROUNDS];  // packed, (in, rank)
+  Buffer<E> W_ih;           // packed, (4)(X, H)
+  Buffer<E> W_hh;           // packed, (4)(H, H)
+  Buffer<E> A[MAX_ROUNDS];  // packed, (in, out), or (rank, out) with a low rank
+  Buffer<E> F[MAX_ROUNDS];  // packed, (in, rank)
   Buffer<T> h_carried;      // (B, ldh)  the state that goes from step to step
   Buffer<T> h_in[2];  // (B, ldh)  the state with its dropout, which step t reads from h_in[t % 2]
   Buffer<T> h_mogrified;  // (B, ldh)
@@ -95,28 +99,30 @@ class RecurrentForward {
   Buffer<T> c_first;      // (B, Hp)  c0
   Buffer<T> state_mask;   // (B, ldh)  the factors of the state's dropout
   Buffer<T> zoneout;      // (parts, 2, ldh)
+  const int64_t left;     // the elements of a converted left operand, see gemm.h
+  Buffer<E> lefts;        // (parts, left)
 
   // The part's columns of one gate's packed weight with K rows.
-  const T* packed(const T* weight, int64_t K, int gate, const Part& p) const {
-    return weight + gate * packed_size<T>(K, s.H) + K * p.h.begin;
+  const E* packed(const E* weight, int64_t K, int gate, const Part& p) const {
+    return weight + gate * packed_size<E>(K, s.H) + depth<E>(K) * p.h.begin;
   }
 
   void pack_weights(const Part& p) {
     for (int64_t g = 0; g < 4; ++g) {
       const int64_t row = g * s.H + p.h.begin;
       pack(r.W_ih + row * s.X, 1, s.X, s.X, p.h.size(),
-           W_ih + g * packed_size<T>(s.X, s.H) + s.X * p.h.begin);
+           W_ih + g * packed_size<E>(s.X, s.H) + depth<E>(s.X) * p.h.begin);
       pack(r.W_hh + row * s.H, 1, s.H, s.H, p.h.size(),
-           W_hh + g * packed_size<T>(s.H, s.H) + s.H * p.h.begin);
+           W_hh + g * packed_size<E>(s.H, s.H) + depth<E>(s.H) * p.h.begin);
     }
     for (int64_t k = 0; k < s.rounds; ++k) {
       const Range out = s.on_x(k) ? p.x : p.h;
       const int64_t K = s.rank ? s.rank : s.in(k);
       if (first_use(r.A, k) == k)
-        pack(r.A[k] + out.begin * K, 1, K, K, out.size(), A[k] + K * out.begin);
+        pack(r.A[k] + out.begin * K, 1, K, K, out.size(), A[k] + depth<E>(K) * out.begin);
       if (s.rank && first_use(r.F, k) == k)
         pack(r.F[k] + p.r.begin * s.in(k), 1, s.in(k), s.in(k), p.r.size(),
-             F[k] + s.in(k) * p.r.begin);
+             F[k] + depth<E>(s.in(k)) * p.r.begin);
     }
   }
 
@@ -149,19 +155,20 @@ class RecurrentForward {
     const T* operand = on_x ? (k < 2 ? h_in[t % 2] : h_mogrified) : x_mogrified;
     const int64_t ld = on_x ? s.ldh : s.ldx, K = s.rank ? s.rank : s.in(k);
     T* gate = r.round_gates + t * s.B * s.round_width + s.round_offset[k];  // (B, round_width)
-    const T* weight = A[first_use(r.A, k)] + K * out.begin;
+    const E* weight = A[first_use(r.A, k)] + depth<E>(K) * out.begin;
 
     // The product. With a low rank there are two, and the second needs all columns of the first.
     if (s.rank) {
       T* u = r.factors + (k * s.steps + t) * s.B * s.rp;  // (B, rp)
-      gemm<T>(s.B, s.in(k), p.r.size(), {operand, ld}, F[first_use(r.F, k)] + s.in(k) * p.r.begin,
-              {u + p.r.begin, s.rp, true, false});
+      gemm<E, T>(s.B, s.in(k), p.r.size(), {operand, ld},
+                 F[first_use(r.F, k)] + depth<E>(s.in(k)) * p.r.begin,
+                 {u + p.r.begin, s.rp, true, false}, p.left);
       barrier.wait(p.weight);
-      gemm<T>(s.B, K, out.size(), {u, s.rp}, weight,
-              {gate + out.begin, s.round_width, true, false});
+      gemm<E, T>(s.B, K, out.size(), {u, s.rp}, weight,
+                 {gate + out.begin, s.round_width, true, false}, p.left);
     } else {
-      gemm<T>(s.B, K, out.size(), {operand, ld}, weight,
-              {gate + out.begin, s.round_width, true, false});
+      gemm<E, T>(s.B, K, out.size(), {operand, ld}, weight,
+                 {gate + out.begin, s.round_width, true, false}, p.left);
     }
 
     // Bias, sigmoid (saved for backward) and the operand's new value. The first round on x and the
@@ -193,9 +200,10 @@ class RecurrentForward {
     for (int g = 0; g < 4; ++g) {
       T* C = out + g * s.Hp + p.h.begin;
       if (s.rounds > 0)
-        gemm<T>(s.B, s.X, p.h.size(), {x_mogrified, s.ldx}, packed(W_ih, s.X, g, p),
-                {C, 4 * s.Hp, true, false});
-      gemm<T>(s.B, s.H, p.h.size(), {h, s.ldh}, packed(W_hh, s.H, g, p), {C, 4 * s.Hp, true, true});
+        gemm<E, T>(s.B, s.X, p.h.size(), {x_mogrified, s.ldx}, packed(W_ih, s.X, g, p),
+                   {C, 4 * s.Hp, true, false}, p.left);
+      gemm<E, T>(s.B, s.H, p.h.size(), {h, s.ldh}, packed(W_hh, s.H, g, p),
+                 {C, 4 * s.Hp, true, true}, p.left);
     }
     for (int64_t b = 0; b < s.B; ++b)
       cell(p, t, b, out + b * 4 * s.Hp);
@@ -257,15 +265,15 @@ class RecurrentForward {
   }
 };
 
-template <class T>
+template <class E, class T>
 void recurrence(const cpu::Recurrence<T>& r, cpu::Parallel run, int threads) {
   const auto with = [&](auto&& pass) {
     parallel(run, threads, [&](int64_t begin, int64_t end) { pass.run(begin, end); });
   };
   if (r.cap_input_gate)
-    with(RecurrentForward<T, true>(r, threads));
+    with(RecurrentForward<T, E, true>(r, threads));
   else
-    with(RecurrentForward<T, false>(r, threads));
+    with(RecurrentForward<T, E, false>(r, threads));
 }
 
 }  // namespace FUSEDSEQ_ISA

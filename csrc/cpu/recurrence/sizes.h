@@ -38,6 +38,11 @@ struct Sizes {
     }
   }
 
+  // The longest row of a left operand in the products, of dz in the backward pass.
+  HD int64_t widest() const {
+    const int64_t most = 4 * H > X ? 4 * H : X;
+    return most > rank ? most : rank;
+  }
   // Rounds 0, 2, ... scale x and read h; rounds 1, 3, ... scale h and read x.
   HD bool on_x(int64_t k) const { return k % 2 == 0; }
   // The width of the operand that round k scales, and of the one that it reads.

@@ -9,9 +9,7 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-struct bfloat16 {
-  uint16_t bits;
-};
+using cpu::bfloat16;
 
 template <class S>
 struct Compute {
@@ -54,11 +52,19 @@ HD Vec<float> load_as(const bfloat16* p) {
   memcpy(&h, p, sizeof h);
   return Vec<float>(Vec<float>::Raw(__builtin_convertvector(h, Word) << 16));
 }
-HD void store_as(bfloat16* p, Vec<float> x) {
+// The bits of x rounded to bfloat16, in the low half of each lane.
+HD Word rounded_bits(Vec<float> x) {
   const Word u = Word(x.v);
-  Word r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  r = x.v == x.v ? r : (u >> 16) | 0x40;  // a NaN must not round to infinity
-  const Half h = __builtin_convertvector(r, Half);
+  const Word r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  return x.v == x.v ? r : (u >> 16) | 0x40;  // a NaN must not round to infinity
+}
+HD void store_as(bfloat16* p, Vec<float> x) {
+#if defined(__AVX512BF16__)
+  const __m256bh half = _mm512_cvtneps_pbh(__m512(x.v));
+  memcpy(p, &half, sizeof half);
+  return;
+#endif
+  const Half h = __builtin_convertvector(rounded_bits(x), Half);
   memcpy(p, &h, sizeof h);
 }
 
@@ -88,6 +94,7 @@ template <class S>
 HD Vec<typename Compute<S>::type> load_up_to(const S* p, int64_t n) {
   using C = typename Compute<S>::type;
   if (n >= LANES<C>) return load_as(p);
+  if constexpr (std::is_same<S, C>::value) return Vec<C>::load(p, n);
   C buffer[LANES<C>] = {};
   for (int64_t i = 0; i < n; ++i)
     buffer[i] = load_scalar(p + i);
@@ -97,6 +104,7 @@ template <class S>
 HD void store_up_to(S* p, Vec<typename Compute<S>::type> x, int64_t n) {
   using C = typename Compute<S>::type;
   if (n >= LANES<C>) return store_as(p, x);
+  if constexpr (std::is_same<S, C>::value) return x.store(p, n);
   C buffer[LANES<C>];
   x.store(buffer);
   for (int64_t i = 0; i < n; ++i)

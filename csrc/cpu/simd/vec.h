@@ -48,6 +48,27 @@ struct Types<double> {
   typedef double Unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
 };
 
+// A pair of bfloat16 numbers, the first one in the low half: an element of the products that are
+// computed by dot products of pairs, see bf16_pair.h.
+struct bf16_pair {
+  uint32_t bits;
+};
+template <>
+struct Types<bf16_pair> {
+  typedef uint32_t Raw __attribute__((vector_size(VECTOR_BYTES)));
+  typedef int32_t Mask __attribute__((vector_size(VECTOR_BYTES)));
+  typedef uint32_t Unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+};
+
+// What a vector holds in the lane of an element.
+template <class T>
+HD T lane_value(T x) {
+  return x;
+}
+HD uint32_t lane_value(bf16_pair x) {
+  return x.bits;
+}
+
 template <class T>
 struct Vec {
   using Raw = typename Types<T>::Raw;
@@ -57,7 +78,7 @@ struct Vec {
 
   HD Vec() {}
   HD Vec(Raw raw) : v(raw) {}
-  HD Vec(T s) : v(s - Raw{}) {}
+  HD Vec(T s) : v(lane_value(s) - Raw{}) {}
 
   static HD Vec load(const T* p) { return Vec(Raw(*reinterpret_cast<const Unaligned*>(p))); }
   HD void store(T* p) const { *reinterpret_cast<Unaligned*>(p) = v; }

@@ -150,7 +150,8 @@ def fake_gradients(named: Named) -> tuple[Tensor, ...]:
 def fake_scale(named: Named) -> tuple[Tensor, ...]:
     gradients = (named[name] for name in ("dx", "dW", "db"))
     return tuple(
-        g.new_empty(g.shape if named["needs"] >> i & 1 else (0,)) for i, g in enumerate(gradients)
+        named["x"].new_empty(g.shape if named["needs"] >> i & 1 else (0,))
+        for i, g in enumerate(gradients)
     )
 
 
