@@ -33,10 +33,12 @@ OTHERS = [
 
 
 def run(*command, cwd=None, **variables):
-    """Runs a command without this environment's PYTHONPATH; process.text is stdout and stderr."""
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {
-        k: str(v) for k, v in variables.items()
-    }
+    """Runs a command without this environment's PYTHONPATH, and without the variables of this test
+    run: pytest-benchmark refuses to work where it sees those of pytest-xdist. process.text is
+    stdout and stderr.
+    """
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and "PYTEST" not in k}
+    env |= {k: str(v) for k, v in variables.items()}
     process = subprocess.run(
         [*map(str, command)],
         cwd=cwd,
