@@ -1,8 +1,8 @@
 """Building and installing: sdist, wheel, editable install, CUDA, and other versions of torch.
 
-The sources are copied and built in temporary folders, with the objects that this tree's own build has
-compiled already. Installations are tested by `fusedseq info`,
-which compares every operator with its oracle. Errors of a build or an import must be one line.
+The sources are copied and built in temporary folders, with the objects that this tree's own build
+has compiled already. Installations are tested by `fusedseq info`, which compares every operator
+with its oracle. Errors of a build or an import must be one line.
 """
 
 import importlib.util
