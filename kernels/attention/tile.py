@@ -143,9 +143,10 @@ def load_angles(rope, position, inside, d0, C: tl.constexpr):
 @triton.jit
 def columns_of_pairs(rope, d0, C: tl.constexpr):
     """Returns the columns in memory of the even and of the odd columns of a tile, (BD / 2,) each,
-    for a rope that is not interleaved."""
+    for a rope that is not interleaved. Columns from D on stay where they are: they must not be
+    taken for columns of the second half."""
     m = d0 // 2 + tl.arange(0, C.BD // 2)
-    if rope.columns == C.D:
+    if rope.columns == C.D and C.D % C.BD == 0:
         return m, m + C.D // 2
     else:
         is_rotated = 2 * m < rope.columns

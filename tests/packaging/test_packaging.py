@@ -1,8 +1,8 @@
 """Building and installing: sdist, wheel, editable install, CUDA, and other versions of torch.
 
-The sources are copied and built in temporary folders, with the objects that this tree's own build has
-compiled already. Installations are tested by `fusedseq info`,
-which compares every operator with its oracle. Errors of a build or an import must be one line.
+The sources are copied and built in temporary folders, with the objects that this tree's own build
+has compiled already. Installations are tested by `fusedseq info`, which compares every operator
+with its oracle. Errors of a build or an import must be one line.
 """
 
 import importlib.util
@@ -33,10 +33,12 @@ OTHERS = [
 
 
 def run(*command, cwd=None, **variables):
-    """Runs a command without this environment's PYTHONPATH; process.text is stdout and stderr."""
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {
-        k: str(v) for k, v in variables.items()
-    }
+    """Runs a command without this environment's PYTHONPATH, and without the variables of this test
+    run: pytest-benchmark refuses to work where it sees those of pytest-xdist. process.text is
+    stdout and stderr.
+    """
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and "PYTEST" not in k}
+    env |= {k: str(v) for k, v in variables.items()}
     process = subprocess.run(
         [*map(str, command)],
         cwd=cwd,
