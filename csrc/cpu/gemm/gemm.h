@@ -75,6 +75,16 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
   }
 }
 
+// Calls f(first row, rows, left operand) with the rows of A (M, K) in chunks. scratch: left_size
+// elements.
+template <class E, class S, class F>
+HD void each_chunk(int64_t M, int64_t K, Matrix<const S> A, E* scratch, F f) {
+  for (int64_t m = 0; m < M; m += CHUNK) {
+    const int64_t rows = M - m < CHUNK ? M - m : CHUNK;
+    f(m, rows, left_operand(rows, K, Matrix<const S>{A.p + m * A.ld, A.ld}, scratch));
+  }
+}
+
 // C (M, columns) (+)= A (M, K) times packed columns (see `pack`), + bias (columns,) if not null.
 //
 // next: depth(K) x PANEL elements that are prefetched meanwhile, or null; only for at most CHUNK
@@ -82,13 +92,10 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
 template <class E, class S>
 void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed,
           Output<Sum<E>> C, E* scratch, const Sum<E>* bias = nullptr, const E* next = nullptr) {
-  for (int64_t m = 0; m < M; m += CHUNK) {
-    const int64_t rows = M - m < CHUNK ? M - m : CHUNK;
-    const LeftOperand<E> left =
-        left_operand(rows, K, Matrix<const S>{A.p + m * A.ld, A.ld}, scratch);
+  each_chunk(M, K, A, scratch, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
     gemm_chunk(rows, depth<E>(K), columns, left, packed,
                {C.p + m * C.ld, C.ld, C.whole_vectors, C.accumulate}, bias, next);
-  }
+  });
 }
 template <class T>
 void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const T> A, const T* packed, Output<T> C,

@@ -40,17 +40,14 @@ void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* 
     gemm<E, S>(M, K, columns, A, packed, {C.p, C.ld, false, false}, scratch, bias, next);
   } else {
     alignas(64) Sum<E> block[CHUNK * PANEL<E>];
-    for (int64_t m = 0; m < M; m += CHUNK) {
-      const int64_t rows = M - m < CHUNK ? M - m : CHUNK;
-      const LeftOperand<E> left =
-          left_operand(rows, K, Matrix<const S>{A.p + m * A.ld, A.ld}, scratch);
+    each_chunk(M, K, A, scratch, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
       for (int64_t n = 0; n < columns; n += PANEL<E>) {
         const int64_t width = columns - n < PANEL<E> ? columns - n : PANEL<E>;
         gemm_chunk<E>(rows, depth<E>(K), width, left, packed + depth<E>(K) * n,
                       {block, PANEL<E>, true, false}, bias ? bias + n : nullptr, next);
         store_block(rows, width, (const Sum<E>*)block, PANEL<E>, C.p + m * C.ld + n, C.ld);
       }
-    }
+    });
   }
 }
 

@@ -21,6 +21,9 @@ namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // E: the elements of the products, T or bf16_pair. S: the type of x and W in memory
+//
+// The gradients dz of a block of logits replace the logits, as numbers of the type dZ that the
+// products multiply: bfloat16 numbers take the first half of the memory of the block's row.
 template <class T, class E, class S>
 class CrossEntropy {
  public:
@@ -72,6 +75,7 @@ class CrossEntropy {
 
  private:
   // A block of logits is SUB rows by COLUMNS columns and stays in the L2 cache.
+  using dZ = typename std::conditional<NUMBERS<E> == 2, bfloat16, T>::type;
   static constexpr int64_t COLUMNS = 512, SUB = 288;
   // Logits that stay in memory: at most so many bytes, but chunks of at least MIN_ROWS rows, so
   // that the three products take longer than reading W and dW. At most MAX_ROWS rows; without
@@ -142,7 +146,7 @@ class CrossEntropy {
     packed = Buffer<E>(parts * packed_size<E>(l.E, COLUMNS));
     if (l.dx) packed_rows = Buffer<E>(packed_size<E>(COLUMNS, l.E));
     if (l.dW) scratch = Buffer<E>(parts * scratch_size);
-    const int64_t of_x = left_size<E, S>(l.E), of_logits = left_size<E, T>(COLUMNS);
+    const int64_t of_x = left_size<E, S>(l.E), of_logits = left_size<E, dZ>(COLUMNS);
     left = of_x > of_logits ? of_x : of_logits;
     lefts = Buffer<E>(parts * left);
     if (l.db) sums = Buffer<T>(parts * 2 * ld_sums);
@@ -292,34 +296,41 @@ class CrossEntropy {
       if (!l.statistics) compute_logits(part, block, s0, s1, z);
       for (int64_t s = s0; s < s1; ++s)
         differentiate(z + (s - s0) * ld, block, s, coefficients[s - r0]);
+      const Matrix<const dZ> dz = gradients_of(z);
 
       // dW += dz^T x and db += the sum of dz, where the first rows of all write and the others add.
       if (l.dW)
-        gemm_transposed<E, T, S>(s1 - s0, l.E, {0, n}, {z, ld}, {l.x + s0 * l.E, l.E},
+        gemm_transposed<E, dZ, S>(s1 - s0, l.E, {0, n}, dz, {l.x + s0 * l.E, l.E},
                               {l.dW + block.begin * l.E, l.E}, s0 > 0,
                               scratch + part * scratch_size);
       if (l.db) {
         T* const total = sums + part * 2 * ld_sums;
-        column_sums(s1 - s0, (const T*)z, ld, n, total, total + ld_sums);
+        column_sums(s1 - s0, dz.p, dz.ld, n, total, total + ld_sums);
         if (s0 == 0) memset(l.db + block.begin, 0, n * sizeof(T));
         add_row((const T*)total, l.db + block.begin, n, T(1));
       }
     }
   }
 
+  // The gradients that have replaced a block of logits.
+  Matrix<const dZ> gradients_of(const T* z) const {
+    return {reinterpret_cast<const dZ*>(z), ld * int64_t(sizeof(T) / sizeof(dZ))};
+  }
+
   // dx = dz W for the columns `own` of x and the rows [r0, r1) of a chunk. The first block of W's
   // rows writes and the others add.
   void add_dx(int64_t part, Range own, int64_t r0, int64_t r1) {
     E* const rows_of_W = packed_rows + depth<E>(COLUMNS) * own.begin;
-    for (int64_t c = 0; c < l.V; c += COLUMNS) {
-      const int64_t n = l.V - c < COLUMNS ? l.V - c : COLUMNS;
-      pack(l.W + c * l.E + own.begin, l.E, 1, n, own.size(), rows_of_W);
-      for (int64_t s0 = r0; s0 < r1; s0 += SUB) {
-        const int64_t s1 = s0 + SUB < r1 ? s0 + SUB : r1;
-        gemm<E, T>(s1 - s0, n, own.size(), {logits + (s0 - r0) * ld + c, ld}, rows_of_W,
-                   {l.dx + s0 * l.E + own.begin, l.E, false, c > 0}, lefts + part * left);
-      }
-    }
+    for (int64_t of_part = 0; of_part < parts; ++of_part)
+      each_block({first_column(of_part), first_column(of_part + 1)}, [&](Range block) {
+        const int64_t n = block.size(), c = block.begin;
+        pack(l.W + c * l.E + own.begin, l.E, 1, n, own.size(), rows_of_W);
+        for (int64_t s0 = r0; s0 < r1; s0 += SUB) {
+          const int64_t s1 = s0 + SUB < r1 ? s0 + SUB : r1;
+          gemm<E, dZ>(s1 - s0, n, own.size(), gradients_of(logits + (s0 - r0) * ld + c), rows_of_W,
+                      {l.dx + s0 * l.E + own.begin, l.E, false, c > 0}, lefts + part * left);
+        }
+      });
   }
 
   // Replaces a block of row n's logits z by their gradient.
@@ -330,18 +341,20 @@ class CrossEntropy {
     const bool has_target = block.begin <= y && y < block.end;
     const double P = has_target ? ::exp(double(z[y - block.begin]) - double(l.lse[n])) : 0;
     const V lse(l.lse[n]), p(T(c.p(l.weights_sum))), classes(T(c.classes));
+    dZ* const dz = reinterpret_cast<dZ*>(z);  // a vector's place is behind no logits not yet read
     if (l.class_weights && c.classes != 0) {
       for (int64_t j = 0; j < columns; j += L) {
         const V weights = V::load(l.class_weights + block.begin + j, columns - j);
-        (p * exp_(V::load(z + j) - lse) - classes * weights).store(z + j);
+        store_as(dz + j, p * exp_(V::load(z + j) - lse) - classes * weights);
       }
     } else {
       for (int64_t j = 0; j < columns; j += L)
-        (p * exp_(V::load(z + j) - lse) - classes).store(z + j);
+        store_as(dz + j, p * exp_(V::load(z + j) - lse) - classes);
     }
     if (has_target)
-      z[y - block.begin] =
-          T(c.target * (P - 1) + c.classes * (l.weights_sum * P - weight(n)) + c.rest * P);
+      store_scalar(dz + (y - block.begin), T(c.target * (P - 1) +
+                                             c.classes * (l.weights_sum * P - weight(n)) +
+                                             c.rest * P));
   }
 };
 

@@ -133,13 +133,15 @@ class RecurrentBackward {
 
     // Through the gates' products into both operands, then through the rounds. Without rounds dx
     // is one product after the loop.
-    gemm<E, T>(s.B, 4 * s.H, p.h.size(), {w.dz + first * w.ldz, w.ldz},
-               w.W_hh + depth<E>(4 * s.H) * p.h.begin, {w.dh + p.h.begin, s.ldh, true, false},
-               p.left);
-    if (s.rounds)
-      gemm<E, T>(s.B, 4 * s.H, p.x.size(), {w.dz + first * w.ldz, w.ldz},
-                 w.W_ih + depth<E>(4 * s.H) * p.x.begin, {w.dx + p.x.begin, s.ldx, true, false},
-                 p.left);
+    const Matrix<const T> dz{w.dz + first * w.ldz, w.ldz};
+    each_chunk(s.B, 4 * s.H, dz, p.left, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
+      const int64_t K = depth<E>(4 * s.H);
+      gemm_chunk<E>(rows, K, p.h.size(), left, w.W_hh + K * p.h.begin,
+                    {w.dh + m * s.ldh + p.h.begin, s.ldh, true, false}, nullptr, nullptr);
+      if (s.rounds)
+        gemm_chunk<E>(rows, K, p.x.size(), left, w.W_ih + K * p.x.begin,
+                      {w.dx + m * s.ldx + p.x.begin, s.ldx, true, false}, nullptr, nullptr);
+    });
     for (int64_t k = s.rounds - 1; k >= 0; --k)
       round(p, t, k);
 

@@ -61,9 +61,7 @@ class RecurrentForward {
     // Without rounds the inputs' product does not depend on the state: all steps at once. The rows
     // behind the end of a sequence are computed too, and not used.
     if (s.rounds == 0)
-      for (int g = 0; g < 4; ++g)
-        gemm<E, T>(s.steps * s.B, s.X, p.h.size(), {r.x, s.X}, packed(W_ih, s.X, g, p),
-                   {r.gates + g * s.Hp + p.h.begin, 4 * s.Hp, true, false}, p.left);
+      add_gates(p, s.steps * s.B, s.X, {r.x, s.X}, W_ih, r.gates, false);
     barrier.wait(p.weight);
 
     for (int64_t t = 0; t < s.steps; ++t) {
@@ -193,18 +191,23 @@ class RecurrentForward {
     barrier.wait(p.weight);
   }
 
+  // The part's columns of z (rows, 4, Hp) (+)= operand (rows, K) times the packed weight.
+  void add_gates(const Part& p, int64_t rows, int64_t K, Matrix<const T> operand, const E* weight,
+                 T* z, bool accumulate) {
+    each_chunk(rows, K, operand, p.left, [&](int64_t m, int64_t height, LeftOperand<E> left) {
+      for (int g = 0; g < 4; ++g)
+        gemm_chunk<E>(height, depth<E>(K), p.h.size(), left, packed(weight, K, g, p),
+                      {z + (m * 4 + g) * s.Hp + p.h.begin, 4 * s.Hp, true, accumulate}, nullptr,
+                      nullptr);
+    });
+  }
+
   // The gates of step t and, from them, the new state.
   void gates(const Part& p, int64_t t) {
     T* out = r.gates + t * s.B * 4 * s.Hp;  // (B, 4, Hp)
     const T* h = s.rounds < 2 ? h_in[t % 2] : h_mogrified;
-    for (int g = 0; g < 4; ++g) {
-      T* C = out + g * s.Hp + p.h.begin;
-      if (s.rounds > 0)
-        gemm<E, T>(s.B, s.X, p.h.size(), {x_mogrified, s.ldx}, packed(W_ih, s.X, g, p),
-                   {C, 4 * s.Hp, true, false}, p.left);
-      gemm<E, T>(s.B, s.H, p.h.size(), {h, s.ldh}, packed(W_hh, s.H, g, p),
-                 {C, 4 * s.Hp, true, true}, p.left);
-    }
+    if (s.rounds > 0) add_gates(p, s.B, s.X, {x_mogrified, s.ldx}, W_ih, out, false);
+    add_gates(p, s.B, s.H, {h, s.ldh}, W_hh, out, true);
     for (int64_t b = 0; b < s.B; ++b)
       cell(p, t, b, out + b * 4 * s.Hp);
   }

@@ -113,6 +113,15 @@ HD Vec<E> load_across(const S* p, int64_t ld, int64_t rows, int64_t n) {
     return Vec<E>::load(p, n);
   } else {
     const Vec<float> zero(0.f);
+    if constexpr (std::is_same<S, bfloat16>::value) {
+      if (n >= LANES<E> && rows > 1) {
+        Half first, second;
+        memcpy(&first, p, sizeof first);
+        memcpy(&second, p + ld, sizeof second);
+        return Vec<E>(__builtin_convertvector(first, Word) |
+                      __builtin_convertvector(second, Word) << 16);
+      }
+    }
     return pair_lanes(load_up_to(p, n), rows > 1 ? load_up_to(p + ld, n) : zero);
   }
 }
