@@ -52,8 +52,7 @@ const Candidate* candidates(int& count) {
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("fma");
-  static const Kernels with_pairs =
-      with_bf16(avx512::kernels, "avx512_bf16", avx512_bf16::kernels);
+  static const Kernels with_pairs = with_bf16(avx512::kernels, "avx512_bf16", avx512_bf16::kernels);
   static const Candidate all[] = {
       {&with_pairs, has_avx512 && __builtin_cpu_supports("avx512bf16")},
       {&avx512::kernels, has_avx512},

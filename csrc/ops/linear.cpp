@@ -19,10 +19,17 @@ inline constexpr ScalarType in_memory<double> = ScalarType::Double;
 template <>
 constexpr ScalarType in_memory<cpu::bfloat16> = ScalarType::BFloat16;
 
+// Whether the products of a call with fp32 tensors multiply bfloat16 numbers. With few rows,
+// reading W takes longer than multiplying, and rounding it longer still.
+bool rounds_operands(const cpu::Linear<float>& l) {
+  constexpr int64_t FEW_ROWS = 64;
+  return l.M > FEW_ROWS && multiplies_in_bf16(ScalarType::Float);
+}
+
 void run(const cpu::Linear<float>& l) {
   const auto& all = cpu::kernels();
-  (float32_products_in_bf16() && all.bf16.linear_f32 ? all.bf16.linear_f32 : all.linear_f32)(
-      l, parallel, linear_threads(l.M, l.K, l.N));
+  (rounds_operands(l) ? all.bf16.linear_f32 : all.linear_f32)(l, parallel,
+                                                              linear_threads(l.M, l.K, l.N));
 }
 void run(const cpu::Linear<double>& l) {
   cpu::kernels().linear_f64(l, parallel, linear_threads(l.M, l.K, l.N));
@@ -32,8 +39,7 @@ void run(const cpu::Linear<cpu::bfloat16>& l) {
 }
 void run_backward(const cpu::Linear<float>& l) {
   const auto& all = cpu::kernels();
-  (float32_products_in_bf16() && all.bf16.linear_f32 ? all.bf16.linear_backward_f32
-                                                     : all.linear_backward_f32)(
+  (rounds_operands(l) ? all.bf16.linear_backward_f32 : all.linear_backward_f32)(
       l, parallel, linear_threads(l.M, l.K, l.N));
 }
 void run_backward(const cpu::Linear<double>& l) {

@@ -244,12 +244,12 @@ Gradients backward(const LayerBackward& layer) {
   }
   const RoundGradients<T> rounds(a, g, required, i);
   if (r.B > 0)
-    run(
-        cpu::RecurrenceBackward<T>{
-        r, a.in(*layer.dy), a.in(layer.dh), a.in(layer.dc), pointer(g.dx, required.dx),
-        a.out(g.dh0), a.out(g.dc0), pointer(g.dW_ih, required.dW_ih),
-        pointer(g.dW_hh, required.dW_hh), pointer(g.db, required.db && i.b),
-        rounds.first_factors.data(), rounds.second_factors.data(), rounds.biases.data()},
+    run(cpu::RecurrenceBackward<T>{r, a.in(*layer.dy), a.in(layer.dh), a.in(layer.dc),
+                                   pointer(g.dx, required.dx), a.out(g.dh0), a.out(g.dc0),
+                                   pointer(g.dW_ih, required.dW_ih),
+                                   pointer(g.dW_hh, required.dW_hh),
+                                   pointer(g.db, required.db && i.b), rounds.first_factors.data(),
+                                   rounds.second_factors.data(), rounds.biases.data()},
         i.x.scalar_type());
 #define IN_THE_DTYPE_OF_X(type, name) g.name = as_type(g.name, i.x.scalar_type());
   MOGRIFIER_GRADIENTS(IN_THE_DTYPE_OF_X)

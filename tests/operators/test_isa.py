@@ -1,10 +1,9 @@
 """Every instruction set that this machine has gives right results, and the same random masks.
 
 The library selects its kernels when it is loaded, by FUSEDSEQ_ISA. So each instruction set is
-tested
-in a process of its own, which runs this file: it compares the case table with the oracle and prints
-a digest of masks. These tests are slow and left to `make test-all`; all other tests run on the
-widest instruction set.
+tested in a process of its own, which runs this file: it compares the case table with the oracle and
+prints a digest of masks. These tests are slow and left to `make test-all`; all other tests run on
+the widest instruction set.
 """
 
 import hashlib
@@ -17,7 +16,7 @@ import torch
 from fusedseq import _load, fused
 from fusedseq.testing import CASES, check, differentiable
 
-ALL = ["baseline", "avx2", "avx512"]
+ALL = ["baseline", "avx2", "avx512", "avx512_bf16"]
 
 
 def main():

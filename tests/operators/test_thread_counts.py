@@ -37,12 +37,17 @@ def assert_independent_of_threads(case, threads, dtype=torch.float32):
             assert torch.equal(one, several), f"{case}: result {i} differs with {count} threads"
 
 
+# The products of bf16 tensors multiply pairs of numbers, where the processor can.
+PRODUCTS = pytest.mark.parametrize("number", [torch.float32, torch.bfloat16], ids=str)
+
+
+@PRODUCTS
 @pytest.mark.parametrize("H", [*WIDTHS, 700])
-def test_recurrences(H, threads):
+def test_recurrences(H, number, threads):
     """The number of rows changes the height of the tiles, so it changes with H."""
     B, X = 1 + H % 7, H // 2 + 5
-    assert_independent_of_threads(lstm_case(2, B, X, H), threads)
-    assert_independent_of_threads(mogrifier_lstm_case(2, B + 3, X, H, 2), threads)
+    assert_independent_of_threads(lstm_case(2, B, X, H), threads, number)
+    assert_independent_of_threads(mogrifier_lstm_case(2, B + 3, X, H, 2), threads, number)
 
 
 @pytest.mark.parametrize("options", [{"rank": 5}, {"zoneout_h": 0.5, "seed": 3}], ids=str)
@@ -52,12 +57,13 @@ def test_recurrences_with_options(options, threads):
         assert_independent_of_threads(case, threads, dtype)
 
 
+@PRODUCTS
 @pytest.mark.parametrize("M", [1, 5, 12, 29, 64, 150])
-def test_linear(M, threads):
+def test_linear(M, number, threads):
     """The numbers of rows M select each of the products of csrc/cpu/gemm/linear.h."""
     for N in WIDTHS[1::2]:
-        assert_independent_of_threads(linear_case(M, 64, N), threads)
-        assert_independent_of_threads(linear_case(M, 77, N), threads)
+        assert_independent_of_threads(linear_case(M, 64, N), threads, number)
+        assert_independent_of_threads(linear_case(M, 77, N), threads, number)
     assert_independent_of_threads(linear_case(M, 64, 77), threads, torch.float64)
 
 
@@ -65,7 +71,7 @@ def test_linear(M, threads):
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_linear_cross_entropy(V, reduction, threads):
     options = {"reduction": reduction, "label_smoothing": 0.1, "return_details": True}
-    for dtype in (torch.float32, torch.float64):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for N in (30, 310):
             case = linear_cross_entropy_case(N, 20, V, weighted=True, **options)
             assert_independent_of_threads(case, threads, dtype)

@@ -513,6 +513,7 @@ def test_setup_stays_small():
 def test_build_info_describes_this_machine(tree):
     info = json.loads((tree / "pyext/fusedseq/build_info.json").read_text())
     assert info["machine"] == platform.machine()
-    assert info["isas"] == (
-        ["baseline", "avx2", "avx512"] if info["machine"] == "x86_64" else ["baseline"]
-    )
+    assert info["isas"] == {
+        "x86_64": ["baseline", "avx2", "avx512", "avx512_bf16"],
+        "aarch64": ["baseline", "baseline_bf16"],
+    }.get(info["machine"], ["baseline"])

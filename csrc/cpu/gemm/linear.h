@@ -34,8 +34,8 @@ HD void store_block(int64_t M, int64_t width, const T* block, int64_t ld, S* C, 
 // C (M, columns) = A (M, K) times packed columns + bias, as `gemm`. If S is not the type of the
 // sums, they go through a block of one panel.
 template <class E, class S>
-void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed,
-             Matrix<S> C, E* scratch, const Sum<E>* bias = nullptr, const E* next = nullptr) {
+void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed, Matrix<S> C,
+             E* scratch, const Sum<E>* bias = nullptr, const E* next = nullptr) {
   if constexpr (std::is_same<S, Sum<E>>::value) {
     gemm<E, S>(M, K, columns, A, packed, {C.p, C.ld, false, false}, scratch, bias, next);
   } else {
@@ -222,10 +222,10 @@ class LinearBackward {
         few(l.M <= CHUNK && (!SAME || l.K % LANES<E> == 0)),
         panel(packed_size<E>(l.N, PANEL<E>)),
         left(are_elements<E, S>(l.N) ? 0 : left_size<E, S>(l.N)),
-        packed(!l.dx           ? 0
-               : !few          ? packed_size<E>(l.N, l.K)
-               : SAME          ? 0
-                               : panel * parts),
+        packed(!l.dx  ? 0
+               : !few ? packed_size<E>(l.N, l.K)
+               : SAME ? 0
+                      : panel * parts),
         lefts(l.dx ? left * parts : 0),
         sums(l.db ? 2 * round_up<T>(l.N) : 0),
         scratch(l.dW ? scratch_size * parts : 0),
@@ -240,7 +240,7 @@ class LinearBackward {
 
  private:
   using T = Sum<E>;
-  static constexpr bool SAME = std::is_same<E, S>::value;      // the products' elements are in memory
+  static constexpr bool SAME = std::is_same<E, S>::value;  // the products' elements are in memory
   static constexpr bool IN_PLACE = std::is_same<S, T>::value;  // sums can be written to the results
   static constexpr int64_t scratch_size =
       (TRANSPOSED_SCRATCH<E> + LANES<E> - 1) / LANES<E> * LANES<E>;
@@ -278,7 +278,7 @@ class LinearBackward {
     else
       to = dW;
     gemm_transposed<E, S, S>(l.M, l.K, own, {l.dy, l.N}, {l.x, l.K}, {to, l.K}, false,
-                          scratch + scratch_size * part);
+                             scratch + scratch_size * part);
     if constexpr (!IN_PLACE)
       store_block(own.size(), l.K, dW + own.begin * l.K, l.K, l.dW + own.begin * l.K, l.K);
   }

@@ -51,8 +51,8 @@ void gemm_transposed(int64_t K, int64_t columns, Range own, Matrix<const SA> A, 
   constexpr int64_t ROWS = A_TILES * MR, KC_ = KC<E> * NUMBERS<E>;
   const int64_t panels = (columns + PANEL<E> - 1) / PANEL<E>;
   const int64_t blocks = (panels + NC_PANELS<E> - 1) / NC_PANELS<E>;
-  E* B_block = scratch;                                       // (NC_PANELS)(KC, PANEL)
-  E* A_tiles = scratch + KC<E> * NC_PANELS<E> * PANEL<E>;     // (A_TILES)(KC, MR)
+  E* B_block = scratch;                                    // (NC_PANELS)(KC, PANEL)
+  E* A_tiles = scratch + KC<E> * NC_PANELS<E> * PANEL<E>;  // (A_TILES)(KC, MR)
 
   // At least one pass, which writes zeros if K is 0.
   for (int64_t k0 = 0; k0 < K || k0 == 0; k0 += KC_) {

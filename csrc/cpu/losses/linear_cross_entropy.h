@@ -22,8 +22,8 @@ namespace FUSEDSEQ_ISA {
 
 // E: the elements of the products, T or bf16_pair. S: the type of x and W in memory
 //
-// The gradients dz of a block of logits replace the logits, as numbers of the type dZ that the
-// products multiply: bfloat16 numbers take the first half of the memory of the block's row.
+// The gradients dz of a block of logits are numbers of the type dZ that the products multiply. They
+// replace the logits, or are beside them in memory if they are bfloat16 numbers.
 template <class T, class E, class S>
 class CrossEntropy {
  public:
@@ -76,6 +76,7 @@ class CrossEntropy {
  private:
   // A block of logits is SUB rows by COLUMNS columns and stays in the L2 cache.
   using dZ = typename std::conditional<NUMBERS<E> == 2, bfloat16, T>::type;
+  static constexpr bool REPLACED = std::is_same<dZ, T>::value;
   static constexpr int64_t COLUMNS = 512, SUB = 288;
   // Logits that stay in memory: at most so many bytes, but chunks of at least MIN_ROWS rows, so
   // that the three products take longer than reading W and dW. At most MAX_ROWS rows; without
@@ -106,6 +107,7 @@ class CrossEntropy {
   int64_t rows;            // in a chunk
   int64_t ld;              // the row length of `logits`
   Buffer<T> logits;        // (rows, ld) with gradients, else (parts, SUB, ld)
+  Buffer<dZ> dlogits;      // (rows, ld) unless they replace the logits
   Buffer<E> packed;        // (parts, packed_size(E, COLUMNS))  a block's columns of W^T
   Buffer<E> packed_rows;   // (COLUMNS, E)  a block's rows of W, of which each part packs columns
   Buffer<E> scratch;       // (parts, scratch_size)  of gemm_transposed
@@ -130,7 +132,8 @@ class CrossEntropy {
     group = (columns + MIN_GROUP - 1) / MIN_GROUP * MIN_GROUP;
     rows = MAX_ROWS_OF_STATISTICS;
     if (gradients) {
-      const int64_t fitting = MAX_LOGITS_BYTES / int64_t(sizeof(T)) / leading_dimension<T>(l.V);
+      const int64_t bytes = sizeof(T) + (REPLACED ? 0 : sizeof(dZ));
+      const int64_t fitting = MAX_LOGITS_BYTES / bytes / leading_dimension<T>(l.V);
       rows = fitting < MIN_ROWS ? MIN_ROWS : fitting < MAX_ROWS ? fitting : MAX_ROWS;
       rows = rows / MIN_ROWS * MIN_ROWS;
     }
@@ -143,6 +146,7 @@ class CrossEntropy {
 
   void allocate_workspaces() {
     logits = Buffer<T>(gradients ? rows * ld : parts * SUB * ld);
+    if (gradients && !REPLACED) dlogits = Buffer<dZ>(rows * ld);
     packed = Buffer<E>(parts * packed_size<E>(l.E, COLUMNS));
     if (l.dx) packed_rows = Buffer<E>(packed_size<E>(COLUMNS, l.E));
     if (l.dW) scratch = Buffer<E>(parts * scratch_size);
@@ -294,15 +298,16 @@ class CrossEntropy {
       const int64_t s1 = s0 + SUB < r1 ? s0 + SUB : r1;
       T* const z = logits_of(part, block, s0 - r0);
       if (!l.statistics) compute_logits(part, block, s0, s1, z);
+      const Matrix<const dZ> dz{gradients_of(s0 - r0, block.begin), ld};
       for (int64_t s = s0; s < s1; ++s)
-        differentiate(z + (s - s0) * ld, block, s, coefficients[s - r0]);
-      const Matrix<const dZ> dz = gradients_of(z);
+        differentiate(z + (s - s0) * ld, gradients_of(s - r0, block.begin), block, s,
+                      coefficients[s - r0]);
 
       // dW += dz^T x and db += the sum of dz, where the first rows of all write and the others add.
       if (l.dW)
         gemm_transposed<E, dZ, S>(s1 - s0, l.E, {0, n}, dz, {l.x + s0 * l.E, l.E},
-                              {l.dW + block.begin * l.E, l.E}, s0 > 0,
-                              scratch + part * scratch_size);
+                                  {l.dW + block.begin * l.E, l.E}, s0 > 0,
+                                  scratch + part * scratch_size);
       if (l.db) {
         T* const total = sums + part * 2 * ld_sums;
         column_sums(s1 - s0, dz.p, dz.ld, n, total, total + ld_sums);
@@ -312,36 +317,37 @@ class CrossEntropy {
     }
   }
 
-  // The gradients that have replaced a block of logits.
-  Matrix<const dZ> gradients_of(const T* z) const {
-    return {reinterpret_cast<const dZ*>(z), ld * int64_t(sizeof(T) / sizeof(dZ))};
+  // Returns where the gradients of a chunk's logits are, from this row and column on.
+  dZ* gradients_of(int64_t row, int64_t column) {
+    if constexpr (REPLACED)
+      return logits + row * ld + column;
+    else
+      return dlogits + row * ld + column;
   }
 
   // dx = dz W for the columns `own` of x and the rows [r0, r1) of a chunk. The first block of W's
   // rows writes and the others add.
   void add_dx(int64_t part, Range own, int64_t r0, int64_t r1) {
     E* const rows_of_W = packed_rows + depth<E>(COLUMNS) * own.begin;
-    for (int64_t of_part = 0; of_part < parts; ++of_part)
-      each_block({first_column(of_part), first_column(of_part + 1)}, [&](Range block) {
-        const int64_t n = block.size(), c = block.begin;
-        pack(l.W + c * l.E + own.begin, l.E, 1, n, own.size(), rows_of_W);
-        for (int64_t s0 = r0; s0 < r1; s0 += SUB) {
-          const int64_t s1 = s0 + SUB < r1 ? s0 + SUB : r1;
-          gemm<E, dZ>(s1 - s0, n, own.size(), gradients_of(logits + (s0 - r0) * ld + c), rows_of_W,
-                      {l.dx + s0 * l.E + own.begin, l.E, false, c > 0}, lefts + part * left);
-        }
-      });
+    for (int64_t c = 0; c < l.V; c += COLUMNS) {
+      const int64_t n = l.V - c < COLUMNS ? l.V - c : COLUMNS;
+      pack(l.W + c * l.E + own.begin, l.E, 1, n, own.size(), rows_of_W);
+      for (int64_t s0 = r0; s0 < r1; s0 += SUB) {
+        const int64_t s1 = s0 + SUB < r1 ? s0 + SUB : r1;
+        gemm<E, dZ>(s1 - s0, n, own.size(), {gradients_of(s0 - r0, c), ld}, rows_of_W,
+                    {l.dx + s0 * l.E + own.begin, l.E, false, c > 0}, lefts + part * left);
+      }
+    }
   }
 
-  // Replaces a block of row n's logits z by their gradient.
-  void differentiate(T* z, Range block, int64_t n, Coefficients c) {
+  // dz = the gradient of a block of row n's logits z, which dz may replace.
+  void differentiate(T* z, dZ* dz, Range block, int64_t n, Coefficients c) {
     using V = Vec<T>;
     constexpr int L = LANES<T>;
     const int64_t columns = block.size(), y = l.target[n];
     const bool has_target = block.begin <= y && y < block.end;
     const double P = has_target ? ::exp(double(z[y - block.begin]) - double(l.lse[n])) : 0;
     const V lse(l.lse[n]), p(T(c.p(l.weights_sum))), classes(T(c.classes));
-    dZ* const dz = reinterpret_cast<dZ*>(z);  // a vector's place is behind no logits not yet read
     if (l.class_weights && c.classes != 0) {
       for (int64_t j = 0; j < columns; j += L) {
         const V weights = V::load(l.class_weights + block.begin + j, columns - j);
@@ -352,9 +358,9 @@ class CrossEntropy {
         store_as(dz + j, p * exp_(V::load(z + j) - lse) - classes);
     }
     if (has_target)
-      store_scalar(dz + (y - block.begin), T(c.target * (P - 1) +
-                                             c.classes * (l.weights_sum * P - weight(n)) +
-                                             c.rest * P));
+      store_scalar(
+          dz + (y - block.begin),
+          T(c.target * (P - 1) + c.classes * (l.weights_sum * P - weight(n)) + c.rest * P));
   }
 };
 

@@ -84,10 +84,8 @@ class RecurrentBackward {
   // Packs the part's columns of the weights, this time as right operands of dz W.
   void pack_weights(const Part& p) {
     if (s.rounds || g.dx)
-      pack(r.W_ih + p.x.begin, s.X, 1, 4 * s.H, p.x.size(),
-           w.W_ih + depth<E>(4 * s.H) * p.x.begin);
-    pack(r.W_hh + p.h.begin, s.H, 1, 4 * s.H, p.h.size(),
-         w.W_hh + depth<E>(4 * s.H) * p.h.begin);
+      pack(r.W_ih + p.x.begin, s.X, 1, 4 * s.H, p.x.size(), w.W_ih + depth<E>(4 * s.H) * p.x.begin);
+    pack(r.W_hh + p.h.begin, s.H, 1, 4 * s.H, p.h.size(), w.W_hh + depth<E>(4 * s.H) * p.h.begin);
     for (int64_t k = 0; k < s.rounds; ++k) {
       const Range in = s.on_x(k) ? p.h : p.x, columns = s.rank ? p.r : in;
       const int64_t ld = s.rank ? s.rank : s.in(k);
@@ -274,8 +272,8 @@ class RecurrentBackward {
                  {u + p.r.begin, s.ldr, true, false}, p.left);
       barrier.wait(p.weight);
       gemm<E, T>(s.B, s.rank, in.size(), {u, s.ldr},
-                 w.F[first_use(r.F, k)] + depth<E>(s.rank) * in.begin,
-                 {target, ld_in, true, true}, p.left);
+                 w.F[first_use(r.F, k)] + depth<E>(s.rank) * in.begin, {target, ld_in, true, true},
+                 p.left);
     } else {
       gemm<E, T>(s.B, s.out(k), in.size(), {d_out, ld}, weight + depth<E>(s.out(k)) * in.begin,
                  {target, ld_in, true, true}, p.left);
@@ -313,9 +311,8 @@ class RecurrentBackward {
   // After the loop: the gradients of W_ih, W_hh and b, and without rounds that of x.
   void gate_weight_gradients(const Part& p) {
     if (s.rounds == 0 && g.dx)
-      gemm<E, T>(w.rows, 4 * s.H, p.x.size(), {w.dz, w.ldz},
-                 w.W_ih + depth<E>(4 * s.H) * p.x.begin, {g.dx + p.x.begin, s.X, false, false},
-                 p.left);
+      gemm<E, T>(w.rows, 4 * s.H, p.x.size(), {w.dz, w.ldz}, w.W_ih + depth<E>(4 * s.H) * p.x.begin,
+                 {g.dx + p.x.begin, s.X, false, false}, p.left);
     const T* operand = w.x_operand[rounds_on_x()];  // null without rounds and lengths
     const Matrix<const T> x = operand ? Matrix<const T>{operand, s.ldx} : Matrix<const T>{r.x, s.X};
     weight_gradient(p, g.dW_ih, 4 * s.H, s.X, {w.dz, w.ldz}, x, false);

@@ -52,16 +52,18 @@ class RecurrentForward {
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    Part p{int(end - begin), own_columns<T>(s.H, begin, end, parts),
-           own_columns<T>(s.X, begin, end, parts), own_columns<T>(s.rank, begin, end, parts),
-           zoneout + 2 * s.ldh * begin, lefts + left * begin};
+    Part p{int(end - begin),
+           own_columns<T>(s.H, begin, end, parts),
+           own_columns<T>(s.X, begin, end, parts),
+           own_columns<T>(s.rank, begin, end, parts),
+           zoneout + 2 * s.ldh * begin,
+           lefts + left * begin};
     pack_weights(p);
     prepare_state(p);
 
     // Without rounds the inputs' product does not depend on the state: all steps at once. The rows
     // behind the end of a sequence are computed too, and not used.
-    if (s.rounds == 0)
-      add_gates(p, s.steps * s.B, s.X, {r.x, s.X}, W_ih, r.gates, false);
+    if (s.rounds == 0) add_gates(p, s.steps * s.B, s.X, {r.x, s.X}, W_ih, r.gates, false);
     barrier.wait(p.weight);
 
     for (int64_t t = 0; t < s.steps; ++t) {

@@ -48,17 +48,17 @@ HD Vec<float> multiply_add(Vec<float> c, Vec<bf16_pair> a, Vec<bf16_pair> b) {
 }
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 HD Vec<float> multiply_add(Vec<float> c, Vec<bf16_pair> a, Vec<bf16_pair> b) {
-  return Vec<float>(
-      vbfdotq_f32(float32x4_t(c.v), vreinterpretq_bf16_u32(uint32x4_t(a.v)),
-                  vreinterpretq_bf16_u32(uint32x4_t(b.v))));
+  return Vec<float>(vbfdotq_f32(float32x4_t(c.v), vreinterpretq_bf16_u32(uint32x4_t(a.v)),
+                                vreinterpretq_bf16_u32(uint32x4_t(b.v))));
 }
 #endif
 
 // Pairs (first[i], second[i]) of the lanes of two vectors.
 HD Vec<bf16_pair> pair_lanes(Vec<float> first, Vec<float> second) {
 #if defined(__AVX512BF16__)
-  static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  static constexpr uint16_t ORDER[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                         21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                         11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i both = __m512i(_mm512_cvtne2ps_pbh(__m512(second.v), __m512(first.v)));
   return Vec<bf16_pair>(
       Vec<bf16_pair>::Raw(_mm512_permutexvar_epi16(_mm512_loadu_si512(ORDER), both)));
@@ -118,8 +118,8 @@ HD Vec<E> load_across(const S* p, int64_t ld, int64_t rows, int64_t n) {
         Half first, second;
         memcpy(&first, p, sizeof first);
         memcpy(&second, p + ld, sizeof second);
-        return Vec<E>(__builtin_convertvector(first, Word) |
-                      __builtin_convertvector(second, Word) << 16);
+        return Vec<E>(__builtin_convertvector(first, Word) | __builtin_convertvector(second, Word)
+                                                                 << 16);
       }
     }
     return pair_lanes(load_up_to(p, n), rows > 1 ? load_up_to(p + ld, n) : zero);

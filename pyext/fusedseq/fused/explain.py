@@ -50,6 +50,16 @@ CPU_KERNELS = {
     "weight_drop": ("csrc/cpu/pointwise/dropout.h", "the mask computed in the same pass"),
 }
 
+# The operators whose products on the CPU may multiply bfloat16 numbers.
+PRODUCTS = (
+    "linear",
+    "linear_cross_entropy",
+    "lstm",
+    "mogrifier_lstm",
+    "mogrifier_lstm_pair",
+    "split_cross_entropy",
+)
+
 # The file of csrc/cuda, where it does not have the operator's name.
 CUDA_SOURCES = {
     "activation_regularization": "regularization",
@@ -130,13 +140,22 @@ def on_cpu(
         how = CPU_KERNELS["lstm"][1] + ", because there are no rounds"
     if name == "attention" and num_tensors > 1:
         file, how = attention(*args, **kwargs)
-    if dtype == "bfloat16" and "lstm" in name:
-        how += ", computed and carried in float32"
-    if dtype == "bfloat16" and name == "attention":
+    if name in PRODUCTS and multiplies_in_bf16(dtype):
+        how += ", the operands of products multiplied as bfloat16 numbers, all else in float32"
+    elif dtype == "bfloat16" and name in (*PRODUCTS, "attention"):
         how += ", computed in float32"
     if dtype == "float16":
         how += ", its tensors converted to float32 and back"
     return file, how
+
+
+def multiplies_in_bf16(dtype: str) -> bool:
+    """Whether the products of tensors of this dtype on the CPU multiply bfloat16 numbers: see
+    csrc/ops/precision.h."""
+    if not _load.isa("used").endswith("_bf16"):
+        return False
+    reduced = torch.backends.mkldnn.matmul.fp32_precision == "bf16"  # type: ignore[attr-defined]
+    return dtype == "bfloat16" or (dtype == "float32" and reduced)
 
 
 def is_cudnn(*args: Any, **kwargs: Any) -> bool:

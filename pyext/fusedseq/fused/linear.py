@@ -15,7 +15,7 @@ def linear(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
 
     On CPUs where torch's own library has no fast path for the processor (MKL on AMD) it is faster
     than torch's. On CUDA it is torch's product. Autocast casts the operands to its dtype; bf16 and
-    fp16 are accumulated in fp32.
+    fp16 are accumulated in fp32. docs/precision.md says where bfloat16 numbers are multiplied.
 
     Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
     fp64, bf16 and fp16 are supported).

@@ -34,8 +34,8 @@ def linear_cross_entropy(
     The gradients are computed together with the loss, and multiplied by the loss's gradient in
     backward, which may be called again. With reduction "none", or where log_prob or lse has a
     gradient, backward computes the logits a second time. If no input requires a gradient, no work
-    is done for gradients. Autocast casts x, W and b to its dtype; bf16 is computed in fp32, and W's
-    gradient is summed in fp32.
+    is done for gradients. Autocast casts x, W and b to its dtype; of bf16 tensors logits and sums
+    are fp32; docs/precision.md says where bfloat16 numbers are multiplied.
 
     Errors: IndexError for a target that is neither in [0, V) nor ignore_index (RuntimeError in
     compiled code, a device-side assertion on a GPU); ValueError or TypeError naming the argument,

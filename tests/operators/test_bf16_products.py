@@ -1,0 +1,164 @@
+"""Products of bfloat16 numbers on the CPU: docs/precision.md.
+
+With torch.set_float32_matmul_precision("medium") the operands of fp32 products are rounded to
+bfloat16 and their products are added in fp32. All else, and by default the products too, is exact.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from fusedseq import _load, fused
+from fusedseq.testing import (
+    linear_case,
+    linear_cross_entropy_case,
+    lstm_case,
+    mogrifier_lstm_case,
+    run,
+)
+
+pytestmark = pytest.mark.cpu
+HAS_PAIRS = _load.isa("used").endswith("_bf16")
+ONLY_WITH_PAIRS = pytest.mark.skipif(
+    not HAS_PAIRS, reason=f"the kernels used, {_load.isa('used')}, multiply no bfloat16 numbers"
+)
+# Sizes that select each of the products: one, few and many rows, odd and even depths.
+SIZES = [(1, 64, 40), (7, 77, 33), (20, 64, 70), (64, 128, 65), (150, 33, 130), (300, 96, 64)]
+
+
+@pytest.fixture
+def medium():
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def linear_and_gradients(M, K, N, dtype=torch.float32):
+    args, kwargs = linear_case(M, K, N).inputs(dtype=dtype)
+    (y,), grads = run(fused.linear, args, kwargs)
+    return args, y, grads
+
+
+def largest_error(found, exact):
+    return ((found.double() - exact).abs().max() / exact.abs().max()).item()
+
+
+@ONLY_WITH_PAIRS
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_medium_rounds_the_operands_alone(size, medium):
+    """The product of the rounded operands, to the roundings of a sum in fp32. Up to 64 rows the
+    product in fp32 takes no longer, and is computed."""
+    (x, W, b), y, _ = linear_and_gradients(*size)
+    x, W, b = (t.detach() for t in (x, W, b))
+    rounded = x.bfloat16().double() @ W.bfloat16().double().T + b.double()
+    exact = x.double() @ W.double().T + b.double()
+    few = size[0] <= 64
+    assert largest_error(y, exact if few else rounded) < 1e-6 * size[1] ** 0.5
+    assert largest_error(y, rounded if few else exact) > 1e-4
+
+
+@ONLY_WITH_PAIRS
+@pytest.mark.parametrize("setting", ["highest", "high"])
+def test_fp32_is_exact_by_default(setting):
+    torch.set_float32_matmul_precision(setting)
+    try:
+        (x, W, b), y, _ = linear_and_gradients(300, 96, 64)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    exact = x.double() @ W.double().T + b.double()
+    assert largest_error(y, exact) < 1e-5
+
+
+@ONLY_WITH_PAIRS
+def test_the_setting_of_torchs_backend_counts_too():
+    backend = torch.backends.mkldnn.matmul
+    before = backend.fp32_precision
+    _, exact, _ = linear_and_gradients(300, 96, 64)
+    backend.fp32_precision = "bf16"
+    try:
+        _, y, _ = linear_and_gradients(300, 96, 64)
+    finally:
+        backend.fp32_precision = before
+    _, again, _ = linear_and_gradients(300, 96, 64)
+    assert not torch.equal(y, exact)
+    assert torch.equal(again, exact)
+
+
+OPERATORS = {
+    "linear": linear_case(150, 64, 90),
+    "lstm": lstm_case(3, 9, 33, 40),
+    "mogrifier_lstm": mogrifier_lstm_case(3, 9, 33, 40, 5),
+    "mogrifier_lstm of a low rank": mogrifier_lstm_case(3, 9, 33, 40, 5, rank=7),
+    "linear_cross_entropy": linear_cross_entropy_case(40, 33, 300),
+}
+
+
+@ONLY_WITH_PAIRS
+@pytest.mark.parametrize("name", OPERATORS)
+def test_medium_costs_the_precision_of_bfloat16_and_no_more(name, medium):
+    """Results and gradients in fp32, against those in fp64: an error of some roundings of
+    2 ** -9."""
+    case = OPERATORS[name]
+    function = getattr(fused, case.op)
+    found = run(function, *case.inputs(dtype=torch.float32))
+    exact = run(function, *case.inputs(dtype=torch.float64))
+    errors = []
+    for a, b in zip([*found[0], *found[1]], [*exact[0], *exact[1]], strict=True):
+        if a.is_floating_point():
+            assert a.dtype == torch.float32
+            errors.append(largest_error(a, b))
+    assert 1e-5 < max(errors) < 0.03
+
+
+@ONLY_WITH_PAIRS
+def test_bf16_tensors_are_added_in_fp32():
+    """A sum of 4096 ones is exact; bfloat16 numbers would stop to change at 256."""
+    for M in (1, 20, 200):
+        x, W = torch.ones(M, 4096, dtype=torch.bfloat16), torch.ones(3, 4096, dtype=torch.bfloat16)
+        assert fused.linear(x, W).eq(4096).all()
+
+
+@ONLY_WITH_PAIRS
+def test_nan_and_infinity_pass_through():
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        for M in (1, 20, 200):
+            x, W = torch.ones(M, 64, dtype=torch.bfloat16), torch.ones(3, 64, dtype=torch.bfloat16)
+            x[0, 5] = bad
+            y = fused.linear(x, W)
+            torch.testing.assert_close(
+                y[0], torch.full((3,), bad, dtype=y.dtype), equal_nan=True, rtol=0, atol=0
+            )
+            assert y[1:].eq(64).all()
+
+
+@ONLY_WITH_PAIRS
+def test_the_set_without_pairs_computes_bf16_in_fp32():
+    """FUSEDSEQ_ISA chooses; the last bits differ from those of products of pairs."""
+    program = (
+        "import torch; from fusedseq import fused, _load; torch.manual_seed(0); "
+        "torch.set_float32_matmul_precision('medium'); "
+        "x, W = torch.randn(200, 96), torch.randn(64, 96); "
+        "error = (fused.linear(x, W) - x.double() @ W.double().T).abs().max().item(); "
+        "print(_load.isa('used'), error < 1e-4)"
+    )
+    isa = _load.isa("used").removesuffix("_bf16")
+    env = os.environ | {"FUSEDSEQ_ISA": isa, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", program]
+    process = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert process.stdout.split() == [isa, "True"]
+
+
+def test_explain_says_how_products_are_computed():
+    x, W = torch.randn(200, 96), torch.randn(64, 96)
+    in_bf16, exact = "multiplied as bfloat16 numbers", "computed in float32"
+    assert in_bf16 not in fused.explain("linear", x, W)
+    text = fused.explain("linear", x.bfloat16(), W.bfloat16())
+    assert (in_bf16 if HAS_PAIRS else exact) in text
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert (in_bf16 in fused.explain("linear", x, W)) == HAS_PAIRS
+        assert in_bf16 not in fused.explain("dropout", x, 0.5, 1)
+    finally:
+        torch.set_float32_matmul_precision("highest")
