@@ -114,6 +114,12 @@ tokens. `python -m bench.training.compare speed --data DATA` measures the steps 
 """
 
 
+BF16 = """### bf16
+
+The same for bf16 tensors, whose products torch computes with oneDNN, which takes this processor's
+dot products of bfloat16 numbers. So do the kernels here, see [precision](precision.md). MKL and its
+limit play no part in these products.
+"""
 TRAINING_REMARKS = {
     "amd-epyc-family-26-model-2-2-cores-cpu": """A step of reverse/base has 40 rows and is
 limited by memory; a quarter of its time is Adam, which is the same for all operator sets. Alone in
@@ -150,9 +156,24 @@ def section(machine, is_front):
     if machine.presets["as-installed"]:
         parts += training(machine)
         parts += [TRAINING_PICTURE] if is_front else []
+    if machine.bf16:
+        parts += [BF16, operator_table(machine.bf16.values()), gemm_sentence(machine)]
+        parts.append(report.targets_met([*machine.bf16.values()]) + ".")
     if any(machine.cases["unthrottled"]) or any(machine.presets["unthrottled"]):
         parts += unthrottled(machine)
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def gemm_sentence(machine):
+    """Returns the rates of the products of two 2048 x 2048 matrices of bfloat16 numbers."""
+    rates = gemm_rates(machine.bf16.values(), "torch.bfloat16")
+    measured = " and ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
+    (result, _), *_ = machine.bf16.values()
+    facts = result["machine"]
+    return (
+        f"Kernels for {facts['isa']}, commit `{(result['commit'] or 'unknown')[:12]}`, "
+        f"{result['date'][:10]}. Products of two 2048 × 2048 matrices, in GFLOP/s: {measured}."
+    )
 
 
 def heading(machine):
@@ -172,11 +193,11 @@ def heading(machine):
     )
 
 
-def gemm_rates(pairs):
-    """Returns {product: the best GFLOP/s of fp32 in these results}."""
+def gemm_rates(pairs, dtype="torch.float32"):
+    """Returns {product: the best GFLOP/s of this dtype in these results}."""
     best = {}
     for result, _ in pairs:
-        for name, rate in result["gemm"].get("torch.float32", {}).items():
+        for name, rate in result["gemm"].get(dtype, {}).items():
             best[name] = max(rate / 1e9, best.get(name, 0.0))
     return best
 

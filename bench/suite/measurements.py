@@ -20,13 +20,15 @@ class Measurements:
     """Everything that was measured on one machine.
 
     slug: the machine's part of the file names
-    cases: {MKL mode: {case name: (result, entry)}}
+    cases: {MKL mode: {case name: (result, entry)}}, in fp32
+    bf16: {case name: (result, entry)}, in bf16 with MKL as installed
     presets: {MKL mode: {preset: (result, entry)}}, of training steps against the baselines
     agreements: {preset: [(result, entry)]}, of training losses of fused and reference
     """
 
     slug: str
     cases: dict = field(default_factory=lambda: {mode: {} for mode in mkl.MODES})
+    bf16: dict = field(default_factory=dict)
     presets: dict = field(default_factory=lambda: {mode: {} for mode in mkl.MODES})
     agreements: dict = field(default_factory=dict)
 
@@ -62,6 +64,8 @@ def add(measurements, result):
         for entry in result["rows"]:
             if entry["dtype"] == "float32":
                 put_last(measurements.cases[mode], entry["name"], (result, entry))
+            elif entry["dtype"] == "bfloat16" and mode == "as-installed":
+                put_last(measurements.bf16, entry["name"], (result, entry))
         return
     for preset, entry in result["rows"].items():
         if "losses" in entry:

@@ -21,9 +21,9 @@ def gemm_rates(device, dtype, n=2048, rounds=8):
     """
     a, b = torch.randn(n, n).to(device, dtype), torch.randn(n, n).to(device, dtype)
     products = {"torch.mm": torch.mm}
-    runs_own_gemm = dtype == torch.float32 and a.device.type == "cpu"
+    runs_own_gemm = dtype in (torch.float32, torch.bfloat16) and a.device.type == "cpu"
     if runs_own_gemm and hasattr(torch.ops.fusedseq, "gemm_rate"):
-        products["own GEMM"] = lambda a, b: torch.ops.fusedseq.gemm_rate(a, b, 1)
+        products["own GEMM"] = own_gemm(a, b)
     rates = {}
     for name, product in products.items():
         times = []
@@ -34,6 +34,21 @@ def gemm_rates(device, dtype, n=2048, rounds=8):
             times.append(time.perf_counter() - start)
         rates[name] = 2 * n**3 / min(times[1:])
     return rates
+
+
+def own_gemm(a, b):
+    """Returns a call of our product, which takes fp32 numbers: for bf16 it rounds them, as it
+    multiplies tensors of bf16 numbers."""
+    precision = "medium" if a.dtype == torch.bfloat16 else "highest"
+    a, b = a.float(), b.float()
+
+    def call(*_):
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        torch.ops.fusedseq.gemm_rate(a, b, 1)
+        torch.set_float32_matmul_precision(before)
+
+    return call
 
 
 def bandwidth_call(case, device, dtype):
