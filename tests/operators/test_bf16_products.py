@@ -112,6 +112,18 @@ def test_medium_costs_the_precision_of_bfloat16_and_no_more(name, medium):
     assert 1e-5 < max(errors) < 0.03
 
 
+@pytest.mark.parametrize("M", [1023, 1024, 1025, 2100])
+def test_weight_gradients_of_one_and_of_several_passes(M):
+    """More rows than csrc/cpu/gemm/transposed.h packs at once: their sums are kept in fp32."""
+    x, W, dy = (torch.randn(M, 21), torch.randn(75, 21), torch.randn(M, 75))
+    x, W, dy = (t.bfloat16() for t in (x, W, dy))
+    W.requires_grad_()
+    (dW,) = torch.autograd.grad(fused.linear(x, W), W, dy)
+    exact = dy.double().T @ x.double()
+    assert dW.dtype == torch.bfloat16
+    assert ((dW.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-3).all()
+
+
 @ONLY_WITH_PAIRS
 def test_bf16_tensors_are_added_in_fp32():
     """A sum of 4096 ones is exact; bfloat16 numbers would stop to change at 256."""

@@ -229,7 +229,7 @@ class LinearBackward {
         lefts(l.dx ? left * parts : 0),
         sums(l.db ? 2 * round_up<T>(l.N) : 0),
         scratch(l.dW ? scratch_size * parts : 0),
-        dW(l.dW && !IN_PLACE ? l.N * l.K : 0) {}
+        dW(l.dW && !IN_PLACE && l.M > ONE_PASS<E> ? l.N * l.K : 0) {}
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
@@ -253,7 +253,7 @@ class LinearBackward {
   Buffer<E> lefts;            // (parts, left)
   Buffer<T> sums;             // (2, N)
   Buffer<E> scratch;          // (parts, scratch_size)  of gemm_transposed
-  Buffer<T> dW;               // (N, K)
+  Buffer<T> dW;               // (N, K)  its sums, if they are not complete after one pass
 
   // dx = dy W: each part computes columns of dx. For few rows W is not packed, or panel by panel.
   void gradient_of_x(int64_t part, Range own) {
@@ -272,15 +272,14 @@ class LinearBackward {
 
   // dW = dy^T x: each part computes rows of dW.
   void gradient_of_W(int64_t part, Range own) {
-    T* to;
-    if constexpr (IN_PLACE)
-      to = l.dW;
-    else
-      to = dW;
-    gemm_transposed<E, S, S>(l.M, l.K, own, {l.dy, l.N}, {l.x, l.K}, {to, l.K}, false,
-                             scratch + scratch_size * part);
-    if constexpr (!IN_PLACE)
+    E* const own_scratch = scratch + scratch_size * part;
+    const Matrix<const S> dy{l.dy, l.N}, x{l.x, l.K};
+    if (dW) {
+      gemm_transposed<E>(l.M, l.K, own, dy, x, Matrix<T>{dW, l.K}, false, own_scratch);
       store_block(own.size(), l.K, dW + own.begin * l.K, l.K, l.dW + own.begin * l.K, l.K);
+    } else {
+      gemm_transposed<E>(l.M, l.K, own, dy, x, Matrix<S>{l.dW, l.K}, false, own_scratch);
+    }
   }
 
   // db: the column sums of dy.

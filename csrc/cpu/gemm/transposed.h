@@ -43,12 +43,18 @@ HD void pack_tiles(int64_t K, const S* A, int64_t lda, int64_t rows, E* tiles) {
   }
 }
 
+// The most rows of A and B whose products are complete after one pass.
+template <class E>
+constexpr int64_t ONE_PASS = KC<E> * NUMBERS<E>;
+
 // Rows `own` of C (., columns) (+)= A^T B, with A (K, .), B (K, columns). Row r of C belongs to
-// column r of A. scratch: TRANSPOSED_SCRATCH elements.
-template <class E, class SA, class SB>
+// column r of A. scratch: TRANSPOSED_SCRATCH elements. If C is not of the type of the sums, it
+// cannot accumulate, and K is at most ONE_PASS.
+template <class E, class SA, class SB, class SC>
 void gemm_transposed(int64_t K, int64_t columns, Range own, Matrix<const SA> A, Matrix<const SB> B,
-                     Matrix<Sum<E>> C, bool accumulate, E* scratch) {
-  constexpr int64_t ROWS = A_TILES * MR, KC_ = KC<E> * NUMBERS<E>;
+                     Matrix<SC> C, bool accumulate, E* scratch) {
+  using T = Sum<E>;
+  constexpr int64_t ROWS = A_TILES * MR, KC_ = ONE_PASS<E>;
   const int64_t panels = (columns + PANEL<E> - 1) / PANEL<E>;
   const int64_t blocks = (panels + NC_PANELS<E> - 1) / NC_PANELS<E>;
   E* B_block = scratch;                                    // (NC_PANELS)(KC, PANEL)
@@ -70,11 +76,21 @@ void gemm_transposed(int64_t K, int64_t columns, Range own, Matrix<const SA> A, 
         pack_tiles(kc, A.p + k0 * A.ld + r, A.ld, rows, A_tiles);
         for (int64_t i = 0; i < rows; i += MR)
           for (int64_t j = 0; j < nc; j += PANEL<E>) {
-            const Output<Sum<E>> c{C.p + (r + i) * C.ld + n0 + j, C.ld, false,
-                                   accumulate || k0 > 0};
-            any_tile<E, Split::rows>(int(rows - i < MR ? rows - i : MR),
-                                     nc - j < PANEL<E> ? nc - j : PANEL<E>, elements,
-                                     {A_tiles + i * elements, 1, MR}, B_block + elements * j, c);
+            const int64_t M = rows - i < MR ? rows - i : MR;
+            const int64_t width = nc - j < PANEL<E> ? nc - j : PANEL<E>;
+            const LeftOperand<E> a{A_tiles + i * elements, 1, MR};
+            SC* const c = C.p + (r + i) * C.ld + n0 + j;
+            if constexpr (std::is_same<SC, T>::value) {
+              any_tile<E, Split::rows>(int(M), width, elements, a, B_block + elements * j,
+                                       {c, C.ld, false, accumulate || k0 > 0});
+            } else {
+              alignas(64) T sums[MR * PANEL<E>];
+              any_tile<E, Split::rows>(int(M), width, elements, a, B_block + elements * j,
+                                       {sums, PANEL<E>, true, false});
+              for (int64_t m = 0; m < M; ++m)
+                for (int64_t n = 0; n < width; n += LANES<T>)
+                  store_up_to(c + m * C.ld + n, Vec<T>::load(sums + m * PANEL<E> + n), width - n);
+            }
           }
       }
     }

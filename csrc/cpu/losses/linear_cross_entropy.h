@@ -305,9 +305,9 @@ class CrossEntropy {
 
       // dW += dz^T x and db += the sum of dz, where the first rows of all write and the others add.
       if (l.dW)
-        gemm_transposed<E, dZ, S>(s1 - s0, l.E, {0, n}, dz, {l.x + s0 * l.E, l.E},
-                                  {l.dW + block.begin * l.E, l.E}, s0 > 0,
-                                  scratch + part * scratch_size);
+        gemm_transposed<E>(s1 - s0, l.E, {0, n}, dz, Matrix<const S>{l.x + s0 * l.E, l.E},
+                           Matrix<T>{l.dW + block.begin * l.E, l.E}, s0 > 0,
+                           scratch + part * scratch_size);
       if (l.db) {
         T* const total = sums + part * 2 * ld_sums;
         column_sums(s1 - s0, dz.p, dz.ld, n, total, total + ld_sums);

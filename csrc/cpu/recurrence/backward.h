@@ -286,8 +286,8 @@ class RecurrentBackward {
                        Matrix<const T> operand, bool accumulate) {
     const Range own{out * p.begin / parts, out * p.end / parts};
     if (dW)
-      gemm_transposed<E, T, T>(w.rows, columns, own, d, operand, {dW, columns}, accumulate,
-                               p.scratch);
+      gemm_transposed<E>(w.rows, columns, own, d, operand, Matrix<T>{dW, columns}, accumulate,
+                         p.scratch);
   }
 
   // out (width,) (+)= the part's columns of `sums`, unless out is null.
