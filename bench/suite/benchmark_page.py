@@ -101,8 +101,7 @@ REMARKS = {
 
 - **bf16**: the products alone, at the rate of our own product of 2048 × 2048 matrices, would take
   29 of the 43 ms of the LSTM of width 650, 7.3 of the 11.7 ms at width 256, and 104 of the 137 ms
-  of the loss of 32,000 words. torch's LSTM of width 650 took 45 ms in the recorded run and 60 to 87
-  ms in others, made by hand, in which ours took the same time as here.
+  of the loss of 32,000 words.
 
 Two targets are not met in every run. `dropout` is limited by the Philox generator and not by
 memory: in an earlier run it reached 51 % of the copy bandwidth, below its target of 70 %. The

@@ -55,8 +55,9 @@ def test_medium_rounds_the_operands_alone(size, medium):
     rounded = x.bfloat16().double() @ W.bfloat16().double().T + b.double()
     exact = x.double() @ W.double().T + b.double()
     few = size[0] <= 64
-    assert largest_error(y, exact if few else rounded) < 1e-6 * size[1] ** 0.5
-    assert largest_error(y, rounded if few else exact) > 1e-4
+    of_sums = 8 * torch.finfo(torch.float32).eps * size[1] ** 0.5
+    assert largest_error(y, exact if few else rounded) < of_sums
+    assert largest_error(y, rounded if few else exact) > 10 * of_sums
 
 
 @ONLY_WITH_PAIRS
@@ -121,7 +122,9 @@ def test_weight_gradients_of_one_and_of_several_passes(M):
     (dW,) = torch.autograd.grad(fused.linear(x, W), W, dy)
     exact = dy.double().T @ x.double()
     assert dW.dtype == torch.bfloat16
-    assert ((dW.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-3).all()
+    rounding = exact.abs() * torch.finfo(torch.bfloat16).eps / 2
+    sums = M * torch.finfo(torch.float32).eps * dy.abs().max() * x.abs().max()
+    assert ((dW.double() - exact).abs() <= rounding + sums).all()
 
 
 @ONLY_WITH_PAIRS
@@ -171,6 +174,7 @@ def test_explain_says_how_products_are_computed():
     torch.set_float32_matmul_precision("medium")
     try:
         assert (in_bf16 in fused.explain("linear", x, W)) == HAS_PAIRS
+        assert in_bf16 not in fused.explain("linear", x[:64], W)
         assert in_bf16 not in fused.explain("dropout", x, 0.5, 1)
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -49,8 +49,9 @@ struct Types<double> {
 };
 
 // A pair of bfloat16 numbers, the first one in the low half: an element of the products that are
-// computed by dot products of pairs, see bf16_pair.h.
-struct bf16_pair {
+// computed by dot products of pairs, see bf16_pair.h. Its attributes allow pairs to be read from
+// the memory of a bfloat16 tensor, at any even address.
+struct __attribute__((packed, aligned(2), may_alias)) bf16_pair {
   uint32_t bits;
 };
 template <>

@@ -60,6 +60,8 @@ PRODUCTS = (
     "split_cross_entropy",
 )
 
+FEW_ROWS = 64  # `linear` of fp32 tensors with at most so many rows is computed in fp32
+
 # The file of csrc/cuda, where it does not have the operator's name.
 CUDA_SOURCES = {
     "activation_regularization": "regularization",
@@ -140,7 +142,7 @@ def on_cpu(
         how = CPU_KERNELS["lstm"][1] + ", because there are no rounds"
     if name == "attention" and num_tensors > 1:
         file, how = attention(*args, **kwargs)
-    if name in PRODUCTS and multiplies_in_bf16(dtype):
+    if name in PRODUCTS and multiplies_in_bf16(name, dtype, args, kwargs):
         how += ", the operands of products multiplied as bfloat16 numbers, all else in float32"
     elif dtype == "bfloat16" and name in (*PRODUCTS, "attention"):
         how += ", computed in float32"
@@ -149,13 +151,19 @@ def on_cpu(
     return file, how
 
 
-def multiplies_in_bf16(dtype: str) -> bool:
-    """Whether the products of tensors of this dtype on the CPU multiply bfloat16 numbers: see
-    csrc/ops/precision.h."""
+def multiplies_in_bf16(name: str, dtype: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the products of a call on the CPU multiply bfloat16 numbers: see csrc/ops/precision.h
+    and, for `linear` of few rows, csrc/ops/linear.cpp."""
     if not _load.isa("used").endswith("_bf16"):
         return False
+    if dtype == "bfloat16":
+        return True
     reduced = torch.backends.mkldnn.matmul.fp32_precision == "bf16"  # type: ignore[attr-defined]
-    return dtype == "bfloat16" or (dtype == "float32" and reduced)
+    if dtype != "float32" or not reduced:
+        return False
+    x = args[0] if args else kwargs.get("x")
+    rows = None if x is None else x.numel() // max(1, x.size(-1))
+    return name != "linear" or rows is None or rows > FEW_ROWS
 
 
 def is_cudnn(*args: Any, **kwargs: Any) -> bool:

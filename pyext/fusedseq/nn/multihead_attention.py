@@ -230,10 +230,8 @@ class MultiheadAttention(nn.Module):
         options |= self._logit_terms(q, S, offset, attn_mask, key_padding_mask)
         if self.training and self.dropout:
             options |= {"dropout": self.dropout, "seed": draw_seed(q.device)}
-        # The kernels take no empty sequences, with which there is nothing to compute.
-        attention = self._attention if L and S else reference.attention
         # (B, L, E), a view: the operator's result is laid out in memory as (B, L, N, D)
-        y = attention(q, k, v, **options).transpose(1, 2).flatten(2)
+        y = self._attention(q, k, v, **options).transpose(1, 2).flatten(2)
         y = self._linear(y, self.out_proj.weight, self.out_proj.bias)
         weights = probabilities(q, k, options, average_attn_weights) if need_weights else None
         return y if self.batch_first else y.transpose(0, 1), weights
