@@ -23,7 +23,7 @@ from fusedseq.tasks.training import override
 
 from bench.suite import machine, mkl
 from bench.training.agreement import measure_agreement
-from bench.training.operator_sets import SETS, prototype
+from bench.training.operator_sets import CHOICES, prototype
 from bench.training.speed import markdown, measure_speed
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -62,7 +62,13 @@ def parse(argv):
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments"
     )
     parser.add_argument(
-        "--ops", nargs="+", choices=SETS, help="default: fused, and what the mode compares it with"
+        "--ops",
+        nargs="+",
+        choices=CHOICES,
+        metavar="SET[:PRECISION]",
+        help="operator sets: fused, reference, baselines or compiled, with :bf16 or :fp32 for "
+        "another precision than training.precision (default: fused, and what the mode compares "
+        "it with)",
     )
     parser.add_argument("--steps", type=int, help="agree: steps (200); speed: least rounds (5)")
     parser.add_argument(

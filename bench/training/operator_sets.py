@@ -1,6 +1,7 @@
 """Training steps of one task with several operator sets, from the same weights and batches."""
 
 import copy
+import dataclasses
 import time
 from importlib import import_module
 
@@ -17,6 +18,9 @@ SETS = {
     # The whole loss is compiled; `with_operators` says why ptb takes bench.suite.compiled instead.
     "compiled": "bench.suite.baselines",
 }
+PRECISIONS = ("fp32", "bf16")
+# Each set as it is, in the precision of the settings, and in a precision of its own: fused:bf16.
+CHOICES = [*SETS, *(f"{name}:{precision}" for name in SETS for precision in PRECISIONS)]
 # Batches of sentences differ in length; the shapes of the other tasks are always the same.
 TASKS_OF_VARYING_SHAPES = ("en-es", "en-fr")
 
@@ -36,13 +40,17 @@ def prototype(name, settings, data, seed, device):
 class Run:
     """A training run of one operator set that is taken step by step beside other runs.
 
-    name: the operator set    task: a prototype, from whose data and weights the run starts
+    name: the operator set, with a precision of its own after a colon if it is not the settings'
+    task: a prototype, from whose data and weights the run starts
     batches: the run repeats the first so many batches; None: it takes all batches of all epochs
     """
 
     def __init__(self, name, task, seed, batches=None):
-        self.name, self.task = name, with_operators(task, name)
+        operators, _, precision = name.partition(":")
+        self.name, self.task = name, with_operators(task, operators)
         self.limit, settings = batches, task.settings.training
+        if precision:
+            settings = dataclasses.replace(settings, precision=precision)
         self.optimization = Optimization(self.task.model.parameters(), settings)
         self.gradient = Gradient(self.task, settings)
         self.batches = self._batches()

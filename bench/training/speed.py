@@ -15,6 +15,8 @@ TARGETS = {  # times as fast as the baselines; of a task, or of one preset
     "ptb/mogrifier-awd": 1.8,
     "ptb/awd-merity": 1.25,
 }
+# The same of fused:bf16, over the fused operators in fp32 and the baselines under bf16 autocast.
+BF16_TARGETS = {"fused": 1.35, "baselines:bf16": 1.5}
 MAX_ROUNDS = 1000
 
 
@@ -86,6 +88,13 @@ def vocabulary_sizes(task):
 
 def verdicts(preset, entry):
     """Returns [(target, provider, met)]; met is None if that was not measured."""
+    if any(pair.startswith("fused:bf16 /") for pair in entry["ratio"]):
+        pairs = {name: f"fused:bf16 / {name}" for name in BF16_TARGETS}
+        return [
+            (target, name, entry["ratio"][pairs[name]] >= target)
+            for name, target in BF16_TARGETS.items()
+            if pairs[name] in entry["ratio"]
+        ]
     target = TARGETS.get(preset, TARGETS.get(preset.partition("/")[0]))
     if target is None:
         return []
