@@ -1,6 +1,7 @@
 // The kernels whose products multiply pairs of bfloat16 numbers. This file is compiled for each
 // instruction set that has such an instruction, under a name of its own; dispatch.cpp adds the
 // functions to the table of the wider set that they belong to.
+#include "cpu/attention/attention.h"
 #include "cpu/gemm/linear.h"
 #include "cpu/gemm/rate.h"
 #include "cpu/kernels.h"
@@ -22,6 +23,8 @@ const cpu::Bf16Kernels kernels = {
     linear_backward<bf16_pair, float>,
     linear_cross_entropy<bf16_pair, float, bfloat16>,
     linear_cross_entropy<bf16_pair, float, float>,
+    attention_of<bfloat16, bf16_pair>,
+    attention_backward_of<bfloat16, bf16_pair>,
     gemm_rate<bf16_pair>,
 };
 

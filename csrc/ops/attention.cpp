@@ -248,6 +248,11 @@ std::vector<Tensor> parts_of_projection(const Tensor& like, int64_t n) {
   return parts;
 }
 
+// Whether the call has bf16 tensors and the processor multiplies pairs of them.
+bool in_pairs(const cpu::Attention& a) {
+  return a.type == cpu::Type::bf16 && cpu::kernels().bf16.attention;
+}
+
 Outputs attention(const Inputs& i) {
   const Tensor& q = i.q;
   Call call(OP, i);
@@ -259,7 +264,8 @@ Outputs attention(const Inputs& i) {
   } else {
     a.out = out.mutable_data_ptr();
     a.lse = lse.mutable_data_ptr();
-    cpu::kernels().attention(a, parallel, threads());
+    const cpu::Kernels& kernels = cpu::kernels();
+    (in_pairs(a) ? kernels.bf16.attention : kernels.attention)(a, parallel, threads());
   }
   return {as_type(out, q.scalar_type()), lse};
 }
@@ -340,11 +346,14 @@ Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
     drelative_keys = output(q, {2 * a.K + 1, a.D}, computing(q));
     a.drelative_keys = drelative_keys.mutable_data_ptr();
   }
-  if (call.is_empty())
+  if (call.is_empty()) {
     for (Tensor* gradient : {&dq, &dk, &dv, &dbias, &drelative_keys})
       torch::stable::zero_(*gradient);
-  else
-    cpu::kernels().attention_backward(a, parallel, threads());
+  } else {
+    const cpu::Kernels& kernels = cpu::kernels();
+    (in_pairs(a) ? kernels.bf16.attention_backward : kernels.attention_backward)(a, parallel,
+                                                                                 threads());
+  }
   const ScalarType type = q.scalar_type();
   return {as_type(dq, type), as_type(dk, type), as_type(dv, type), as_type(dbias, type),
           as_type(drelative_keys, type)};

@@ -10,30 +10,46 @@ namespace FUSEDSEQ_ISA {
 
 // Returns the kernel of the forward pass. The thin kernel has no backward pass: that is by blocks.
 template <class E>
-static cpu::AttentionKernel attention_kernel(const cpu::Attention& a) {
+inline cpu::AttentionKernel attention_kernel(const cpu::Attention& a) {
   if (packed_takes<E>(a)) return cpu::AttentionKernel::packed;
   if (thin_takes<E>(a)) return cpu::AttentionKernel::thin;
   return cpu::AttentionKernel::rows;
 }
 
-template <class E>
-static void attention_pass(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
+// One pass over tensors of elements E. X: the type of the elements of products between blocks.
+template <class E, class X>
+void attention_pass(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
   const cpu::AttentionKernel kernel = attention_kernel<E>(a);
   if (kernel == cpu::AttentionKernel::packed) return attention_packed<E>(a, run, threads, forward);
-  if (!forward) return AttentionBackward<E>(a, threads).run(run);
+  if (!forward) return AttentionBackward<E, X>(a, threads).run(run);
   if (kernel == cpu::AttentionKernel::thin) return AttentionThin<E>(a).run(run, threads);
-  AttentionBlocks<E>(a, threads).run(run);
+  AttentionBlocks<E, X>(a, threads).run(run);
+}
+template <class E, class X>
+void attention_of(const cpu::Attention& a, cpu::Parallel run, int threads) {
+  attention_pass<E, X>(a, run, threads, true);
+}
+template <class E, class X>
+void attention_backward_of(const cpu::Attention& a, cpu::Parallel run, int threads) {
+  attention_pass<E, X>(a, run, threads, false);
 }
 
-static void attention(const cpu::Attention& a, cpu::Parallel run, int threads) {
-  by_type(a.type, [&](auto e) { attention_pass<decltype(e)>(a, run, threads, true); });
+// Products in the type of computing, for every element type.
+inline void attention(const cpu::Attention& a, cpu::Parallel run, int threads) {
+  by_type(a.type, [&](auto e) {
+    using E = decltype(e);
+    attention_of<E, typename Compute<E>::type>(a, run, threads);
+  });
 }
-static void attention_backward(const cpu::Attention& a, cpu::Parallel run, int threads) {
-  by_type(a.type, [&](auto e) { attention_pass<decltype(e)>(a, run, threads, false); });
+inline void attention_backward(const cpu::Attention& a, cpu::Parallel run, int threads) {
+  by_type(a.type, [&](auto e) {
+    using E = decltype(e);
+    attention_backward_of<E, typename Compute<E>::type>(a, run, threads);
+  });
 }
 
 // Returns which kernel a forward pass would run, for fused.explain.
-static cpu::AttentionPlan attention_plan(const cpu::Attention& a) {
+inline cpu::AttentionPlan attention_plan(const cpu::Attention& a) {
   cpu::AttentionPlan plan{};
   by_type(a.type, [&](auto e) {
     using E = decltype(e);

@@ -15,9 +15,8 @@
 #pragma once
 #include <initializer_list>
 
-#include "cpu/attention/problem.h"
+#include "cpu/attention/operands.h"
 #include "cpu/attention/work_split.h"
-#include "cpu/gemm/unpacked.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
@@ -42,10 +41,11 @@ HD Vec<T> logit_gradient(Vec<T> e, Vec<T> dp, Vec<T> exp_sum, Vec<T> total, Vec<
   return select<T>(live, e * (inverse * inverse) * difference, zero);
 }
 
-template <class E>
+// E: the element type in memory, X: the type of the products' elements.
+template <class E, class X>
 class AttentionBackward {
-  using T = typename Compute<E>::type;
-  using Problem = AttentionProblem<E>;
+  using T = Sum<X>;
+  using Problem = AttentionOperands<E, X>;
   const cpu::Attention& a;
   const Problem p{a};
   const int64_t blocks = (a.L + p.block - 1) / p.block;
@@ -64,39 +64,51 @@ class AttentionBackward {
 
   // The memory of one thread.
   struct Workspace {
-    Buffer<T> k;               // (S, Dp)
-    Buffer<T> k_transposed;    // (Dp, Sp)
-    Buffer<T> v;               // (S, Dp)
-    Buffer<T> v_transposed;    // (Dp, Sp)
-    Buffer<T> q;               // (block, Dp)
-    Buffer<T> dout;            // (block, Dp)
+    Buffer<X> k;               // (S, De)  along
+    Buffer<X> k_across;        // (depth(S), Dp)  if pairs
+    Buffer<X> k_transposed;    // (De, Sp)
+    Buffer<X> v;               // (S, De)  along
+    Buffer<X> v_transposed;    // (De, Sp)
+    Buffer<X> q;               // (block, De)  along
+    Buffer<X> q_across;        // (depth(block), Dp)  if pairs
+    Buffer<X> dout;            // (block, De)  along
+    Buffer<X> dout_across;     // (depth(block), Dp)  if pairs
+    Buffer<T> rotation;        // the workspace of staging
     Buffer<T> s;               // (block, Sp)  logits, then probabilities with dropout
     Buffer<T> dp;              // (block, Sp)  dP, then the gradient of the logits times the scale
+    Buffer<T> ds_across;       // (depth(block), Sp)  that gradient, if pairs
     Buffer<T> dq;              // (block, Dp)
     Buffer<T> dk;              // (S, Dp)
     Buffer<T> dv;              // (S, Dp)
     Buffer<T> keep;            // (block, keep_stride)  the dropout's factors
-    Buffer<T> relative;        // (R, Dp)
-    Buffer<T> rel_transposed;  // (Dp, Rp)
+    Buffer<X> relative;        // (depth(R), Dp)  across
+    Buffer<X> rel_transposed;  // (De, Rp)
     Buffer<T> qr;              // (block, Rp)  q times relative_keys
     Buffer<T> dqr;             // (block, Rp)  its gradient
+    Buffer<T> dqr_across;      // (depth(block), Rp)  if pairs
     explicit Workspace(const Problem& p)
-        : k(p.a.S * p.Dp),
-          k_transposed(p.Dp * p.Sp),
-          v(p.a.S * p.Dp),
-          v_transposed(p.Dp * p.Sp),
-          q(p.block * p.Dp),
-          dout(p.block * p.Dp),
+        : k(p.a.S * p.De),
+          k_across(Problem::PAIRS ? depth<X>(p.a.S) * p.Dp : 0),
+          k_transposed(p.De * p.Sp),
+          v(p.a.S * p.De),
+          v_transposed(p.De * p.Sp),
+          q(p.block * p.De),
+          q_across(Problem::PAIRS ? depth<X>(p.block) * p.Dp : 0),
+          dout(p.block * p.De),
+          dout_across(Problem::PAIRS ? depth<X>(p.block) * p.Dp : 0),
+          rotation(p.rotation_size),
           s(p.block * p.Sp),
           dp(p.block * p.Sp),
+          ds_across(Problem::PAIRS ? depth<X>(p.block) * p.Sp : 0),
           dq(p.block * p.Dp),
           dk(p.a.S * p.Dp),
           dv(p.a.S * p.Dp),
           keep(p.a.dropped ? p.block * p.keep_stride + LANES<T> : 0),
-          relative(p.relative ? p.R * p.Dp : 0),
-          rel_transposed(p.relative ? p.Dp * p.Rp : 0),
+          relative(p.relative_size),
+          rel_transposed(p.relative ? p.De * p.Rp : 0),
           qr(p.relative ? p.block * p.Rp : 0),
-          dqr(p.relative ? p.block * p.Rp : 0) {}
+          dqr(p.relative ? p.block * p.Rp : 0),
+          dqr_across(p.relative && Problem::PAIRS ? depth<X>(p.block) * p.Rp : 0) {}
   };
 
   // Query i0 + i, which is row i of its block and sees n keys. s holds q k^T and becomes the
@@ -186,13 +198,17 @@ class AttentionBackward {
     const int64_t padded = round_up<T>(columns);
 
     // The products q k^T, dout v^T and q times relative_keys.
-    p.stage(p.row(a.q, a.q_strides, b, h, i0), a.q_strides[2], rows, i0 + a.offset, true, w.q);
-    p.stage(p.row(a.dout, a.dout_strides, b, h, i0), a.dout_strides[2], rows, 0, false, w.dout);
-    const T *q = w.q, *dout = w.dout;
-    product<T>(rows, a.D, padded, {q, p.Dp, 1}, {w.k_transposed, p.Sp}, {w.s, p.Sp}, false);
-    product<T>(rows, a.D, padded, {dout, p.Dp, 1}, {w.v_transposed, p.Sp}, {w.dp, p.Sp}, false);
+    const auto q_rows = p.query_rows(a.q, a.q_strides, b, h, i0);
+    const auto dout_rows = p.query_rows(a.dout, a.dout_strides, b, h, i0);
+    const int64_t position = i0 + a.offset;
+    p.stage_along(q_rows, rows, position, true, w.rotation, w.q);
+    p.stage_along(dout_rows, rows, 0, false, w.rotation, w.dout);
+    const X *q = w.q, *dout = w.dout;
+    const int64_t D = p.D_elements;
+    product<X>(rows, D, padded, {q, p.De, 1}, {w.k_transposed, p.Sp}, {w.s, p.Sp}, false);
+    product<X>(rows, D, padded, {dout, p.De, 1}, {w.v_transposed, p.Sp}, {w.dp, p.Sp}, false);
     if (p.relative)
-      product<T>(rows, a.D, p.Rp, {q, p.Dp, 1}, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
+      product<X>(rows, D, p.Rp, {q, p.De, 1}, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
 
     // Through the softmax of each query.
     if (a.dropped) p.dropout_factors(b, h, i0, rows, w.keep);
@@ -200,28 +216,37 @@ class AttentionBackward {
       query(w, sums.bias, b, h, i0, i, p.visible(i0 + i, keys), columns);
 
     // dv and dk: rows that earlier blocks have written are added to, the others are written.
-    const T *probabilities = w.s, *ds = w.dp;
     const int64_t old = sums.written < columns ? sums.written : columns;
-    const auto key_gradient = [&](const T* left, const T* right, T* to) {
-      product<T>(old, rows, p.Dp, {left, 1, p.Sp}, {right, p.Dp}, {to, p.Dp}, true);
-      product<T>(columns - old, rows, p.Dp, {left + old, 1, p.Sp}, {right, p.Dp},
+    const int64_t depth_of_rows = depth<X>(rows);
+    const auto key_gradient = [&](LeftOperand<X> left, const X* right, T* to) {
+      product<X>(old, depth_of_rows, p.Dp, left, {right, p.Dp}, {to, p.Dp}, true);
+      product<X>(columns - old, depth_of_rows, p.Dp, {left.p + old, 1, left.sk}, {right, p.Dp},
                  {to + old * p.Dp, p.Dp}, false);
     };
-    if (a.dv) key_gradient(probabilities, dout, sums.dv);
-    if (a.dk) key_gradient(ds, q, sums.dk);
+    const X* q_across = p.also_across(q, q_rows, rows, position, true, w.rotation, w.q_across);
+    if (a.dv)
+      key_gradient(p.left_across(w.s, rows, p.Sp, columns, w.s),
+                   p.also_across(dout, dout_rows, rows, 0, false, w.rotation, w.dout_across),
+                   sums.dv);
+    if (a.dk)
+      key_gradient(p.left_across(w.dp, rows, p.Sp, columns, w.ds_across), q_across, sums.dk);
     sums.written = sums.written < columns ? columns : sums.written;
 
     if (sums.table)
-      product<T>(p.R, rows, p.Dp, {w.dqr, 1, p.Rp}, {q, p.Dp}, {sums.table, p.Dp}, true);
+      product<X>(p.R, depth_of_rows, p.Dp, p.left_across(w.dqr, rows, p.Rp, p.R, w.dqr_across),
+                 {q_across, p.Dp}, {sums.table, p.Dp}, true);
     if (a.dq) store_dq(w, b, h, i0, rows, columns);
   }
 
   // dq of a block, from the gradients of the logits and of q times relative_keys.
   HD void store_dq(Workspace& w, int64_t b, int64_t h, int64_t i0, int64_t rows,
                    int64_t columns) const {
-    product<T>(rows, columns, p.Dp, {w.dp, p.Sp, 1}, {w.k, p.Dp}, {w.dq, p.Dp}, false);
+    const X* k = Problem::PAIRS ? w.k_across : w.k;
+    product<X>(rows, depth<X>(columns), p.Dp, p.left_along(w.dp, rows, p.Sp, columns), {k, p.Dp},
+               {w.dq, p.Dp}, false);
     if (p.relative)
-      product<T>(rows, p.R, p.Dp, {w.dqr, p.Rp, 1}, {w.relative, p.Dp}, {w.dq, p.Dp}, true);
+      product<X>(rows, depth<X>(p.R), p.Dp, p.left_along(w.dqr, rows, p.Rp, p.R),
+                 {w.relative, p.Dp}, {w.dq, p.Dp}, true);
     for (int64_t i = 0; i < rows; ++i) {
       T* dq = w.dq + i * p.Dp;
       p.rotate(dq, i0 + i + a.offset, T(-1));
@@ -232,10 +257,13 @@ class AttentionBackward {
 
   // Stages the keys and values of batch row b and key head g.
   void stage_unit(Workspace& w, int64_t b, int64_t g) const {
-    p.stage_keys(a.k, a.k_strides, b, g, true, w.k);
-    p.transpose_rows(w.k, a.S, p.Sp, w.k_transposed);
-    p.stage_keys(a.v, a.v_strides, b, g, false, w.v);
-    p.transpose_rows(w.v, a.S, p.Sp, w.v_transposed);
+    const int64_t keys = p.keys(b);
+    const auto k_rows = p.key_rows(a.k, a.k_strides, b, g);
+    p.stage_along(k_rows, keys, 0, true, w.rotation, w.k);
+    p.transpose_rows(w.k, keys, p.Sp, w.k_transposed);
+    p.also_across(w.k, k_rows, keys, 0, true, w.rotation, w.k_across);
+    p.stage_along(p.key_rows(a.v, a.v_strides, b, g), keys, 0, false, w.rotation, w.v);
+    p.transpose_rows(w.v, keys, p.Sp, w.v_transposed);
   }
 
   // One chunk of the query blocks of batch row b and key head g, for all query heads of the group.

@@ -8,17 +8,17 @@
 // What limits it: for short sequences memory bandwidth (L = S = 6, D = 32 reads and writes 3 KB for
 // 9,216 multiply-adds); from about 50 keys on, the products.
 #pragma once
-#include "cpu/attention/problem.h"
+#include "cpu/attention/operands.h"
 #include "cpu/attention/work_split.h"
-#include "cpu/gemm/unpacked.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-template <class E>
+// E: the element type in memory, X: the type of the products' elements.
+template <class E, class X>
 class AttentionBlocks {
-  using T = typename Compute<E>::type;
-  using Problem = AttentionProblem<E>;
+  using T = Sum<X>;
+  using Problem = AttentionOperands<E, X>;
   const cpu::Attention& a;
   const Problem p{a};
   const int64_t blocks = (a.L + p.block - 1) / p.block;
@@ -26,28 +26,30 @@ class AttentionBlocks {
 
   // The memory of one thread.
   struct Workspace {
-    Buffer<T> k;               // (S, Dp)
-    Buffer<T> k_transposed;    // (Dp, Sp)
-    Buffer<T> v;               // (S, Dp)
-    Buffer<T> q;               // (block, Dp)
+    Buffer<X> k;               // (S, De)  along
+    Buffer<X> k_transposed;    // (De, Sp)
+    Buffer<X> v;               // (depth(S), Dp)  across
+    Buffer<X> q;               // (block, De)  along
     Buffer<T> s;               // (block, Sp)  logits, then unnormalised probabilities
     Buffer<T> out;             // (block, Dp)
     Buffer<T> keep;            // (block, keep_stride)  the dropout's factors
     Buffer<T> normalisers;     // (block,)
-    Buffer<T> relative;        // (R, Dp)
-    Buffer<T> rel_transposed;  // (Dp, Rp)
+    Buffer<T> rotation;        // the workspace of staging
+    Buffer<X> relative;        // (depth(R), Dp)  across
+    Buffer<X> rel_transposed;  // (De, Rp)
     Buffer<T> qr;              // (block, Rp)  q times relative_keys
     explicit Workspace(const Problem& p)
-        : k(p.a.S * p.Dp),
-          k_transposed(p.Dp * p.Sp),
-          v(p.a.S * p.Dp),
-          q(p.block * p.Dp),
+        : k(p.a.S * p.De),
+          k_transposed(p.De * p.Sp),
+          v(depth<X>(p.a.S) * p.Dp),
+          q(p.block * p.De),
           s(p.block * p.Sp),
           out(p.block * p.Dp),
           keep(p.a.dropped ? p.block * p.keep_stride + LANES<T> : 0),
           normalisers(p.block),
-          relative(p.relative ? p.R * p.Dp : 0),
-          rel_transposed(p.relative ? p.Dp * p.Rp : 0),
+          rotation(p.rotation_size),
+          relative(p.relative_size),
+          rel_transposed(p.relative ? p.De * p.Rp : 0),
           qr(p.relative ? p.block * p.Rp : 0) {}
   };
 
@@ -57,12 +59,11 @@ class AttentionBlocks {
     const int64_t columns = p.visible(i0 + rows - 1, keys);  // that any query of the block sees
 
     // The products with the keys and with the relative keys.
-    int64_t stride;
-    const T* q = p.queries(b, h, i0, rows, w.q, stride);
-    product<T>(rows, a.D, round_up<T>(columns), {q, stride, 1}, {w.k_transposed, p.Sp}, {w.s, p.Sp},
+    const LeftOperand<X> q = p.queries(b, h, i0, rows, w.rotation, w.q);
+    product<X>(rows, p.D_elements, round_up<T>(columns), q, {w.k_transposed, p.Sp}, {w.s, p.Sp},
                false);
     if (p.relative)
-      product<T>(rows, a.D, p.Rp, {q, stride, 1}, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
+      product<X>(rows, p.D_elements, p.Rp, q, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
 
     // The softmax of each query. It is normalised after the product with the values, where a row
     // has D elements instead of S.
@@ -75,7 +76,8 @@ class AttentionBlocks {
     }
 
     // The product with the values.
-    product<T>(rows, columns, p.Dp, {w.s, p.Sp, 1}, {w.v, p.Dp}, {w.out, p.Dp}, false);
+    const LeftOperand<X> probabilities = p.left_along(w.s, rows, p.Sp, columns);
+    product<X>(rows, depth<X>(columns), p.Dp, probabilities, {w.v, p.Dp}, {w.out, p.Dp}, false);
     for (int64_t i = 0; i < rows; ++i) {
       E* out = static_cast<E*>(a.out) + ((b * a.L + i0 + i) * a.N + h) * a.D;
       p.store_row(w.out + i * p.Dp, out, a.D, w.normalisers[i]);
@@ -84,10 +86,10 @@ class AttentionBlocks {
 
   // One chunk of the query blocks of batch row b and key head g, for all query heads of the group.
   HD void unit(Workspace& w, int64_t b, int64_t g, int64_t chunk) const {
-    p.stage_keys(a.k, a.k_strides, b, g, true, w.k);
-    p.transpose_rows(w.k, a.S, p.Sp, w.k_transposed);
-    p.stage_keys(a.v, a.v_strides, b, g, false, w.v);
     const int64_t keys = p.keys(b);
+    p.stage_along(p.key_rows(a.k, a.k_strides, b, g), keys, 0, true, w.rotation, w.k);
+    p.transpose_rows(w.k, keys, p.Sp, w.k_transposed);
+    p.stage_across(p.key_rows(a.v, a.v_strides, b, g), keys, 0, false, w.rotation, w.v);
     const int64_t i_begin = blocks * chunk / split.chunks * p.block;
     const int64_t i_end = blocks * (chunk + 1) / split.chunks * p.block;
     for (int64_t h = g * p.group; h < (g + 1) * p.group; ++h)

@@ -3,7 +3,7 @@
 //
 // Staging copies rows of q, k, v or dout into a workspace: converted to the type of computing,
 // rotated (RoPE) and padded to whole vectors. Any strides and head dimension are then the same
-// code.
+// code. The kernels that multiply blocks of rows stage them as in operands.h.
 #pragma once
 #include <limits>
 #include <type_traits>
@@ -14,7 +14,6 @@
 #include "cpu/simd/elementary_functions.h"
 #include "cpu/simd/row_arithmetic.h"
 #include "cpu/simd/streaming.h"
-#include "cpu/simd/transpose.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
@@ -138,41 +137,6 @@ struct AttentionProblem {
                   T* to) const {
     for (int64_t j = 0; j < a.S; ++j)
       stage_row(key(p, strides, b, g, j), j, rotated, to + j * Dp);
-  }
-  // Returns queries as the left operand of a product, and their stride: where they are in memory if
-  // that is possible, else staged to `staged` (rows, Dp).
-  HD const T* queries(int64_t b, int64_t n, int64_t i0, int64_t rows, T* staged,
-                      int64_t& stride) const {
-    const E* x = row(a.q, a.q_strides, b, n, i0);
-    if constexpr (std::is_same<E, T>::value)
-      if (!rope) {
-        stride = a.q_strides[2];
-        return x;
-      }
-    stage(x, a.q_strides[2], rows, i0 + a.offset, true, staged);
-    stride = Dp;
-    return staged;
-  }
-  // to (Dp, columns) = the transpose of x (rows, Dp); columns are whole vectors, zero beyond
-  // `rows`.
-  void transpose_rows(const T* x, int64_t rows, int64_t columns, T* to) const {
-    for (int64_t j = 0; j < columns; j += LANES<T>)
-      for (int64_t d = 0; d < a.D; d += LANES<T>) {
-        Vec<T> square[LANES<T>];
-        for (int i = 0; i < LANES<T>; ++i)
-          square[i] = j + i < rows ? Vec<T>::load(x + (j + i) * Dp + d) : Vec<T>(T(0));
-        transpose(square);
-        for (int i = 0; i < LANES<T>; ++i)
-          square[i].store(to + (d + i) * columns + j);
-      }
-  }
-  // Stages relative_keys to `rows` (R, Dp) and, transposed, to `columns` (Dp, Rp).
-  void stage_relative_keys(T* rows, T* columns) const {
-    if (!relative) return;
-    for (int64_t r = 0; r < R; ++r)
-      for (int64_t d = 0; d < Dp; d += LANES<T>)
-        Vec<T>::load(relative + r * a.D + d, a.D - d).store(rows + r * Dp + d);
-    transpose_rows(rows, R, Rp, columns);
   }
 
   // Returns the number of keys of batch row b.

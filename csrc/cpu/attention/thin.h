@@ -4,9 +4,8 @@
 //
 // What limits it: the memory bandwidth of reading the keys and values.
 #pragma once
-#include "cpu/attention/problem.h"
+#include "cpu/attention/operands.h"
 #include "cpu/attention/work_split.h"
-#include "cpu/gemm/unpacked.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
@@ -21,7 +20,7 @@ template <class E>
 class AttentionThin {
   using T = typename Compute<E>::type;
   using V = Vec<T>;
-  using Problem = AttentionProblem<E>;
+  using Problem = AttentionOperands<E, T>;
   static constexpr int CHUNK = 4;  // vectors of a result that are accumulated in registers
   const cpu::Attention& a;
   const Problem p{a};
@@ -42,7 +41,7 @@ class AttentionThin {
           out(p.Dp),
           rotated(p.rope ? p.Dp * LANES<T> : 0),
           keep(p.a.dropped ? p.keep_stride + LANES<T> : 0),
-          relative(p.relative ? p.R * p.Dp : 0),
+          relative(p.relative_size),
           rel_transposed(p.relative ? p.Dp * p.Rp : 0),
           qr(p.relative ? rows * p.Rp : 0) {}
   };

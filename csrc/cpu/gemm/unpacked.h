@@ -6,10 +6,12 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// C (M, N) (+)= A (M, K) B (K, N). N and the row lengths of B and C must be whole vectors.
-template <class T>
-void product(int64_t M, int64_t K, int64_t N, LeftOperand<T> A, Matrix<const T> B, Matrix<T> C,
+// C (M, N) (+)= A (M, K) B (K, N). K counts elements, of type E. N and the row
+// lengths of B and C must be whole vectors.
+template <class E>
+void product(int64_t M, int64_t K, int64_t N, LeftOperand<E> A, Matrix<const E> B, Matrix<Sum<E>> C,
              bool accumulate) {
+  using T = Sum<E>;
   constexpr int64_t DEPTH = 128;          // rows of B, whose panel stays in L1 while A's rows pass
   constexpr int THREE = NV < 3 ? NV : 3;  // a panel of NV = 2 vectors has no third case
   const int64_t tiles = (M + MR - 1) / MR;
@@ -28,8 +30,8 @@ void product(int64_t M, int64_t K, int64_t N, LeftOperand<T> A, Matrix<const T> 
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t m = M * i / tiles;
         const int rows = int(M * (i + 1) / tiles - m);
-        const LeftOperand<T> a{A.p + m * A.sm + k0 * A.sk, A.sm, A.sk};
-        const Matrix<const T> b{B.p + k0 * B.ld + n, B.ld};
+        const LeftOperand<E> a{A.p + m * A.sm + k0 * A.sk, A.sm, A.sk};
+        const Matrix<const E> b{B.p + k0 * B.ld + n, B.ld};
         const Matrix<T> c{C.p + m * C.ld + n, C.ld};
         switch (vectors) {
           case 1:
@@ -43,7 +45,7 @@ void product(int64_t M, int64_t K, int64_t N, LeftOperand<T> A, Matrix<const T> 
             break;
           default: {
             const int64_t to_next_panel = n + PANEL<T> < N ? PANEL<T> : depth * B.ld - n;
-            const Prefetch<T> prefetch{b.p + to_next_panel + i % NV * LANES<T>, B.ld};
+            const Prefetch<E> prefetch{b.p + to_next_panel + i % NV * LANES<T>, B.ld};
             tile_rows<NV, Split::columns, true>(rows, depth, a, b, c, acc, prefetch);
           }
         }

@@ -47,10 +47,14 @@ template <class S>
 HD void store_as(S* p, Vec<S> x) {
   x.store(p);
 }
+// The floats whose upper halves are h.
+HD Vec<float> widened(Half h) {
+  return Vec<float>(Vec<float>::Raw(__builtin_convertvector(h, Word) << 16));
+}
 HD Vec<float> load_as(const bfloat16* p) {
   Half h;
   memcpy(&h, p, sizeof h);
-  return Vec<float>(Vec<float>::Raw(__builtin_convertvector(h, Word) << 16));
+  return widened(h);
 }
 // The bits of x rounded to bfloat16, in the low half of each lane.
 HD Word rounded_bits(Vec<float> x) {
@@ -58,13 +62,15 @@ HD Word rounded_bits(Vec<float> x) {
   const Word r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   return x.v == x.v ? r : (u >> 16) | 0x40;  // a NaN must not round to infinity
 }
-HD void store_as(bfloat16* p, Vec<float> x) {
+HD Half narrowed(Vec<float> x) {
 #if defined(__AVX512BF16__)
-  const __m256bh half = _mm512_cvtneps_pbh(__m512(x.v));
-  memcpy(p, &half, sizeof half);
-  return;
+  return Half(_mm512_cvtneps_pbh(__m512(x.v)));
+#else
+  return __builtin_convertvector(rounded_bits(x), Half);
 #endif
-  const Half h = __builtin_convertvector(rounded_bits(x), Half);
+}
+HD void store_as(bfloat16* p, Vec<float> x) {
+  const Half h = narrowed(x);
   memcpy(p, &h, sizeof h);
 }
 
@@ -95,6 +101,10 @@ HD Vec<typename Compute<S>::type> load_up_to(const S* p, int64_t n) {
   using C = typename Compute<S>::type;
   if (n >= LANES<C>) return load_as(p);
   if constexpr (std::is_same<S, C>::value) return Vec<C>::load(p, n);
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (std::is_same<S, bfloat16>::value)
+    return widened(Half(_mm256_maskz_loadu_epi16(__mmask16((1u << n) - 1), p)));
+#endif
   C buffer[LANES<C>] = {};
   for (int64_t i = 0; i < n; ++i)
     buffer[i] = load_scalar(p + i);
@@ -105,6 +115,10 @@ HD void store_up_to(S* p, Vec<typename Compute<S>::type> x, int64_t n) {
   using C = typename Compute<S>::type;
   if (n >= LANES<C>) return store_as(p, x);
   if constexpr (std::is_same<S, C>::value) return x.store(p, n);
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (std::is_same<S, bfloat16>::value)
+    return _mm256_mask_storeu_epi16(p, __mmask16((1u << n) - 1), __m256i(narrowed(x)));
+#endif
   C buffer[LANES<C>];
   x.store(buffer);
   for (int64_t i = 0; i < n; ++i)
