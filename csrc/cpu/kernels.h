@@ -293,7 +293,7 @@ struct Bf16Kernels {
   void (*linear_backward_f32)(const Linear<float>&, Parallel, int threads);
   void (*linear_cross_entropy)(const LinearCrossEntropy<float, bfloat16>&, Parallel, int threads);
   void (*linear_cross_entropy_f32)(const LinearCrossEntropy<float>&, Parallel, int threads);
-  void (*attention)(const Attention&, Parallel, int threads);  // of bf16 tensors
+  void (*attention)(const Attention&, Parallel, int threads);  // of bf16 and of fp32 tensors
   void (*attention_backward)(const Attention&, Parallel, int threads);
   double (*gemm)(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C,
                  int64_t repeats, Parallel, int threads);

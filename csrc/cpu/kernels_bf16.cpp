@@ -23,8 +23,8 @@ const cpu::Bf16Kernels kernels = {
     linear_backward<bf16_pair, float>,
     linear_cross_entropy<bf16_pair, float, bfloat16>,
     linear_cross_entropy<bf16_pair, float, float>,
-    attention_of<bfloat16, bf16_pair>,
-    attention_backward_of<bfloat16, bf16_pair>,
+    attention_in_pairs<true>,
+    attention_in_pairs<false>,
     gemm_rate<bf16_pair>,
 };
 

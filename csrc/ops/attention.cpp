@@ -2,6 +2,7 @@
 // csrc/cpu/attention; on CUDA the kernels are those of kernels/attention, in Triton.
 #include <limits>
 
+#include "ops/precision.h"
 #include "ops/tensor.h"
 
 namespace fusedseq {
@@ -248,11 +249,6 @@ std::vector<Tensor> parts_of_projection(const Tensor& like, int64_t n) {
   return parts;
 }
 
-// Whether the call has bf16 tensors and the processor multiplies pairs of them.
-bool in_pairs(const cpu::Attention& a) {
-  return a.type == cpu::Type::bf16 && cpu::kernels().bf16.attention;
-}
-
 Outputs attention(const Inputs& i) {
   const Tensor& q = i.q;
   Call call(OP, i);
@@ -265,7 +261,8 @@ Outputs attention(const Inputs& i) {
     a.out = out.mutable_data_ptr();
     a.lse = lse.mutable_data_ptr();
     const cpu::Kernels& kernels = cpu::kernels();
-    (in_pairs(a) ? kernels.bf16.attention : kernels.attention)(a, parallel, threads());
+    const bool in_pairs = multiplies_in_bf16(q.scalar_type());
+    (in_pairs ? kernels.bf16.attention : kernels.attention)(a, parallel, threads());
   }
   return {as_type(out, q.scalar_type()), lse};
 }
@@ -351,8 +348,9 @@ Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
       torch::stable::zero_(*gradient);
   } else {
     const cpu::Kernels& kernels = cpu::kernels();
-    (in_pairs(a) ? kernels.bf16.attention_backward : kernels.attention_backward)(a, parallel,
-                                                                                 threads());
+    const bool in_pairs = multiplies_in_bf16(q.scalar_type());
+    const auto run = in_pairs ? kernels.bf16.attention_backward : kernels.attention_backward;
+    run(a, parallel, threads());
   }
   const ScalarType type = q.scalar_type();
   return {as_type(dq, type), as_type(dk, type), as_type(dv, type), as_type(dbias, type),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from fusedseq import _load, fused
 from fusedseq.testing import (
+    attention_case,
     linear_case,
     linear_cross_entropy_case,
     lstm_case,
@@ -88,6 +89,9 @@ def test_the_setting_of_torchs_backend_counts_too():
 
 
 OPERATORS = {
+    "attention of short sequences": attention_case(3, 2, 7, 9, 32),
+    "attention by blocks": attention_case(2, 2, 70, 75, 33, "biasNLS", "lengths", causal=True),
+    "attention with positions": attention_case(2, 4, 60, 60, 24, "rope", "relative5", N_kv=2),
     "linear": linear_case(150, 64, 90),
     "lstm": lstm_case(3, 9, 33, 40),
     "mogrifier_lstm": mogrifier_lstm_case(3, 9, 33, 40, 5),
@@ -176,5 +180,8 @@ def test_explain_says_how_products_are_computed():
         assert (in_bf16 in fused.explain("linear", x, W)) == HAS_PAIRS
         assert in_bf16 not in fused.explain("linear", x[:64], W)
         assert in_bf16 not in fused.explain("dropout", x, 0.5, 1)
+        q, kv = torch.randn(1, 2, 20, 8), torch.randn(1, 2, 30, 8)
+        assert (in_bf16 in fused.explain("attention", q, kv, kv)) == HAS_PAIRS
+        assert in_bf16 not in fused.explain("attention", q[:, :, :1], kv, kv)
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -16,36 +16,32 @@ inline cpu::AttentionKernel attention_kernel(const cpu::Attention& a) {
   return cpu::AttentionKernel::rows;
 }
 
-// One pass over tensors of elements E. X: the type of the elements of products between blocks.
+// One pass over tensors of elements E. X: the type of the products' elements.
 template <class E, class X>
 void attention_pass(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
   const cpu::AttentionKernel kernel = attention_kernel<E>(a);
-  if (kernel == cpu::AttentionKernel::packed) return attention_packed<E>(a, run, threads, forward);
+  if (kernel == cpu::AttentionKernel::packed)
+    return attention_packed<E, X>(a, run, threads, forward);
   if (!forward) return AttentionBackward<E, X>(a, threads).run(run);
   if (kernel == cpu::AttentionKernel::thin) return AttentionThin<E>(a).run(run, threads);
   AttentionBlocks<E, X>(a, threads).run(run);
 }
-template <class E, class X>
-void attention_of(const cpu::Attention& a, cpu::Parallel run, int threads) {
-  attention_pass<E, X>(a, run, threads, true);
-}
-template <class E, class X>
-void attention_backward_of(const cpu::Attention& a, cpu::Parallel run, int threads) {
-  attention_pass<E, X>(a, run, threads, false);
-}
 
 // Products in the type of computing, for every element type.
-inline void attention(const cpu::Attention& a, cpu::Parallel run, int threads) {
+template <bool FORWARD>
+void attention(const cpu::Attention& a, cpu::Parallel run, int threads) {
   by_type(a.type, [&](auto e) {
     using E = decltype(e);
-    attention_of<E, typename Compute<E>::type>(a, run, threads);
+    attention_pass<E, typename Compute<E>::type>(a, run, threads, FORWARD);
   });
 }
-inline void attention_backward(const cpu::Attention& a, cpu::Parallel run, int threads) {
-  by_type(a.type, [&](auto e) {
-    using E = decltype(e);
-    attention_backward_of<E, typename Compute<E>::type>(a, run, threads);
-  });
+// Products of bfloat16 pairs, for bf16 and fp32 tensors.
+template <bool FORWARD>
+void attention_in_pairs(const cpu::Attention& a, cpu::Parallel run, int threads) {
+  if (a.type == cpu::Type::f32)
+    attention_pass<float, bf16_pair>(a, run, threads, FORWARD);
+  else
+    attention_pass<bfloat16, bf16_pair>(a, run, threads, FORWARD);
 }
 
 // Returns which kernel a forward pass would run, for fused.explain.

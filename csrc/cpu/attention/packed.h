@@ -3,8 +3,9 @@
 // Layout: a vector of logits holds KEYS keys of each of QUERIES queries (8 and 2 for up to 8 keys
 // with AVX-512), so that the softmax wastes few lanes. Dot products run along the head dimension,
 // and as many of them as a vector has lanes are summed horizontally at once. Nothing is transposed
-// or packed, and where the element type and the head dimension allow it, rows are read and written
-// where they are ("in place").
+// or packed, and where the head dimension allows it, rows are read and written where they are ("in
+// place"). bf16 rows are converted while they are read and written; with X = bf16_pair the dot
+// products along the head dimension are those of pairs.
 //
 // What limits it: memory bandwidth. L = S = 6, D = 32 in fp32 reads and writes 8.4 KB for a forward
 // and a backward pass.
@@ -22,7 +23,8 @@ bool packed_takes(const cpu::Attention& a) {
   return a.S <= LANES<typename Compute<E>::type> && a.L <= MAX_PACKED_QUERIES && !a.relative_keys;
 }
 
-template <class E, int KEYS>
+// E: the element type in memory, X: the type of the elements of the dot products.
+template <class E, class X, int KEYS>
 class AttentionPacked {
   using T = typename Compute<E>::type;
   using V = Vec<T>;
@@ -32,7 +34,7 @@ class AttentionPacked {
   static constexpr int64_t UNITS_AHEAD = 4;  // how many units ahead rows are prefetched
   static constexpr int64_t MASK_BATCH = 16;  // heads whose dropout masks are generated at once
 
-  using Rows = Matrix<const T>;  // rows of Dp elements, in place or staged
+  using Rows = Matrix<const E>;  // rows of Dp elements, in place or staged
 
   // One query head of one batch row.
   struct Head {
@@ -43,25 +45,31 @@ class AttentionPacked {
   };
 
   // Where the gradients of a key head go. They are written for the first query head of the group
-  // and added to for the others.
+  // and added to for the others. G: E where they are in place, else T.
+  template <class G>
   struct KeyGradients {
-    T* dk;       // (S, Dp)
-    T* dv;       // (S, Dp)
+    G* dk;       // (S, Dp)
+    G* dv;       // (S, Dp)
     int64_t ld;  // the row length of both
   };
 
   const cpu::Attention& a;
   const Problem p{a};
-  const bool in_place = std::is_same<E, T>::value && a.D == p.Dp;
-  // Whether results are written with streaming stores.
+  const bool in_place = a.D == p.Dp;
+  // Whether results are written with streaming stores. Half the size is enough for bf16, since a
+  // backward pass writes three results.
   const bool streamed = in_place && exceeds_caches<T>(a.B * a.N * a.L * a.D);
+  // Whether dk and dv are computed where they are stored.
+  const bool dk_in_place =
+      in_place && !streamed && !p.rope && (p.group == 1 || std::is_same<E, T>::value);
 
   // The memory of one thread. The rows are only needed where rows are staged.
   struct Workspace {
-    Buffer<T> q;     // (L, Dp)
-    Buffer<T> k;     // (S, Dp)
-    Buffer<T> v;     // (S, Dp)
-    Buffer<T> dout;  // (L, Dp)
+    Buffer<E> q;     // (L, Dp)
+    Buffer<E> k;     // (S, Dp)
+    Buffer<E> v;     // (S, Dp)
+    Buffer<E> dout;  // (L, Dp)
+    Buffer<T> row;   // (Dp,)  a row in the type of computing while it is staged
     Buffer<T> to;    // (L, Dp)  results before they are stored
     Buffer<T> dk;    // (S, Dp)
     Buffer<T> dv;    // (S, Dp)
@@ -75,6 +83,7 @@ class AttentionPacked {
           k(keys),
           v(keys),
           dout(queries),
+          row(p.Dp),
           to(queries),
           dk(keys),
           dv(keys),
@@ -91,27 +100,38 @@ class AttentionPacked {
   }
 
   // `count` rows of head n, in place if possible, else staged with the rotation if `rotated`.
-  HD Rows rows(const void* x, const int64_t* strides, int64_t b, int64_t n, int64_t count,
-               int64_t position, bool rotated, T* staged) const {
+  HD Rows rows(const Workspace& w, const void* x, const int64_t* strides, int64_t b, int64_t n,
+               int64_t count, int64_t position, bool rotated, E* staged) const {
     const E* first = p.row(x, strides, b, n, 0);
-    if constexpr (std::is_same<E, T>::value)
-      if (in_place && !(rotated && p.rope)) return {first, strides[2]};
-    p.stage(first, strides[2], count, position, rotated, staged);
+    if (in_place && !(rotated && p.rope)) return {first, strides[2]};
+    for (int64_t i = 0; i < count; ++i)
+      stage_row(w, first + i * strides[2], position + i, rotated, staged + i * p.Dp);
     return {staged, p.Dp};
   }
   // The keys or values of key head g.
-  HD Rows key_rows(const void* x, const int64_t* strides, int64_t b, int64_t g, bool rotated,
-                   T* staged) const {
-    if (!a.key_rows) return rows(x, strides, b, g, a.S, 0, rotated, staged);
-    p.stage_keys(x, strides, b, g, rotated, staged);
+  HD Rows key_rows(const Workspace& w, const void* x, const int64_t* strides, int64_t b, int64_t g,
+                   bool rotated, E* staged) const {
+    if (!a.key_rows) return rows(w, x, strides, b, g, a.S, 0, rotated, staged);
+    for (int64_t j = 0; j < a.S; ++j)
+      stage_row(w, p.key(x, strides, b, g, j), j, rotated, staged + j * p.Dp);
     return {staged, p.Dp};
+  }
+  // Stages a row to `to` (Dp,), rounded to E again.
+  HD void stage_row(const Workspace& w, const E* x, int64_t position, bool rotated, E* to) const {
+    if constexpr (std::is_same<E, T>::value) {
+      p.stage_row(x, position, rotated, to);
+    } else {
+      p.stage_row(x, position, rotated, w.row);
+      for (int64_t d = 0; d < p.Dp; d += LANES<T>)
+        store_as(to + d, V::load(w.row + d));
+    }
   }
 
   // Returns x_i . y_j in the order of the lanes: QUERIES rows i from `first` on, KEYS rows j.
   // Beyond the last row of x or y that row is repeated.
   HD V dots(Rows x, int64_t first, Rows y) const {
     V sum[LANES<T>];
-    const T *xs[QUERIES], *ys[KEYS];
+    const E *xs[QUERIES], *ys[KEYS];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES<T>; ++i)
       sum[i] = V(T(0));
@@ -122,20 +142,27 @@ class AttentionPacked {
     for (int j = 0; j < KEYS; ++j)
       ys[j] = y.p + (j < a.S ? j : a.S - 1) * y.ld;
 
-    for (int64_t d = 0; d < p.Dp; d += LANES<T>) {
-      V xv[QUERIES];
+    for (int64_t d = 0; d < p.Dp; d += NUMBERS<X> * LANES<X>) {
+      Vec<X> xv[QUERIES];
 #pragma GCC unroll 4
       for (int r = 0; r < QUERIES; ++r)
-        xv[r] = V::load(xs[r] + d);
+        xv[r] = elements(xs[r] + d, p.Dp - d);
 #pragma GCC unroll 16
       for (int j = 0; j < KEYS; ++j) {
-        const V yv = V::load(ys[j] + d);
+        const Vec<X> yv = elements(ys[j] + d, p.Dp - d);
 #pragma GCC unroll 4
         for (int r = 0; r < QUERIES; ++r)
-          sum[r * KEYS + j] = sum[r * KEYS + j] + xv[r] * yv;
+          sum[r * KEYS + j] = multiply_add(sum[r * KEYS + j], xv[r], yv);
       }
     }
     return horizontal_sums(sum);
+  }
+  // A vector of elements of a row, of which n numbers are left.
+  static HD Vec<X> elements(const E* x, int64_t n) {
+    if constexpr (std::is_same<X, T>::value)
+      return load_as(x);
+    else
+      return load_along<X>(x, n);
   }
 
   // Returns the logits of QUERIES queries from i on, -inf where a query does not see a key.
@@ -176,7 +203,7 @@ class AttentionPacked {
   // One head, forward.
   HD void forward(Workspace& w, const Head& head) const {
     const int64_t b = head.b, h = head.h;
-    const Rows q = rows(a.q, a.q_strides, b, h, a.L, a.offset, true, w.q);
+    const Rows q = rows(w, a.q, a.q_strides, b, h, a.L, a.offset, true, w.q);
     const V zero(T(0)), masked(-INFINITE<T>);
     T* lse = static_cast<T*>(a.lse) + (b * a.N + h) * a.L;  // (L,)
     for (int64_t i = 0; i < a.L; i += QUERIES) {
@@ -196,15 +223,16 @@ class AttentionPacked {
     }
     E* out = static_cast<E*>(a.out) + (b * a.L * a.N + h) * a.D;  // (L, N, D)
     store(w, out, a.L, a.N * a.D, false,
-          [&](T* to, int64_t ld) { weighted_sum(w.P, head.v, head.keys, to, ld); });
+          [&](auto* to, int64_t ld) { weighted_sum(w.P, head.v, head.keys, to, ld); });
   }
 
   // to (L, Dp) = weights (L, KEYS) times the rows x of the existing keys; what follows these rows
   // in memory may be anything.
-  HD void weighted_sum(const T* weights, Rows x, int64_t keys, T* to, int64_t ld) const {
-    if (keys) return product<T>(a.L, keys, p.Dp, {weights, KEYS, 1}, x, {to, ld}, false);
+  template <class G>
+  HD void weighted_sum(const T* weights, Rows x, int64_t keys, G* to, int64_t ld) const {
+    if (keys) return product<T>(a.L, keys, p.Dp, {weights, KEYS, 1}, x, Matrix<G>{to, ld}, false);
     for (int64_t i = 0; i < a.L; ++i)
-      memset(to + i * ld, 0, p.Dp * sizeof(T));
+      memset(to + i * ld, 0, p.Dp * sizeof(G));
   }
 
   // Stores `count` rows that compute(to, row length) writes: to x directly if possible, else to the
@@ -212,9 +240,8 @@ class AttentionPacked {
   template <class F>
   HD void store(Workspace& w, E* x, int64_t count, int64_t stride, bool rotated, F compute,
                 int64_t position = 0) const {
-    if constexpr (std::is_same<E, T>::value)
-      if (in_place && !streamed && !(rotated && p.rope)) return compute(x, stride);
-    compute(w.to, p.Dp);
+    if (in_place && !streamed && !(rotated && p.rope)) return compute(x, stride);
+    compute((T*)w.to, p.Dp);
     store_rows(w.to, x, count, stride, rotated, position);
   }
   // Stores rows `from` (count, Dp) to x.
@@ -222,22 +249,22 @@ class AttentionPacked {
                   int64_t position) const {
     for (int64_t i = 0; i < count; ++i) {
       if (rotated) p.rotate(from + i * p.Dp, position + i, T(-1));
-      if constexpr (std::is_same<E, T>::value)
-        if (streamed) {
-          for (int64_t d = 0; d < a.D; d += LANES<T>)
-            stream(x + i * stride + d, V::load(from + i * p.Dp + d));
-          continue;
-        }
+      if (streamed) {
+        for (int64_t d = 0; d < a.D; d += LANES<T>)
+          stream_as(x + i * stride + d, V::load(from + i * p.Dp + d));
+        continue;
+      }
       p.store_row(from + i * p.Dp, x + i * stride, a.D, T(1));
     }
   }
 
   // One head, backward. add: whether this is not the first head of its group.
-  HD void backward(Workspace& w, const Head& head, const KeyGradients& to, bool add,
+  template <class G>
+  HD void backward(Workspace& w, const Head& head, const KeyGradients<G>& to, bool add,
                    T* bias) const {
     const int64_t b = head.b, h = head.h;
-    const Rows q = rows(a.q, a.q_strides, b, h, a.L, a.offset, true, w.q);
-    const Rows dout = rows(a.dout, a.dout_strides, b, h, a.L, 0, false, w.dout);
+    const Rows q = rows(w, a.q, a.q_strides, b, h, a.L, a.offset, true, w.q);
+    const Rows dout = rows(w, a.dout, a.dout_strides, b, h, a.L, 0, false, w.dout);
     const V zero(T(0)), masked(-INFINITE<T>);
     const T* lse = static_cast<const T*>(a.lse) + (b * a.N + h) * a.L;  // (L,)
     for (int64_t i = 0; i < a.L; i += QUERIES) {
@@ -274,12 +301,12 @@ class AttentionPacked {
     }
 
     const T *P = w.P, *dS = w.dS;
-    if (a.dv) product<T>(a.S, a.L, p.Dp, {P, 1, KEYS}, dout, {to.dv, to.ld}, add);
-    if (a.dk) product<T>(a.S, a.L, p.Dp, {dS, 1, KEYS}, q, {to.dk, to.ld}, add);
+    if (a.dv) product<T>(a.S, a.L, p.Dp, {P, 1, KEYS}, dout, Matrix<G>{to.dv, to.ld}, add);
+    if (a.dk) product<T>(a.S, a.L, p.Dp, {dS, 1, KEYS}, q, Matrix<G>{to.dk, to.ld}, add);
     if (a.dq)
       store(
           w, static_cast<E*>(a.dq) + b * a.dq_strides[0] + h * a.D, a.L, a.dq_strides[1], true,
-          [&](T* dq, int64_t ld) { weighted_sum(dS, head.k, head.keys, dq, ld); }, a.offset);
+          [&](auto* dq, int64_t ld) { weighted_sum(dS, head.k, head.keys, dq, ld); }, a.offset);
   }
   // Adds ds (S,), the gradient of the logits of query i, to the gradient of the bias.
   void add_to_bias(T* bias, const T* ds, int64_t b, int64_t h, int64_t i) const {
@@ -313,19 +340,11 @@ class AttentionPacked {
   HD void unit(Workspace& w, T* bias, MaskBatch& masks, int64_t b, int64_t g, int64_t last_head,
                bool forward_pass) const {
     const int64_t keys = p.keys(b);
-    const Rows k = key_rows(a.k, a.k_strides, b, g, true, w.k);
-    const Rows v = key_rows(a.v, a.v_strides, b, g, false, w.v);
-
-    // dk and dv are computed where they are stored, if possible.
-    const bool dk_in_place = in_place && !streamed && !p.rope;
-    const int64_t at = b * a.dk_strides[0] + g * a.D;
-    KeyGradients to{w.dk, w.dv, dk_in_place ? a.dk_strides[1] : p.Dp};
-    if constexpr (std::is_same<E, T>::value)
-      if (dk_in_place) {
-        to.dk = static_cast<T*>(a.dk) + at;
-        to.dv = static_cast<T*>(a.dv) + at;
-      }
-
+    const Rows k = key_rows(w, a.k, a.k_strides, b, g, true, w.k);
+    const Rows v = key_rows(w, a.v, a.v_strides, b, g, false, w.v);
+    const int64_t at = b * a.dk_strides[0] + g * a.D;  // of the key head's gradients
+    E* const dk = a.dk ? static_cast<E*>(a.dk) + at : nullptr;
+    E* const dv = a.dv ? static_cast<E*>(a.dv) + at : nullptr;
     for (int64_t h = g * p.group; h < (g + 1) * p.group; ++h) {
       const int64_t head = b * a.N + h;
       if (a.dropped && head >= masks.end) {
@@ -334,15 +353,19 @@ class AttentionPacked {
         p.dropout_factors(b, h, 0, (masks.end - masks.begin) * a.L, w.keep);
       }
       const T* keep = w.keep + (head - masks.begin) * a.L * p.keep_stride;
+      const Head of{b, h, k, v, keys, keep};
+      const bool add = h > g * p.group;
       if (forward_pass)
-        forward(w, {b, h, k, v, keys, keep});
+        forward(w, of);
+      else if (dk_in_place)
+        backward(w, of, KeyGradients<E>{dk, dv, a.dk_strides[1]}, add, bias);
       else
-        backward(w, {b, h, k, v, keys, keep}, to, h > g * p.group, bias);
+        backward(w, of, KeyGradients<T>{w.dk, w.dv, p.Dp}, add, bias);
     }
 
     if (forward_pass || dk_in_place) return;
-    if (a.dk) store_rows(to.dk, static_cast<E*>(a.dk) + at, a.S, a.dk_strides[1], true, 0);
-    if (a.dv) store_rows(to.dv, static_cast<E*>(a.dv) + at, a.S, a.dk_strides[1], false, 0);
+    if (a.dk) store_rows(w.dk, dk, a.S, a.dk_strides[1], true, 0);
+    if (a.dv) store_rows(w.dv, dv, a.S, a.dk_strides[1], false, 0);
   }
 
  public:
@@ -359,7 +382,7 @@ class AttentionPacked {
     if (bias_copies) memset(biases, 0, a.dbias_size * split.parts * sizeof(T));
 
     split.each(run, [&](int64_t part, int64_t first, int64_t last) {
-      Workspace w(p, !in_place || streamed || p.rope || a.key_rows);
+      Workspace w(p, !in_place || !dk_in_place || a.key_rows);
       T* bias = bias_copies ? biases + part * a.dbias_size : static_cast<T*>(a.dbias);
       MaskBatch masks{0, first * p.group};
       for (int64_t u = first; u < last; ++u) {
@@ -374,14 +397,14 @@ class AttentionPacked {
 };
 
 // Chooses the smallest number of keys for a vector that is enough.
-template <class E>
+template <class E, class X>
 void attention_packed(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
   constexpr int lanes = LANES<typename Compute<E>::type>;
   if constexpr (lanes > 4)
-    if (a.S <= 4) return AttentionPacked<E, 4>(a).run(run, threads, forward);
+    if (a.S <= 4) return AttentionPacked<E, X, 4>(a).run(run, threads, forward);
   if constexpr (lanes > 8)
-    if (a.S <= 8) return AttentionPacked<E, 8>(a).run(run, threads, forward);
-  AttentionPacked<E, lanes>(a).run(run, threads, forward);
+    if (a.S <= 8) return AttentionPacked<E, X, 8>(a).run(run, threads, forward);
+  AttentionPacked<E, X, lanes>(a).run(run, threads, forward);
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -126,18 +126,6 @@ struct AttentionProblem {
     if (d < a.D) load_up_to(x + d, a.D - d).store(to + d);
     if (rotated) rotate(to, position, T(1));
   }
-  // Stages n rows from `position` on to `to` (n, Dp).
-  HD void stage(const E* x, int64_t stride, int64_t n, int64_t position, bool rotated,
-                T* to) const {
-    for (int64_t i = 0; i < n; ++i, x += stride, to += Dp)
-      stage_row(x, position + i, rotated, to);
-  }
-  // Stages all keys or values of a unit to `to` (S, Dp).
-  void stage_keys(const void* p, const int64_t* strides, int64_t b, int64_t g, bool rotated,
-                  T* to) const {
-    for (int64_t j = 0; j < a.S; ++j)
-      stage_row(key(p, strides, b, g, j), j, rotated, to + j * Dp);
-  }
 
   // Returns the number of keys of batch row b.
   HD int64_t keys(int64_t b) const {

@@ -1,8 +1,8 @@
 // The register tile of all matrix products: up to MR rows times NV vectors of C, accumulated in
 // registers over the whole depth K.
 //
-// E is the type of the operands' elements and Sum<E> that of C, see simd/bf16_pair.h. K counts
-// elements: pairs, if E is bf16_pair.
+// E is the type of the products' elements and Sum<E> that of their sums, see simd/bf16_pair.h. K
+// counts elements: pairs, if E is bf16_pair. SB and SC are the types of B and C in memory.
 #pragma once
 #include "cpu/gemm/operands.h"
 #include "cpu/simd/bf16_pair.h"
@@ -40,10 +40,19 @@ enum class Split { columns, rows };
 template <int M, int nv, Split SPLIT>
 constexpr int CHAINS = (SPLIT == Split::columns ? 2 * M <= MR : 2 * nv <= NV) ? 2 : 1;
 
+// A vector of elements, from elements or from numbers of another type in memory.
+template <class E, class S>
+HD Vec<E> load_elements(const S* p) {
+  if constexpr (std::is_same<E, S>::value)
+    return Vec<E>::load(p);
+  else
+    return load_as(p);
+}
+
 // C (M, nv vectors) (+)= A (M, K) B (K, nv vectors).
-template <int M, int nv, Split SPLIT, bool PREFETCH, class E>
-void tile(int64_t K, LeftOperand<E> A, Matrix<const E> B, Matrix<Sum<E>> C, bool accumulate,
-          Prefetch<E> prefetch) {
+template <int M, int nv, Split SPLIT, bool PREFETCH, class E, class SB = E, class SC = Sum<E>>
+void tile(int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C, bool accumulate,
+          Prefetch<SB> prefetch) {
   using T = Sum<E>;
   constexpr int chains = CHAINS<M, nv, SPLIT>;
   Vec<T> c[chains][M][nv];
@@ -70,7 +79,7 @@ void tile(int64_t K, LeftOperand<E> A, Matrix<const E> B, Matrix<Sum<E>> C, bool
       Vec<E> b[nv];
 #pragma GCC unroll 4
       for (int n = 0; n < nv; ++n)
-        b[n] = Vec<E>::load(B.p + (k + u) * B.ld + n * LANES<T>);
+        b[n] = load_elements<E>(B.p + (k + u) * B.ld + n * LANES<T>);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const Vec<E> a(A.p[m * A.sm + (k + u) * A.sk]);
@@ -86,7 +95,7 @@ void tile(int64_t K, LeftOperand<E> A, Matrix<const E> B, Matrix<Sum<E>> C, bool
     for (int m = 0; m < M; ++m)
       for (int n = 0; n < nv; ++n)
         c[0][m][n] = multiply_add(c[0][m][n], Vec<E>(A.p[m * A.sm + k * A.sk]),
-                                  Vec<E>::load(B.p + k * B.ld + n * LANES<E>));
+                                  load_elements<E>(B.p + k * B.ld + n * LANES<E>));
 
   // Add the chains, and C if its old value counts, and store.
 #pragma GCC unroll 8
@@ -95,16 +104,16 @@ void tile(int64_t K, LeftOperand<E> A, Matrix<const E> B, Matrix<Sum<E>> C, bool
     for (int n = 0; n < nv; ++n) {
       Vec<T> r = c[0][m][n];
       if constexpr (chains == 2) r = r + c[1][m][n];
-      T* out = C.p + m * C.ld + n * LANES<T>;
-      if (accumulate) r = r + Vec<T>::load(out);
-      r.store(out);
+      SC* out = C.p + m * C.ld + n * LANES<T>;
+      if (accumulate) r = r + load_as(out);
+      store_as(out, r);
     }
 }
 
 // A tile whose number of rows is known at run time only.
-template <int nv, Split SPLIT, bool PREFETCH = false, class E>
-void tile_rows(int M, int64_t K, LeftOperand<E> A, Matrix<const E> B, Matrix<Sum<E>> C,
-               bool accumulate, Prefetch<E> prefetch = {}) {
+template <int nv, Split SPLIT, bool PREFETCH = false, class E, class SB = E, class SC = Sum<E>>
+void tile_rows(int M, int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C,
+               bool accumulate, Prefetch<SB> prefetch = {}) {
   switch (M) {
     case 1:
       return tile<1, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);

@@ -6,10 +6,11 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// C (M, N) (+)= A (M, K) B (K, N). K counts elements, of type E. N and the row
-// lengths of B and C must be whole vectors.
-template <class E>
-void product(int64_t M, int64_t K, int64_t N, LeftOperand<E> A, Matrix<const E> B, Matrix<Sum<E>> C,
+// C (M, N) (+)= A (M, K) B (K, N). K counts elements, of type E. N and the row lengths of B and C
+// must be whole vectors. SB and SC are the types of B and C in memory; a C that rounds the sums
+// must not need more than one pass, DEPTH.
+template <class E, class SB = E, class SC = Sum<E>>
+void product(int64_t M, int64_t K, int64_t N, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C,
              bool accumulate) {
   using T = Sum<E>;
   constexpr int64_t DEPTH = 128;          // rows of B, whose panel stays in L1 while A's rows pass
@@ -18,7 +19,7 @@ void product(int64_t M, int64_t K, int64_t N, LeftOperand<E> A, Matrix<const E> 
 
   // A sum of no terms is zero.
   for (int64_t m = 0; K == 0 && !accumulate && m < M; ++m)
-    memset(C.p + m * C.ld, 0, N * sizeof(T));
+    memset(C.p + m * C.ld, 0, N * sizeof(SC));
 
   for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
     const int64_t depth = K - k0 < DEPTH ? K - k0 : DEPTH;
@@ -31,8 +32,8 @@ void product(int64_t M, int64_t K, int64_t N, LeftOperand<E> A, Matrix<const E> 
         const int64_t m = M * i / tiles;
         const int rows = int(M * (i + 1) / tiles - m);
         const LeftOperand<E> a{A.p + m * A.sm + k0 * A.sk, A.sm, A.sk};
-        const Matrix<const E> b{B.p + k0 * B.ld + n, B.ld};
-        const Matrix<T> c{C.p + m * C.ld + n, C.ld};
+        const Matrix<const SB> b{B.p + k0 * B.ld + n, B.ld};
+        const Matrix<SC> c{C.p + m * C.ld + n, C.ld};
         switch (vectors) {
           case 1:
             tile_rows<1, Split::columns>(rows, depth, a, b, c, acc);
@@ -45,7 +46,7 @@ void product(int64_t M, int64_t K, int64_t N, LeftOperand<E> A, Matrix<const E> 
             break;
           default: {
             const int64_t to_next_panel = n + PANEL<T> < N ? PANEL<T> : depth * B.ld - n;
-            const Prefetch<E> prefetch{b.p + to_next_panel + i % NV * LANES<T>, B.ld};
+            const Prefetch<SB> prefetch{b.p + to_next_panel + i % NV * LANES<T>, B.ld};
             tile_rows<NV, Split::columns, true>(rows, depth, a, b, c, acc, prefetch);
           }
         }

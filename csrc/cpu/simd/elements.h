@@ -4,7 +4,7 @@
 // Naming: S is the type in memory, Compute<S>::type (called C) the type of computing.
 #pragma once
 #include "cpu/kernels.h"
-#include "cpu/simd/vec.h"
+#include "cpu/simd/streaming.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
@@ -72,6 +72,22 @@ HD Half narrowed(Vec<float> x) {
 HD void store_as(bfloat16* p, Vec<float> x) {
   const Half h = narrowed(x);
   memcpy(p, &h, sizeof h);
+}
+
+// The streaming stores of simd/streaming.h, of whole vectors.
+template <class S>
+HD void stream_as(S* p, Vec<S> x) {
+  stream(p, x);
+}
+HD void stream_as(bfloat16* p, Vec<float> x) {
+  const Half h = narrowed(x);
+#if defined(__AVX512F__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), __m256i(h));
+#elif defined(__AVX2__)
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), __m128i(h));
+#else
+  memcpy(p, &h, sizeof h);
+#endif
 }
 
 // Single elements.

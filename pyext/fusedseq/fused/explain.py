@@ -52,6 +52,7 @@ CPU_KERNELS = {
 
 # The operators whose products on the CPU may multiply bfloat16 numbers.
 PRODUCTS = (
+    "attention",
     "linear",
     "linear_cross_entropy",
     "lstm",
@@ -142,9 +143,11 @@ def on_cpu(
         how = CPU_KERNELS["lstm"][1] + ", because there are no rounds"
     if name == "attention" and num_tensors > 1:
         file, how = attention(*args, **kwargs)
-    if name in PRODUCTS and multiplies_in_bf16(name, dtype, args, kwargs):
+    # The attention of few queries reads its keys and values once, and multiplies in float32.
+    exact = file == ATTENTION_KERNELS[-1][0]
+    if name in PRODUCTS and not exact and multiplies_in_bf16(name, dtype, args, kwargs):
         how += ", the operands of products multiplied as bfloat16 numbers, all else in float32"
-    elif dtype == "bfloat16" and name in (*PRODUCTS, "attention"):
+    elif dtype == "bfloat16" and name in PRODUCTS:
         how += ", computed in float32"
     if dtype == "float16":
         how += ", its tensors converted to float32 and back"
