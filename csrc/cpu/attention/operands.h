@@ -97,7 +97,8 @@ struct AttentionOperands : AttentionProblem<E> {
   LeftOperand<X> queries(int64_t b, int64_t n, int64_t i0, int64_t rows, T* rotation,
                          X* staged) const {
     const int64_t stride = a.q_strides[2];
-    const bool in_place = std::is_same<E, T>::value ? !PAIRS : PAIRS && stride % 2 == 0 && a.D % 2 == 0;
+    const bool in_place =
+        std::is_same<E, T>::value ? !PAIRS : PAIRS && stride % 2 == 0 && a.D % 2 == 0;
     if (in_place && !Problem::rope)
       return {reinterpret_cast<const X*>(this->row(a.q, a.q_strides, b, n, i0)),
               stride / NUMBERS<X>, 1};
