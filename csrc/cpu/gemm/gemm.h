@@ -60,11 +60,22 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
     // All tiles of the chunk use one part of the panel before the next part is read.
     for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
       const int64_t deep = K - k0 < DEPTH ? K - k0 : DEPTH;
+
+      // Together, they prefetch what is read next: `next` during the last panel, else the next part
+      // of this panel or of the next one. Without this, the first tile waits for the L3 cache.
+      const E* ahead = nullptr;
+      if (next && n0 + PANEL<E> >= columns)
+        ahead = next + k0 * PANEL<E>;
+      else if (k0 + DEPTH < K)
+        ahead = packed + K * n0 + (k0 + DEPTH) * padded;
+      else if (n0 + PANEL<E> < columns)
+        ahead = packed + K * (n0 + PANEL<E>);
+
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t m = M * i / tiles, m_end = M * (i + 1) / tiles;
         Prefetch<E> prefetch;
-        if (next)
-          prefetch = {next + (k0 + deep * i / tiles) * PANEL<E>, (PANEL<E> + tiles - 1) / tiles};
+        if (ahead)
+          prefetch = {ahead + deep * i / tiles * PANEL<E>, (PANEL<E> + tiles - 1) / tiles};
         const Output<Sum<E>> c{C.p + m * C.ld + n0, C.ld, C.whole_vectors,
                                C.accumulate || bias || k0 > 0};
         any_tile<E, Split::columns>(int(m_end - m), width, deep,
@@ -87,8 +98,8 @@ HD void each_chunk(int64_t M, int64_t K, Matrix<const S> A, E* scratch, F f) {
 
 // C (M, columns) (+)= A (M, K) times packed columns (see `pack`), + bias (columns,) if not null.
 //
-// next: depth(K) x PANEL elements that are prefetched meanwhile, or null; only for at most CHUNK
-// rows and PANEL columns. scratch: left_size elements.
+// next: depth(K) x PANEL elements that are prefetched during the last panel, or null; only for at
+// most CHUNK rows. scratch: left_size elements.
 template <class E, class S>
 void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed,
           Output<Sum<E>> C, E* scratch, const Sum<E>* bias = nullptr, const E* next = nullptr) {
