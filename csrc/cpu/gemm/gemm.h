@@ -61,21 +61,22 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
     for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
       const int64_t deep = K - k0 < DEPTH ? K - k0 : DEPTH;
 
-      // Together, they prefetch what is read next: `next` during the last panel, else the next part
-      // of this panel or of the next one. Without this, the first tile waits for the L3 cache.
+      // Together, they prefetch what is read next, else the first tile waits for the L3 cache: the
+      // next part of this panel, the first part of the next panel, or `next`. A panel alone has
+      // just been packed and is in the L2 cache; each of its parts prefetches a part of `next`.
+      const bool alone = columns <= PANEL<E>;
       const E* ahead = nullptr;
-      if (next && n0 + PANEL<E> >= columns)
-        ahead = next + k0 * PANEL<E>;
-      else if (k0 + DEPTH < K)
+      if (k0 + DEPTH < K && !alone)
         ahead = packed + K * n0 + (k0 + DEPTH) * padded;
       else if (n0 + PANEL<E> < columns)
         ahead = packed + K * (n0 + PANEL<E>);
+      else if (next)
+        ahead = next + (alone ? k0 * PANEL<E> : 0);
 
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t m = M * i / tiles, m_end = M * (i + 1) / tiles;
         Prefetch<E> prefetch;
-        if (ahead)
-          prefetch = {ahead + deep * i / tiles * PANEL<E>, (PANEL<E> + tiles - 1) / tiles};
+        if (ahead) prefetch = {ahead + deep * i / tiles * PANEL<E>, (PANEL<E> + tiles - 1) / tiles};
         const Output<Sum<E>> c{C.p + m * C.ld + n0, C.ld, C.whole_vectors,
                                C.accumulate || bias || k0 > 0};
         any_tile<E, Split::columns>(int(m_end - m), width, deep,
@@ -98,8 +99,8 @@ HD void each_chunk(int64_t M, int64_t K, Matrix<const S> A, E* scratch, F f) {
 
 // C (M, columns) (+)= A (M, K) times packed columns (see `pack`), + bias (columns,) if not null.
 //
-// next: depth(K) x PANEL elements that are prefetched during the last panel, or null; only for at
-// most CHUNK rows. scratch: left_size elements.
+// next: what is read after the last panel, or null: up to depth(K) x PANEL elements from there on
+// are prefetched. Only for at most CHUNK rows. scratch: left_size elements.
 template <class E, class S>
 void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed,
           Output<Sum<E>> C, E* scratch, const Sum<E>* bias = nullptr, const E* next = nullptr) {

@@ -138,9 +138,8 @@ void linear_transposed(const cpu::Linear<S>& l, const Sum<E>* b, const E* panel,
     const int64_t rows = end - n0 < ROWS ? end - n0 : ROWS;
     for (int64_t n = 0; n < rows; n += MR) {
       const E* W = as_elements<E>(l.W + (n0 + n) * l.K);
-      any_tile<E, Split::rows, true>(int(rows - n < MR ? rows - n : MR), padded, K, {W, K, 1},
-                                     panel, {block + n * padded, padded, true, false},
-                                     {W + MR * K, MR});
+      any_tile<E, Split::rows>(int(rows - n < MR ? rows - n : MR), padded, K, {W, K, 1}, panel,
+                               {block + n * padded, padded, true, false}, {W + MR * K, MR});
     }
     store_transposed((const T*)block, rows, M, padded, b ? b + n0 : nullptr, l.y + n0, l.N);
     if (rest)

@@ -133,7 +133,7 @@ void tile_rows(int M, int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC
 // C (M, width) (+)= A (M, K) times a packed panel (K, width rounded up to vectors), M <= MR and
 // width <= PANEL. Unless C may be written up to whole vectors, a width that does not fill its
 // vectors goes through a buffer.
-template <class E, Split SPLIT, bool PREFETCH = false>
+template <class E, Split SPLIT>
 void any_tile(int M, int64_t width, int64_t K, LeftOperand<E> A, const E* panel, Output<Sum<E>> C,
               Prefetch<E> prefetch = {}) {
   using T = Sum<E>;
@@ -144,22 +144,25 @@ void any_tile(int M, int64_t width, int64_t K, LeftOperand<E> A, const E* panel,
   const bool direct = C.whole_vectors || padded == width;
   const Matrix<T> out{direct ? C.p : buffer, direct ? C.ld : padded};
   const bool accumulate = direct && C.accumulate;
-  switch (padded / L) {
-    case 1:
-      tile_rows<1, SPLIT, PREFETCH, E>(M, K, A, {panel, L}, out, accumulate, prefetch);
-      break;
-    case 2:
-      tile_rows<2, SPLIT, PREFETCH, E>(M, K, A, {panel, 2 * L}, out, accumulate, prefetch);
-      break;
-    case 3:
-      tile_rows<THREE, SPLIT, PREFETCH, E>(M, K, A, {panel, THREE * L}, out, accumulate, prefetch);
-      break;
-    default:
-      if (prefetch.step)
-        tile_rows<NV, SPLIT, true, E>(M, K, A, {panel, NV * L}, out, accumulate, prefetch);
-      else
-        tile_rows<NV, SPLIT, false, E>(M, K, A, {panel, NV * L}, out, accumulate);
-  }
+  const auto of_width = [&](auto prefetches) {
+    constexpr bool PREFETCH = decltype(prefetches)::value;
+    switch (padded / L) {
+      case 1:
+        return tile_rows<1, SPLIT, PREFETCH, E>(M, K, A, {panel, L}, out, accumulate, prefetch);
+      case 2:
+        return tile_rows<2, SPLIT, PREFETCH, E>(M, K, A, {panel, 2 * L}, out, accumulate, prefetch);
+      case 3:
+        return tile_rows<THREE, SPLIT, PREFETCH, E>(M, K, A, {panel, THREE * L}, out, accumulate,
+                                                    prefetch);
+      default:
+        return tile_rows<NV, SPLIT, PREFETCH, E>(M, K, A, {panel, NV * L}, out, accumulate,
+                                                 prefetch);
+    }
+  };
+  if (prefetch.step)
+    of_width(std::true_type());
+  else
+    of_width(std::false_type());
   if (direct) return;
   for (int m = 0; m < M; ++m)
     for (int64_t n = 0; n < width; ++n)

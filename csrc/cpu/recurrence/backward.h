@@ -134,11 +134,14 @@ class RecurrentBackward {
     const Matrix<const T> dz{w.dz + first * w.ldz, w.ldz};
     each_chunk(s.B, 4 * s.H, dz, p.left, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
       const int64_t K = depth<E>(4 * s.H);
-      gemm_chunk<E>(rows, K, p.h.size(), left, w.W_hh + K * p.h.begin,
-                    {w.dh + m * s.ldh + p.h.begin, s.ldh, true, false}, nullptr, nullptr);
+      const E *const W_hh = w.W_hh + K * p.h.begin, *const W_ih = w.W_ih + K * p.x.begin;
+      gemm_chunk<E>(rows, K, p.h.size(), left, W_hh,
+                    {w.dh + m * s.ldh + p.h.begin, s.ldh, true, false}, nullptr,
+                    s.rounds ? W_ih : W_hh);
       if (s.rounds)
-        gemm_chunk<E>(rows, K, p.x.size(), left, w.W_ih + K * p.x.begin,
-                      {w.dx + m * s.ldx + p.x.begin, s.ldx, true, false}, nullptr, nullptr);
+        gemm_chunk<E>(rows, K, p.x.size(), left, W_ih,
+                      {w.dx + m * s.ldx + p.x.begin, s.ldx, true, false}, nullptr,
+                      first_of_round(p, s.rounds - 1));
     });
     for (int64_t k = s.rounds - 1; k >= 0; --k)
       round(p, t, k);
@@ -237,6 +240,17 @@ class RecurrentBackward {
     }
   }
 
+  // The part's columns of the weights through which the gradient of round k goes first and last: A
+  // and F with a low rank, else A twice.
+  const E* first_of_round(const Part& p, int64_t k) const {
+    const Range own = s.rank ? p.r : s.on_x(k) ? p.h : p.x;
+    return w.A[first_use(r.A, k)] + depth<E>(s.out(k)) * own.begin;
+  }
+  const E* last_of_round(const Part& p, int64_t k) const {
+    const Range in = s.on_x(k) ? p.h : p.x;
+    return s.rank ? w.F[first_use(r.F, k)] + depth<E>(s.rank) * in.begin : first_of_round(p, k);
+  }
+
   // The gradients of round k for the rows of step t.
   void round(const Part& p, int64_t t, int64_t k) {
     const bool on_x = s.on_x(k);
@@ -265,18 +279,17 @@ class RecurrentBackward {
 
     // Through the product (two with a low rank), which adds to the gradient of the operand it read.
     T* target = (on_x ? w.dh : w.dx) + in.begin;
-    const E* weight = w.A[first_use(r.A, k)];
+    const E* next = k ? first_of_round(p, k - 1) : w.W_hh + depth<E>(4 * s.H) * p.h.begin;
     if (s.rank) {
       T* u = w.dfactors[k] + first * s.ldr;  // (B, ldr)
-      gemm<E, T>(s.B, s.out(k), p.r.size(), {d_out, ld}, weight + depth<E>(s.out(k)) * p.r.begin,
-                 {u + p.r.begin, s.ldr, true, false}, p.left);
+      gemm<E, T>(s.B, s.out(k), p.r.size(), {d_out, ld}, first_of_round(p, k),
+                 {u + p.r.begin, s.ldr, true, false}, p.left, nullptr, last_of_round(p, k));
       barrier.wait(p.weight);
-      gemm<E, T>(s.B, s.rank, in.size(), {u, s.ldr},
-                 w.F[first_use(r.F, k)] + depth<E>(s.rank) * in.begin, {target, ld_in, true, true},
-                 p.left);
+      gemm<E, T>(s.B, s.rank, in.size(), {u, s.ldr}, last_of_round(p, k),
+                 {target, ld_in, true, true}, p.left, nullptr, next);
     } else {
-      gemm<E, T>(s.B, s.out(k), in.size(), {d_out, ld}, weight + depth<E>(s.out(k)) * in.begin,
-                 {target, ld_in, true, true}, p.left);
+      gemm<E, T>(s.B, s.out(k), in.size(), {d_out, ld}, first_of_round(p, k),
+                 {target, ld_in, true, true}, p.left, nullptr, next);
     }
   }
 

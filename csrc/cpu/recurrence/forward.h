@@ -63,7 +63,8 @@ class RecurrentForward {
 
     // Without rounds the inputs' product does not depend on the state: all steps at once. The rows
     // behind the end of a sequence are computed too, and not used.
-    if (s.rounds == 0) add_gates(p, s.steps * s.B, s.X, {r.x, s.X}, W_ih, r.gates, false);
+    if (s.rounds == 0)
+      add_gates(p, s.steps * s.B, s.X, {r.x, s.X}, W_ih, r.gates, false, first_of_step(p));
     barrier.wait(p.weight);
 
     for (int64_t t = 0; t < s.steps; ++t) {
@@ -105,6 +106,20 @@ class RecurrentForward {
   // The part's columns of one gate's packed weight with K rows.
   const E* packed(const E* weight, int64_t K, int gate, const Part& p) const {
     return weight + gate * packed_size<E>(K, s.H) + depth<E>(K) * p.h.begin;
+  }
+
+  // The part's columns of the weights that round k multiplies first and last: F and A with a low
+  // rank, else A twice.
+  const E* last_of_round(const Part& p, int64_t k) const {
+    const int64_t K = s.rank ? s.rank : s.in(k);
+    return A[first_use(r.A, k)] + depth<E>(K) * (s.on_x(k) ? p.x : p.h).begin;
+  }
+  const E* first_of_round(const Part& p, int64_t k) const {
+    return s.rank ? F[first_use(r.F, k)] + depth<E>(s.in(k)) * p.r.begin : last_of_round(p, k);
+  }
+  // The weight that a step multiplies first.
+  const E* first_of_step(const Part& p) const {
+    return s.rounds ? first_of_round(p, 0) : packed(W_hh, s.H, 0, p);
   }
 
   void pack_weights(const Part& p) {
@@ -155,20 +170,20 @@ class RecurrentForward {
     const T* operand = on_x ? (k < 2 ? h_in[t % 2] : h_mogrified) : x_mogrified;
     const int64_t ld = on_x ? s.ldh : s.ldx, K = s.rank ? s.rank : s.in(k);
     T* gate = r.round_gates + t * s.B * s.round_width + s.round_offset[k];  // (B, round_width)
-    const E* weight = A[first_use(r.A, k)] + depth<E>(K) * out.begin;
+    const E* weight = last_of_round(p, k);
+    const E* next = k + 1 < s.rounds ? first_of_round(p, k + 1) : packed(W_ih, s.X, 0, p);
 
     // The product. With a low rank there are two, and the second needs all columns of the first.
     if (s.rank) {
       T* u = r.factors + (k * s.steps + t) * s.B * s.rp;  // (B, rp)
-      gemm<E, T>(s.B, s.in(k), p.r.size(), {operand, ld},
-                 F[first_use(r.F, k)] + depth<E>(s.in(k)) * p.r.begin,
-                 {u + p.r.begin, s.rp, true, false}, p.left);
+      gemm<E, T>(s.B, s.in(k), p.r.size(), {operand, ld}, first_of_round(p, k),
+                 {u + p.r.begin, s.rp, true, false}, p.left, nullptr, weight);
       barrier.wait(p.weight);
       gemm<E, T>(s.B, K, out.size(), {u, s.rp}, weight,
-                 {gate + out.begin, s.round_width, true, false}, p.left);
+                 {gate + out.begin, s.round_width, true, false}, p.left, nullptr, next);
     } else {
       gemm<E, T>(s.B, K, out.size(), {operand, ld}, weight,
-                 {gate + out.begin, s.round_width, true, false}, p.left);
+                 {gate + out.begin, s.round_width, true, false}, p.left, nullptr, next);
     }
 
     // Bias, sigmoid (saved for backward) and the operand's new value. The first round on x and the
@@ -193,14 +208,15 @@ class RecurrentForward {
     barrier.wait(p.weight);
   }
 
-  // The part's columns of z (rows, 4, Hp) (+)= operand (rows, K) times the packed weight.
+  // The part's columns of z (rows, 4, Hp) (+)= operand (rows, K) times the packed weight. next: the
+  // weight that is multiplied after it.
   void add_gates(const Part& p, int64_t rows, int64_t K, Matrix<const T> operand, const E* weight,
-                 T* z, bool accumulate) {
+                 T* z, bool accumulate, const E* next) {
     each_chunk(rows, K, operand, p.left, [&](int64_t m, int64_t height, LeftOperand<E> left) {
       for (int g = 0; g < 4; ++g)
         gemm_chunk<E>(height, depth<E>(K), p.h.size(), left, packed(weight, K, g, p),
                       {z + (m * 4 + g) * s.Hp + p.h.begin, 4 * s.Hp, true, accumulate}, nullptr,
-                      nullptr);
+                      g < 3 ? packed(weight, K, g + 1, p) : next);
     });
   }
 
@@ -208,8 +224,9 @@ class RecurrentForward {
   void gates(const Part& p, int64_t t) {
     T* out = r.gates + t * s.B * 4 * s.Hp;  // (B, 4, Hp)
     const T* h = s.rounds < 2 ? h_in[t % 2] : h_mogrified;
-    if (s.rounds > 0) add_gates(p, s.B, s.X, {x_mogrified, s.ldx}, W_ih, out, false);
-    add_gates(p, s.B, s.H, {h, s.ldh}, W_hh, out, true);
+    if (s.rounds > 0)
+      add_gates(p, s.B, s.X, {x_mogrified, s.ldx}, W_ih, out, false, packed(W_hh, s.H, 0, p));
+    add_gates(p, s.B, s.H, {h, s.ldh}, W_hh, out, true, first_of_step(p));
     for (int64_t b = 0; b < s.B; ++b)
       cell(p, t, b, out + b * 4 * s.Hp);
   }
