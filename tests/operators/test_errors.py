@@ -498,8 +498,8 @@ def test_wrong_lengths(good):
         ):
             call(good, lengths=torch.tensor([1, 2], dtype=dtype))
     for value, found in (
-        ([1, 2.0], r"list of .*float"),
-        ((True, 2), "tuple of .*bool"),
+        ([1, 2.0], r"list with \['float'\]"),
+        ((True, 2), r"tuple with \['bool'\]"),
         (3, "int"),
     ):
         with pytest.raises(
@@ -616,10 +616,10 @@ def test_wrong_dtype_in_the_loss(name):
 @pytest.mark.parametrize("name", ["alibi", "rope", "mask", "key_lengths", "key_rows"])
 def test_option_tensors_of_attention(name):
     with pytest.raises(
-        ValueError, match=rf"^attention: {name} must be on the device of q, cpu, got meta"
+        ValueError, match=rf"^attention: {name} must be on .*the device of q, cpu, got meta"
     ):
         call("attention", **{name: torch.zeros(B, 5, dtype=torch.int64, device="meta")})
-    with pytest.raises(TypeError, match=rf"^attention: {name} must be a tensor, got list"):
+    with pytest.raises(TypeError, match=rf"^attention: {name} must be a tensor.*, got list"):
         call("attention", **{name: [1.5, 2.5]})
 
 
@@ -653,6 +653,9 @@ ATTENTION_OPTIONS = [
     ("key_lengths", torch.tensor([-1, 3]), ValueError, r"in \[0, S\] = \[0, 5\], got -1"),
     ("key_lengths", torch.tensor([3]), ValueError, r"\(B,\) = \(2,\), got \(1,\)"),
     ("key_lengths", torch.tensor([3.0, 4.0]), TypeError, "int64 or int32, got torch.float32"),
+    ("key_lengths", [3, 6], ValueError, r"in \[0, S\] = \[0, 5\], got 6"),
+    ("key_lengths", (3, True), TypeError, r"a tensor or a list of ints, got tuple with \['bool'\]"),
+    ("key_lengths", 3, TypeError, "a tensor or a list of ints, got int"),
     ("offset", 1.5, TypeError, "a whole number, got float"),
     ("offset", True, TypeError, "a whole number, got bool"),
     ("scale", "large", TypeError, "a number, got str"),

@@ -91,8 +91,8 @@ def attention(
     check.probability(OP, "dropout", dropout)
     mask = attention_checks.mask(mask, q, S)
     bias = attention_checks.broadcast("bias", bias, q, S)
-    key_lengths = check.lengths(key_lengths, q.device)
-    attention_checks.key_lengths(key_lengths, q, S)
+    if key_lengths is not None:
+        key_lengths = check.lengths(OP, "key_lengths", key_lengths, q, "q", q.size(0), S, "S")
     alibi = attention_checks.constant("alibi", alibi, q)
     if alibi is not None:
         check.shape(OP, "alibi", alibi, "(N,)", (q.size(1),))

@@ -228,8 +228,7 @@ class Recurrent(nn.Module):
         self, x: Tensor, state: States | None, lengths: Tensor | Sequence[int] | None
     ) -> tuple[Tensor, States]:
         """Computes `forward` for x (T, B, input_size)."""
-        ends = check.lengths(lengths, x.device)
-        ends = ends.to(x.device) if isinstance(ends, Tensor) else ends
+        ends = check.to_lengths(lengths, x.device)
         if state is None:
             zeros = [x.new_zeros(x.size(1), H) for _, H in self.sizes]
             state = zeros, zeros
