@@ -17,6 +17,9 @@ def linear(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
     than torch's. On CUDA it is torch's product. Autocast casts the operands to its dtype; bf16 and
     fp16 are accumulated in fp32. docs/precision.md says where bfloat16 numbers are multiplied.
 
+    Any size may be 0. With K = 0 there is nothing to multiply, and the result is that of
+    `fusedseq.reference.linear`, b in every row.
+
     Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
     fp64, bf16 and fp16 are supported).
     """
@@ -27,13 +30,11 @@ def linear(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
     x, W, b = autocast.cast(x.device.type, x, W, b)
     check.like(OP, x, "x", ("b",), dtypes=DTYPES, W=W, b=b)
     check.dimensions(OP, "W", W, "(N, K)")
-    if x.dim() == 0 or x.size(-1) != W.size(1) or W.size(1) == 0:
-        raise ValueError(
-            f"{OP}: x must be (..., K) with W's K = {W.size(1)}, at least 1, got {tuple(x.shape)}"
-        )
+    if x.dim() == 0 or x.size(-1) != W.size(1):
+        raise ValueError(f"{OP}: x must be (..., K) with W's K = {W.size(1)}, got {tuple(x.shape)}")
     if b is not None:
         check.shape(OP, "b", b, "(N,)", (W.size(0),))
-    y = autograd.call(OP, x, W, b)
+    y = autograd.call(OP, x, W, b) if W.size(1) else reference.linear(x, W, b)
     return y
 
 

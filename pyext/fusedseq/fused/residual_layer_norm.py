@@ -30,6 +30,9 @@ def residual_layer_norm(
     and bias do not depend on the number of threads. bf16 is computed in fp32. Under autocast the
     tensors may have different dtypes, and the result has the widest of them, as torch's sum has.
 
+    Any size may be 0. With D = 0 there is nothing to normalize, and
+    `fusedseq.reference.residual_layer_norm` gives the empty result.
+
     Errors: ValueError for a wrong shape or device, p outside [0, 1] or a negative eps; TypeError
     for tensors of two dtypes, or of a dtype other than fp32, bf16, fp64 (CPU) and fp16 (CUDA).
     """
@@ -42,8 +45,8 @@ def residual_layer_norm(
     x, residual, weight, bias = autocast.promote(x.device.type, x, residual, weight, bias)
     others = {"residual": residual, "weight": weight, "bias": bias}
     check.like(OP, x, "x", ("residual", "weight", "bias"), check.TRITON, **others)
-    if x.dim() == 0 or x.size(-1) == 0:
-        raise ValueError(f"{OP}: x must be (..., D), D at least 1, got {tuple(x.shape)}")
+    if x.dim() == 0:
+        raise ValueError(f"{OP}: x must be (..., D), got {tuple(x.shape)}")
     if residual is not None:
         check.shape(OP, "residual", residual, "(..., D)", x.shape)
     for name, value in (("weight", weight), ("bias", bias)):
@@ -53,6 +56,10 @@ def residual_layer_norm(
     if not eps >= 0:
         raise ValueError(f"{OP}: eps must be at least 0, got {eps}")
     seed = check.seed(OP, seed, x.device)
+    if x.size(-1) == 0:
+        return reference.residual_layer_norm(
+            x, residual, weight, bias, p=p, eps=eps, prenorm=prenorm, seed=seed
+        )
     y, s, *_ = autograd.call(OP, x, residual, weight, bias, p, eps, prenorm, seed)
     return (y, s) if prenorm else y
 

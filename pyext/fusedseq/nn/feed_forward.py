@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusedseq import fused, reference
+from fusedseq import fused
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.operators import Operators, shown_options
 
@@ -106,12 +106,10 @@ def feed_forward(module: Any, x: Tensor, dropout: float) -> Tensor:
     x: (..., D)    dropout: of the inner activations, in training mode
     returns (..., D)
     """
-    # The kernel of `linear` takes no operand of width 0, with which there is nothing to compute.
-    linear = module._linear if module.linear1.out_features else reference.linear
     dropping = (dropout, draw_seed(x.device)) if module.training and dropout else ()
-    hidden = linear(x, module.linear1.weight)
+    hidden = module._linear(x, module.linear1.weight)
     hidden = module._bias_activation_dropout(
         hidden, module.linear1.bias, module.activation, *dropping
     )
-    y: Tensor = linear(hidden, module.linear2.weight, module.linear2.bias)
+    y: Tensor = module._linear(hidden, module.linear2.weight, module.linear2.bias)
     return y
