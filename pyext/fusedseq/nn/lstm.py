@@ -9,7 +9,7 @@ from torch import Tensor
 from fusedseq import fused
 from fusedseq.nn.dropout import Dropout, LockedDropout
 from fusedseq.nn.operators import LayerOutput, Operators, shown_options
-from fusedseq.nn.recurrent import Recurrent, RecurrentSettings
+from fusedseq.nn.recurrent import Recurrent, RecurrentSettings, States
 
 
 class LSTM(Recurrent):
@@ -71,15 +71,11 @@ class LSTM(Recurrent):
         self.reset_parameters(forget_bias)
 
     def _run_layers(
-        self,
-        l: int,
-        x: Tensor,
-        h: Sequence[Tensor] | Tensor,
-        c: Sequence[Tensor] | Tensor,
-        lengths: Tensor | None,
+        self, l: int, x: Tensor, state: States, lengths: Tensor | None
     ) -> Sequence[LayerOutput]:
         if l > 0:
             x = self.layer_dropout(x)
+        h, c = state
         arguments = self._gates(l) | {"h0": h[l], "c0": c[l], "lengths": lengths}
         return [self._lstm(x, **arguments, **self._randomness(x.device))]
 

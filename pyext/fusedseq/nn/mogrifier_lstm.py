@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq.nn.dropout import check_probability
 from fusedseq.nn.operators import LayerOutput, Operators, shown_options
-from fusedseq.nn.recurrent import Recurrent, RecurrentSettings
+from fusedseq.nn.recurrent import Recurrent, RecurrentSettings, States
 
 
 class MogrifierLSTM(Recurrent):
@@ -144,12 +144,7 @@ class MogrifierLSTM(Recurrent):
         return None if A is None or B is None else (A, B)
 
     def _layer_arguments(
-        self,
-        l: int,
-        device: torch.device,
-        h: Sequence[Tensor] | Tensor,
-        c: Sequence[Tensor] | Tensor,
-        lengths: Tensor | None,
+        self, l: int, device: torch.device, state: States, lengths: Tensor | None
     ) -> dict[str, Any]:
         """Returns all arguments of `mogrifier_lstm` for a layer except x."""
         randomness = self._randomness(
@@ -160,6 +155,7 @@ class MogrifierLSTM(Recurrent):
             self.zoneout_h,
             self.zoneout_c,
         )
+        h, c = state
         return {
             **self._gates(l),
             "h0": h[l],
@@ -180,19 +176,14 @@ class MogrifierLSTM(Recurrent):
         }
 
     def _run_layers(
-        self,
-        l: int,
-        x: Tensor,
-        h: Sequence[Tensor] | Tensor,
-        c: Sequence[Tensor] | Tensor,
-        lengths: Tensor | None,
+        self, l: int, x: Tensor, state: States, lengths: Tensor | None
     ) -> Sequence[LayerOutput]:
         # Two layers are called together, because CUDA may run them concurrently. A residual layer
         # also reads the output two layers below it, which the pair operator does not take.
-        arguments = self._layer_arguments(l, x.device, h, c, lengths)
+        arguments = self._layer_arguments(l, x.device, state, lengths)
         if l + 1 == self.num_layers or self.residual:
             return [self._mogrifier_lstm(x, **arguments)]
-        above = self._layer_arguments(l + 1, x.device, h, c, lengths)
+        above = self._layer_arguments(l + 1, x.device, state, lengths)
         return self._mogrifier_lstm_pair(x, arguments, above)
 
     def extra_repr(self) -> str:

@@ -127,16 +127,11 @@ class Recurrent(nn.Module):
         }
 
     def _run_layers(
-        self,
-        l: int,
-        x: Tensor,
-        h: Sequence[Tensor] | Tensor,
-        c: Sequence[Tensor] | Tensor,
-        lengths: Tensor | None,
+        self, l: int, x: Tensor, state: States, lengths: Tensor | None
     ) -> Sequence[LayerOutput]:
         """Runs layer l, or layer l and more above it, and returns the output of each.
 
-        x: (T, B, X)    h, c: the initial states of all layers    lengths: (B,) or None
+        x: (T, B, X)    state: (h, c), the initial states of all layers    lengths: (B,) or None
         """
         raise NotImplementedError
 
@@ -240,7 +235,7 @@ class Recurrent(nn.Module):
             below = layer_inputs[-1]
             if self.residual and l > 0:
                 below = below + layer_inputs[-2]
-            for y, (h_l, c_l) in self._run_layers(l, below, *state, ends):
+            for y, (h_l, c_l) in self._run_layers(l, below, state, ends):
                 total = y if total is None or self.output == "last" else total + y
                 layer_inputs.append(y)
                 h.append(h_l)
