@@ -6,8 +6,10 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import attention_checks, autocast, autograd, check
-from fusedseq.fused.autograd import Gradients
-from fusedseq.fused.schema import Named, Schema
+from fusedseq.fused.gradient import Gradient, call_backward
+from fusedseq.fused.schema import Gradients, Named, Schema
+from fusedseq.fused.through_oracle import call_reference
+from fusedseq.fused.transforms import is_transformed
 
 OP = "attention"
 DTYPES = {**check.TRITON, "cpu": (*check.DTYPES["cpu"], torch.float16)}
@@ -71,7 +73,7 @@ def attention(
         and dropout == 0
         and type(seed) is int
         and (scale is None or type(scale) is float)
-        and not autograd.is_transformed()
+        and not is_transformed()
     ):
         fast_path = autograd.recorder.self_attention if autograd.recorder else self_attention
         out: Tensor = fast_path(q, k, v, scale)
@@ -182,16 +184,16 @@ def are_adjacent(a: Tensor, b: Tensor) -> bool:
 
 def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
     bits = shared_projection(named["q"], named["k"], named["v"], needed)
-    return autograd.call_backward("attention_backward", named, grads, needed, bits)
+    return call_backward("attention_backward", named, grads, needed, bits)
 
 
 autograd.register(
     OP,
     fake,
-    autograd.Gradient(
+    Gradient(
         results=("out",),
         backwards=("attention_backward",),
-        oracle=lambda named: autograd.call_reference(reference.attention, named),
+        oracle=lambda named: call_reference(reference.attention, named),
         compute=gradient,
     ),
 )

@@ -3,8 +3,9 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autograd, check
-from fusedseq.fused.autograd import Gradients
-from fusedseq.fused.schema import Named
+from fusedseq.fused.gradient import Gradient
+from fusedseq.fused.schema import Gradients, Named
+from fusedseq.fused.through_oracle import call_reference
 
 OP = "dropout"
 
@@ -38,9 +39,9 @@ def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradient
 autograd.register(
     OP,
     fake,
-    autograd.Gradient(
+    Gradient(
         results=("y",),
-        oracle=lambda named: autograd.call_reference(reference.dropout, named),
+        oracle=lambda named: call_reference(reference.dropout, named),
         saves=("seed",),
         compute=gradient,
         is_linear=True,

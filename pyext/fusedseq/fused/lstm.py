@@ -6,7 +6,9 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check, lstm_cudnn
+from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.schema import Named
+from fusedseq.fused.through_oracle import call_reference
 
 OP = "lstm"
 # Devices whose kernels save activations in the dtype of x, and save nothing for low-rank weights.
@@ -106,12 +108,10 @@ def fake(named: Named) -> tuple[Tensor, ...]:
 
 
 def oracle(named: Named) -> Any:
-    return autograd.call_reference(reference.lstm, named)
+    return call_reference(reference.lstm, named)
 
 
 autograd.register(
-    OP,
-    fake,
-    autograd.Gradient(results=("y", "h", "c"), backwards=("lstm_backward",), oracle=oracle),
+    OP, fake, Gradient(results=("y", "h", "c"), backwards=("lstm_backward",), oracle=oracle)
 )
 autograd.register_fake_backward(OP)

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check
-from fusedseq.fused.autograd import Gradients
-from fusedseq.fused.schema import Named
+from fusedseq.fused.gradient import Gradient, call_backward
+from fusedseq.fused.schema import Gradients, Named
+from fusedseq.fused.through_oracle import call_reference, through_oracle
 
 OP = "residual_layer_norm"
 INPUTS = ("x", "residual", "weight", "bias")  # that have gradients
@@ -76,7 +77,7 @@ def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradient
     # Without dropout, x and residual have the same gradient: it is computed once.
     is_shared = named["p"] == 0 and "x" in needed and "residual" in needed
     computed = needed - {"x"} if is_shared else needed
-    found = autograd.call_backward(
+    found = call_backward(
         "residual_layer_norm_backward", named | {"x": x}, {"y": dy, "s": ds}, computed
     )
     return found | {"x": found["residual"]} if is_shared else found
@@ -84,18 +85,18 @@ def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradient
 
 def higher(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
     if not named["prenorm"]:
-        return autograd.through_oracle(oracle, named, {"y": grads["y"]}, needed)
+        return through_oracle(oracle, named, {"y": grads["y"]}, needed)
     # s is a result of this operator, so that the gradients of x and residual follow from the
     # gradient of s.
     inputs = {name: named[name] for name in ("s", "weight", "bias", "eps", "prenorm")}
-    found = autograd.through_oracle(oracle_of_s, inputs, grads, needed | {"s"})
+    found = through_oracle(oracle_of_s, inputs, grads, needed | {"s"})
     total, p = found["s"], named["p"]
     dx = autograd.call("dropout", total, p, named["seed"]) if p and "x" in needed else total
     return found | {"x": dx, "residual": total}
 
 
 def oracle(named: Named) -> Any:
-    return autograd.call_reference(reference.residual_layer_norm, named)
+    return call_reference(reference.residual_layer_norm, named)
 
 
 def oracle_of_s(named: Named) -> Any:
@@ -119,7 +120,7 @@ def new_gradient(named: Named, name: str) -> Tensor:
 autograd.register(
     OP,
     fake,
-    autograd.Gradient(
+    Gradient(
         results=("y", "s"),
         oracle=oracle,
         backwards=("residual_layer_norm_backward",),

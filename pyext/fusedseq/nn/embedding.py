@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedseq import fused
-from fusedseq.fused import autograd
+from fusedseq.fused.transforms import is_transformed
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.operators import Operators, shown_options
 
@@ -147,7 +147,7 @@ class _WithoutGradientOfRow(torch.autograd.Function):
                 used, rows, dW.shape, is_coalesced=True, check_invariants=False
             )
             return dW, None
-        if torch.is_grad_enabled() or autograd.is_transformed():
+        if torch.is_grad_enabled() or is_transformed():
             return dW.index_fill(0, torch.tensor([ctx.row], device=dW.device), 0.0), None
         # Nothing else reads this gradient: W's view is an input of one operator only.
         dW[ctx.row] = 0
