@@ -261,7 +261,7 @@ def test_bad_input_is_rejected(args, options, error, sentence):
 
 
 BAD_SIZES = {
-    "MultiheadAttention: embed_dim must be a multiple of num_heads, got 12 and 5": lambda: (
+    "MultiheadAttention: embed_dim must be a multiple of num_heads, .* got 12 and 5": lambda: (
         nn.MultiheadAttention(12, 5)
     ),
     r"MultiheadAttention: dropout must be in \[0, 1\], got 1.5": lambda: nn.MultiheadAttention(

@@ -53,9 +53,6 @@ def attention(
     masked keys, masked by `mask` or by causality, must be finite, as their probability 0 times inf
     or NaN is NaN. (The oracle requires this of all keys.)
 
-    A query without a visible key, one whose row of logits is fully masked or that meets S = 0 keys,
-    gives a row of zeros and contributes zero to all gradients. B, N, L, S and D may be 0.
-
     Autocast casts q, k, v, bias and relative_keys to its dtype; alibi and rope may be fp32 beside
     any dtype. Sums are accumulated in fp32 (fp64 for fp64), in an order that depends only on the
     shapes and the number of threads.

@@ -12,11 +12,11 @@ DTYPES = {"cpu": (*check.DTYPES["cpu"], torch.float16)}
 
 
 def linear(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
-    """Computes `fusedseq.reference.linear` with the matrix product of the recurrences: the output
-    layer.
+    """Computes `fusedseq.reference.linear` with this package's own matrix product, which `lstm` and
+    the other recurrences use as well.
 
     On CPUs where torch's own library has no fast path for the processor (MKL on AMD) it is faster
-    than torch's. On CUDA it is torch's product. Autocast casts the operands to its dtype; bf16 and
+    than torch's. On CUDA the product is torch's. Autocast casts the operands to its dtype; bf16 and
     fp16 are accumulated in fp32. docs/precision.md says where bfloat16 numbers are multiplied.
 
     Any size may be 0. With K = 0 there is nothing to multiply, and the result is that of

@@ -12,7 +12,7 @@ OP = "weight_drop"
 
 def weight_drop(W: Tensor, p: float, seed: int | Tensor, variational: bool = False) -> Tensor:
     """Computes `fusedseq.reference.weight_drop` in one pass. W receives the gradient of its
-    elements that were not dropped, and is never written to.
+    elements that were not dropped.
 
     Errors: ValueError for p outside [0, 1] or a W that is not (rows, columns); TypeError for a
     dtype other than fp32, fp64, bf16, and fp16 on CUDA.

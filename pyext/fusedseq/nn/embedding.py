@@ -21,7 +21,7 @@ class Embedding(nn.Module):
     padding_idx: an id in [-V, V) whose vector is initialized with zeros and receives no gradient
         from this module, as in torch.nn.Embedding. A tied decoder still gives it one
     dropout: probability of dropping a word type, in [0, 1]
-    sparse: the weight's gradient is a sparse tensor of the rows used
+    sparse: whether the weight's gradient is a sparse tensor of the rows used
     The parameter `weight` is (V, E), as in torch.nn.Embedding, and initialized from N(0, 1). A tied
     decoder uses it without dropout.
     forward: int64 or int32 ids of any shape, in [0, V) -> (*shape, E)

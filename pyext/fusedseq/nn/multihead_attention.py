@@ -24,11 +24,12 @@ class MultiheadAttention(nn.Module):
 
     embed_dim: E    num_heads: N, a divisor of E
     dropout: probability of dropping an attention probability in training mode
-    bias: of the projections
+    bias: whether the projections have biases
     add_bias_kv, add_zero_attn: must be False: the operator has no keys beside those that are given
     kdim, vdim: sizes of key and value, by default E
-    batch_first: inputs are (B, L, E), not (L, B, E)
-    positions: an ALiBi, RelativeBias, RelativeKeys or Rotary
+    batch_first: whether inputs are (B, L, E), not (L, B, E)
+    positions: a module that tells the logits the positions: an ALiBi, RelativeBias, RelativeKeys or
+        Rotary; None for none
     scale: factor of the logits, by default 1/sqrt(E / N)
     need_weights: the default of `forward`'s argument of this name. True makes this module return
         the probabilities where torch's does, in code that calls it as torch's and uses its second
@@ -82,8 +83,8 @@ class MultiheadAttention(nn.Module):
                 )
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
             raise ValueError(
-                "MultiheadAttention: embed_dim must be a multiple of num_heads, got "
-                f"{embed_dim} and {num_heads}"
+                "MultiheadAttention: embed_dim must be a multiple of num_heads, both at least 1, "
+                f"got {embed_dim} and {num_heads}"
             )
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim = embed_dim if kdim is None else kdim

@@ -43,16 +43,20 @@ class RecurrentSettings:
             )
         if min(self.input_size, *sizes) < 1:
             raise ValueError(
-                f"{module}: sizes must be at least 1, got input {self.input_size}, hidden {hidden}"
+                f"{module}: input_size and hidden_size must be at least 1, got {self.input_size} "
+                f"and {hidden}"
             )
         if self.output not in ("last", "sum"):
             raise ValueError(f"{module}: output must be 'last' or 'sum', got {self.output!r}")
         if self.residual and len({self.input_size, *sizes}) > 1:
             raise ValueError(
-                f"{module}: residual needs equal sizes, got input {self.input_size}, hidden {sizes}"
+                f"{module}: residual must be False unless input_size and all hidden sizes are "
+                f"equal, got {self.input_size} and {sizes}"
             )
         if self.output == "sum" and len(set(sizes)) > 1:
-            raise ValueError(f"{module}: output='sum' needs equal hidden sizes, got {sizes}")
+            raise ValueError(
+                f"{module}: output must be 'last' unless all hidden sizes are equal, got {sizes}"
+            )
         check_probability(self.weight_drop, module, "weight_drop")
         return sizes
 
