@@ -1,11 +1,7 @@
-import torch
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import autograd, check
-from fusedseq.fused.gradient import Gradient
-from fusedseq.fused.schema import Gradients, Named
-from fusedseq.fused.through_oracle import call_reference
+from fusedseq.fused import autograd, check, random_mask
 
 OP = "weight_drop"
 
@@ -26,26 +22,4 @@ def weight_drop(W: Tensor, p: float, seed: int | Tensor, variational: bool = Fal
     return y
 
 
-def fake(named: Named) -> Tensor:
-    return torch.empty_like(named["W"], memory_format=torch.contiguous_format)
-
-
-def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
-    """The operator is linear in W, so its gradient is the operator itself, which can be
-    differentiated again.
-    """
-    p, seed, variational = named["p"], named["seed"], named["variational"]
-    return {"W": autograd.call(OP, grads["y"], p, seed, variational)}
-
-
-autograd.register(
-    OP,
-    fake,
-    Gradient(
-        results=("y",),
-        oracle=lambda named: call_reference(reference.weight_drop, named),
-        saves=("seed",),
-        compute=gradient,
-        is_linear=True,
-    ),
-)
+random_mask.register(OP, reference.weight_drop)
