@@ -21,6 +21,7 @@ from fusedseq import fused, kernels, reference
 from fusedseq.fused import check
 
 from tests.support import interpreter, slow
+from tests.support.placement import exact
 
 HALVES = ["bfloat16", "float16"]
 DTYPES = {
@@ -116,6 +117,14 @@ def on_device(device):
     torch.set_default_device(device)
     yield
     torch.set_default_device(None)
+
+
+@pytest.fixture
+def in_exact_dtype(on_device):
+    """Makes `exact()` torch's default dtype, for properties that hold up to rounding."""
+    torch.set_default_dtype(exact())
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(params=["fused", "reference"])

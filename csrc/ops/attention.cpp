@@ -107,6 +107,7 @@ struct Call {
     const auto& [q, k, v, bias, mask_, key_lengths, alibi, relative_keys, rope, rope_interleaved,
                  key_rows, seed, scale, causal, offset, dropout] = i;
     set_sizes(i);
+    owned.reserve(3);  // q, k and v; few calls have more
     require_range(op, "offset", offset, -MAX_OFFSET, MAX_OFFSET);
     require_probability(op, "dropout", dropout);
     const ScalarType type = kernel_scalar_type(q), wide = computing(q);

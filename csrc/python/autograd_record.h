@@ -178,8 +178,8 @@ struct Recorded : torch::autograd::Function<Recorded> {
     return results;
   }
 
-  // Tensors are saved as autograd's variables, so that it notices when one is changed in place; the
-  // other inputs as a tuple.
+  // Tensors are saved as autograd's variables, so that it notices when one is changed in place. The
+  // other inputs, `op` and `present` are one tuple: every entry of saved_data takes a lookup.
   static void save(AutogradContext* ctx, const Operator& op, Stack inputs, Stack outputs,
                    int64_t present) {
     op.formula->drop_unread(inputs, outputs);
@@ -191,17 +191,17 @@ struct Recorded : torch::autograd::Function<Recorded> {
     for (IValue& v : inputs)
       if (v.isTensor()) v = {};
     ctx->save_for_backward(std::move(tensors));
-    auto& saved = ctx->saved_data;
-    saved["settings"] = c10::ivalue::Tuple::create(std::move(inputs));
     // A pointer to an entry of all_operators(), which is never destroyed.
-    saved["operator"] = int64_t(reinterpret_cast<intptr_t>(&op));
-    saved["present"] = present;
+    inputs.emplace_back(int64_t(reinterpret_cast<intptr_t>(&op)));
+    inputs.emplace_back(present);
+    ctx->saved_data["call"] = c10::ivalue::Tuple::create(std::move(inputs));
   }
 
-  static SavedCall load(AutogradContext* ctx, const Formula& formula, int64_t present,
+  // inputs: those that are not tensors; the others are None
+  static SavedCall load(AutogradContext* ctx, const Formula& formula, Stack inputs, int64_t present,
                         variable_list output_gradients) {
     SavedCall call;
-    call.inputs = ctx->saved_data["settings"].toTupleRef().elements().vec();
+    call.inputs = std::move(inputs);
     const variable_list tensors = ctx->get_saved_variables();
     const size_t n = call.inputs.size();
     for (size_t i = 0; i < n; ++i)
@@ -217,11 +217,13 @@ struct Recorded : torch::autograd::Function<Recorded> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const Operator& op =
-        *reinterpret_cast<const Operator*>(intptr_t(ctx->saved_data["operator"].toInt()));
+    Stack inputs = ctx->saved_data["call"].toTupleRef().elements().vec();
+    const int64_t present = inputs.back().toInt();
+    inputs.pop_back();
+    const Operator& op = *reinterpret_cast<const Operator*>(intptr_t(inputs.back().toInt()));
+    inputs.pop_back();
     const Formula& formula = *op.formula;
-    const int64_t present = ctx->saved_data["present"].toInt();
-    const SavedCall call = load(ctx, formula, present, std::move(grads));
+    const SavedCall call = load(ctx, formula, std::move(inputs), present, std::move(grads));
     const variable_list found = gradients(op, call);
     variable_list result(3);  // of forward's arguments before the tensors
     for (size_t i = 0; i < found.size(); ++i)

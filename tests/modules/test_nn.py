@@ -325,13 +325,10 @@ BAD = {
     "embedding": (lambda: nn.Embedding(3, 4, dropout=2.0), r"Embedding: dropout .* got 2.0"),
     "layers": (lambda: nn.LSTM(3, 4, 0), r"LSTM: .*num_layers"),
     "sizes": (lambda: nn.LSTM(3, [4, 5], 3), r"LSTM: hidden_size .* got \[4, 5\]"),
-    "size": (lambda: nn.LSTM(0, 4), r"LSTM: sizes .* got input 0"),
+    "size": (lambda: nn.LSTM(0, 4), r"LSTM: input_size .* got 0 and 4"),
     "output": (lambda: nn.LSTM(3, 4, output="mean"), r"LSTM: output .* got 'mean'"),
-    "sum": (lambda: nn.LSTM(3, [4, 5], 2, output="sum"), r"LSTM: output='sum' .* got \[4, 5\]"),
-    "residual": (
-        lambda: nn.LSTM(3, 4, 2, residual=True),
-        r"LSTM: residual .* got input 3, hidden \[4, 4\]",
-    ),
+    "sum": (lambda: nn.LSTM(3, [4, 5], 2, output="sum"), r"LSTM: output .* got \[4, 5\]"),
+    "residual": (lambda: nn.LSTM(3, 4, 2, residual=True), r"LSTM: residual .* got 3 and \[4, 4\]"),
     "x": (
         lambda: nn.LSTM(3, 4)(torch.zeros(2, 5, 4)),
         r"LSTM: x must be \(T, B, 3\), or \(T, 3\) without .*, got \(2, 5, 4\)",

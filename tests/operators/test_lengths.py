@@ -1,5 +1,5 @@
 """The lengths of the recurrences: what lies behind a length never matters, the forms in which
-lengths are given, and empty batches.
+lengths are given, also to attention, and empty batches.
 """
 
 import pytest
@@ -180,6 +180,22 @@ def test_lengths_on_the_cpu_with_x_on_another_device(form, case):
     assert y.is_meta
     with pytest.raises(ValueError, match=rf"^{case.op}: lengths must be in \[0, T\] = \[0, 5\]"):
         function(*args, **kwargs | {"lengths": FORMS[form]([3, 0, 6, 1], "meta")})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_key_lengths(form, device):
+    q, k, v = torch.randn(3, B, 2, T, H, device=device)
+    expected = fused.attention(q, k, v, key_lengths=torch.tensor(VARIED, device=device))
+    got = fused.attention(q, k, v, key_lengths=FORMS[form](VARIED, device))
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("form", ["on the CPU", "int32 on the CPU", "list"])
+def test_key_lengths_on_the_cpu_with_q_on_another_device(form):
+    q = torch.randn(B, 2, T, H, device="meta")
+    assert fused.attention(q, q, q, key_lengths=FORMS[form](VARIED, "meta")).is_meta
+    with pytest.raises(ValueError, match=r"^attention: key_lengths must be in \[0, S\] = \[0, 5\]"):
+        fused.attention(q, q, q, key_lengths=FORMS[form]([3, 0, 6, 1], "meta"))
 
 
 # ---- empty batches

@@ -82,7 +82,6 @@ SIZES = {
 }
 # The sizes that an operator refuses.
 REFUSED = {
-    ("linear", "K"),
     ("linear_cross_entropy", "E"),
     ("linear_cross_entropy", "V"),
     ("embedding", "V"),  # an id has no row
@@ -93,7 +92,6 @@ REFUSED = {
     ("mogrifier_lstm", "X"),
     ("mogrifier_lstm", "H"),
     ("activation_regularization", "T"),
-    ("residual_layer_norm", "D"),
 }
 
 
@@ -133,6 +131,26 @@ def test_a_size_of_zero(build, name):
         assert getattr(reference, op)(*args, **kwargs).isnan()
         return
     check(op, args, kwargs)
+
+
+def test_a_linear_map_of_no_features_is_its_bias(dtype, device):
+    x, W = (
+        torch.randn(3, 0, dtype=dtype, device=device),
+        torch.randn(4, 0, dtype=dtype, device=device),
+    )
+    b = torch.randn(4, dtype=dtype, device=device)
+    assert torch.equal(fused.linear(x, W, b), b.expand(3, 4))
+    assert torch.equal(fused.linear(x, W), torch.zeros_like(b).expand(3, 4))
+    assert "fusedseq.reference.linear" in fused.explain("linear", x, W, b)
+
+
+@pytest.mark.parametrize("residual", [False, True], ids=["x alone", "residual"])
+def test_a_norm_of_no_features_is_empty(residual, device):
+    x, weight = torch.randn(3, 0, device=device), torch.ones(0, device=device)
+    options = {"residual": x if residual else None, "p": 0.5, "seed": 1, "prenorm": True}
+    y, s = fused.residual_layer_norm(x, weight=weight, bias=weight, **options)
+    assert y.shape == s.shape == (3, 0)
+    assert "fusedseq.reference" in fused.explain("residual_layer_norm", x)
 
 
 @pytest.mark.cpu

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from fusedseq import fused, reference
-from fusedseq.fused import autograd
+from fusedseq.fused import autograd, gradient
 from fusedseq.fused.schema import Schema
 from fusedseq.testing import CASES
 
@@ -193,8 +193,8 @@ def test_an_argument_keeps_its_name_down_to_the_registered_operator(op):
 def test_the_schemas_of_backward_operators_name_what_they_take():
     """Every argument of a backward is an input or output of its forward, the gradient of an output,
     or `needs`; every result is the gradient of an input."""
-    assert autograd._backwards
-    for name, backward in autograd._backwards.items():
+    assert gradient.backwards
+    for name, backward in gradient.backwards.items():
         known = {*backward.forward.inputs, *backward.forward.outputs, "needs", "outputs"}
         assert {*backward.backward.inputs} <= known | {*backward.output_gradients}, name
         assert len(backward.gradients) == len(backward.backward.outputs), name

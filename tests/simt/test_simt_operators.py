@@ -11,7 +11,7 @@ from importlib import import_module
 import pytest
 import torch
 from fusedseq import fused, testing
-from fusedseq.fused import autograd, recurrence_plan
+from fusedseq.fused import autograd, gradient, recurrence_plan
 from fusedseq.optim import NTASGD
 from torch.utils._pytree import tree_flatten
 
@@ -94,9 +94,9 @@ def simulated(library, monkeypatch):
         return run
 
     monkeypatch.setattr(torch.ops, "fusedseq", Namespace())
-    for name in autograd._overloads:
+    for name in gradient.overloads:
         if hasattr(library, name):
-            monkeypatch.setitem(autograd._overloads, name, recorded(name))
+            monkeypatch.setitem(gradient.overloads, name, recorded(name))
     monkeypatch.setattr(import_module("fusedseq.fused.mogrifier_lstm_pair"), "PAIRED", {"cpu"})
     return calls
 

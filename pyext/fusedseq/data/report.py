@@ -22,7 +22,7 @@ COLUMNS = ("sentences", "words", "types", "min", "mean", "max", "OOV types", "OO
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `fusedseq data`."""
-    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("task", choices=TASKS, help="the task")
     parser.add_argument(
         "--data",
         metavar="DIR",

@@ -2,7 +2,9 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autograd, check
+from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.schema import Named
+from fusedseq.fused.through_oracle import call_reference
 
 OP = "activation_regularization"
 
@@ -33,10 +35,10 @@ def fake(named: Named) -> Tensor:
 autograd.register(
     OP,
     fake,
-    autograd.Gradient(
+    Gradient(
         results=("loss",),
         backwards=("activation_regularization_backward",),
-        oracle=lambda named: autograd.call_reference(reference.activation_regularization, named),
+        oracle=lambda named: call_reference(reference.activation_regularization, named),
     ),
 )
 autograd.register_fake_backward(OP)

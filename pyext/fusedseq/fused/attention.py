@@ -6,8 +6,10 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import attention_checks, autocast, autograd, check
-from fusedseq.fused.autograd import Gradients
-from fusedseq.fused.schema import Named, Schema
+from fusedseq.fused.gradient import Gradient, call_backward
+from fusedseq.fused.schema import Gradients, Named, Schema
+from fusedseq.fused.through_oracle import call_reference
+from fusedseq.fused.transforms import is_transformed
 
 OP = "attention"
 DTYPES = {**check.TRITON, "cpu": (*check.DTYPES["cpu"], torch.float16)}
@@ -51,9 +53,6 @@ def attention(
     masked keys, masked by `mask` or by causality, must be finite, as their probability 0 times inf
     or NaN is NaN. (The oracle requires this of all keys.)
 
-    A query without a visible key, one whose row of logits is fully masked or that meets S = 0 keys,
-    gives a row of zeros and contributes zero to all gradients. B, N, L, S and D may be 0.
-
     Autocast casts q, k, v, bias and relative_keys to its dtype; alibi and rope may be fp32 beside
     any dtype. Sums are accumulated in fp32 (fp64 for fp64), in an order that depends only on the
     shapes and the number of threads.
@@ -71,7 +70,7 @@ def attention(
         and dropout == 0
         and type(seed) is int
         and (scale is None or type(scale) is float)
-        and not autograd.is_transformed()
+        and not is_transformed()
     ):
         fast_path = autograd.recorder.self_attention if autograd.recorder else self_attention
         out: Tensor = fast_path(q, k, v, scale)
@@ -91,8 +90,8 @@ def attention(
     check.probability(OP, "dropout", dropout)
     mask = attention_checks.mask(mask, q, S)
     bias = attention_checks.broadcast("bias", bias, q, S)
-    key_lengths = check.lengths(key_lengths, q.device)
-    attention_checks.key_lengths(key_lengths, q, S)
+    if key_lengths is not None:
+        key_lengths = check.lengths(OP, "key_lengths", key_lengths, q, "q", q.size(0), S, "S")
     alibi = attention_checks.constant("alibi", alibi, q)
     if alibi is not None:
         check.shape(OP, "alibi", alibi, "(N,)", (q.size(1),))
@@ -182,16 +181,16 @@ def are_adjacent(a: Tensor, b: Tensor) -> bool:
 
 def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
     bits = shared_projection(named["q"], named["k"], named["v"], needed)
-    return autograd.call_backward("attention_backward", named, grads, needed, bits)
+    return call_backward("attention_backward", named, grads, needed, bits)
 
 
 autograd.register(
     OP,
     fake,
-    autograd.Gradient(
+    Gradient(
         results=("out",),
         backwards=("attention_backward",),
-        oracle=lambda named: autograd.call_reference(reference.attention, named),
+        oracle=lambda named: call_reference(reference.attention, named),
         compute=gradient,
     ),
 )

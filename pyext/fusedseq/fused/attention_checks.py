@@ -130,14 +130,6 @@ def rope(rope: Tensor | None, q: Tensor, S: int, offset: int) -> Tensor | None:
     return rope
 
 
-def key_lengths(key_lengths: Any, q: Tensor, S: int) -> None:
-    if key_lengths is None:
-        return
-    device("key_lengths", key_lengths, q)
-    check.whole_numbers(OP, "key_lengths", key_lengths, 0, S, f"[0, S] = [0, {S}]")
-    check.shape(OP, "key_lengths", key_lengths, "(B,)", (q.size(0),))
-
-
 def relative_keys(relative_keys: Tensor | None, q: Tensor) -> None:
     if relative_keys is None:
         return

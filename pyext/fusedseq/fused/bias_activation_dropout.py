@@ -3,7 +3,9 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check
+from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.schema import Named
+from fusedseq.fused.through_oracle import call_reference
 
 OP = "bias_activation_dropout"
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "tanh")
@@ -55,10 +57,10 @@ def fake(named: Named) -> Tensor:
 autograd.register(
     OP,
     fake,
-    autograd.Gradient(
+    Gradient(
         results=("y",),
         backwards=("bias_activation_dropout_backward",),
-        oracle=lambda named: autograd.call_reference(reference.bias_activation_dropout, named),
+        oracle=lambda named: call_reference(reference.bias_activation_dropout, named),
     ),
 )
 

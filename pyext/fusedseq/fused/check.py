@@ -129,13 +129,47 @@ def int64(value: Any) -> Any:
     return value.long() if isinstance(value, Tensor) and value.dtype == torch.int32 else value
 
 
-def lengths(value: Any, device: torch.device | str) -> Any:
-    """Returns a list or tuple of ints as an int64 tensor on `device`, an int32 tensor as int64, and
-    anything else unchanged, for the checks that follow.
+def to_lengths(value: Any, device: torch.device | str) -> Any:
+    """Returns a list or tuple of ints, or an integer tensor, as an int64 tensor on `device`, and
+    anything else unchanged. Modules convert lengths once for all their operators, which check them.
     """
     if isinstance(value, (list, tuple)) and all(type(n) is int for n in value):
         return torch.tensor(value, dtype=torch.int64, device=device)
-    return int64(value)
+    value = int64(value)
+    is_on_cpu = isinstance(value, Tensor) and value.device.type == "cpu"
+    return value.to(device) if is_on_cpu else value
+
+
+def lengths(
+    op: str, name: str, value: Any, first: Tensor, first_name: str, B: int, most: int, symbol: str
+) -> Tensor:
+    """Requires B ints in [0, most], as a list, a tuple, or an int64 or int32 tensor on the CPU or
+    on the device of `first`. Returns them as int64 on the device of `first`. Values that are on the
+    CPU are checked before they are copied to another device.
+
+    symbol: the letter of `most`, for the message
+    """
+    if isinstance(value, (list, tuple)):
+        wrong = {type(n).__name__ for n in value if not isinstance(n, int) or isinstance(n, bool)}
+        if wrong:
+            raise TypeError(
+                f"{op}: {name} must be a tensor or a list of ints, got {type(value).__name__} "
+                f"with {sorted(wrong)}"
+            )
+        value = torch.tensor(value, dtype=torch.int64)
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{op}: {name} must be a tensor or a list of ints, got {type(value).__name__}"
+        )
+    if value.device not in (first.device, torch.device("cpu")):
+        raise ValueError(
+            f"{op}: {name} must be on the CPU or on the device of {first_name}, {first.device}, "
+            f"got {value.device}"
+        )
+    counts: Tensor = int64(value)
+    whole_numbers(op, name, counts, 0, most, f"[0, {symbol}] = [0, {most}]")
+    shape(op, name, counts, "(B,)", (B,))
+    return counts.to(first.device)
 
 
 def classes(op: str, name: str, value: Any, V: int, ignore_index: int) -> None:

@@ -1,10 +1,7 @@
-import torch
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import autograd, check
-from fusedseq.fused.autograd import Gradients
-from fusedseq.fused.schema import Named
+from fusedseq.fused import autograd, check, random_mask
 
 OP = "dropout"
 
@@ -24,25 +21,4 @@ def dropout(x: Tensor, p: float, seed: int | Tensor) -> Tensor:
     return y
 
 
-def fake(named: Named) -> Tensor:
-    return torch.empty_like(named["x"], memory_format=torch.contiguous_format)
-
-
-def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
-    """The operator is linear in x, so its gradient is the operator itself, which can be
-    differentiated again.
-    """
-    return {"x": autograd.call(OP, grads["y"], named["p"], named["seed"])}
-
-
-autograd.register(
-    OP,
-    fake,
-    autograd.Gradient(
-        results=("y",),
-        oracle=lambda named: autograd.call_reference(reference.dropout, named),
-        saves=("seed",),
-        compute=gradient,
-        is_linear=True,
-    ),
-)
+random_mask.register(OP, reference.dropout)

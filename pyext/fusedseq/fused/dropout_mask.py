@@ -12,7 +12,6 @@ def dropout_mask(
     """Computes `fusedseq.reference.dropout_mask`: which elements a dropout keeps, as a bool tensor
     that is the same on every device.
 
-    device: the device of the mask; by default that of `seed` if it is a tensor, else the CPU
     Errors: ValueError for p outside [0, 1] or a negative size in `shape`.
     """
     check.probability("dropout_mask", "p", p)

@@ -5,8 +5,10 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autograd, check
-from fusedseq.fused.autograd import Gradients
-from fusedseq.fused.schema import Named
+from fusedseq.fused.gradient import Gradient
+from fusedseq.fused.schema import Gradients, Named
+from fusedseq.fused.through_oracle import call_reference
+from fusedseq.fused.transforms import is_transformed
 from fusedseq.reference.dropout_mask import drop
 
 OP = "embedding"
@@ -36,7 +38,7 @@ def embedding(
     if ids.device != W.device:
         raise ValueError(f"{OP}: ids must be on the device of W, {W.device}, got {ids.device}")
     seed = check.seed(OP, seed, W.device)
-    if sparse and (torch.compiler.is_compiling() or not autograd.is_transformed()):
+    if sparse and (torch.compiler.is_compiling() or not is_transformed()):
         y: Tensor = SparseGradient.apply(ids, W, p, seed)  # type: ignore[no-untyped-call]
     else:
         y = autograd.call(OP, ids, W, p, seed)
@@ -102,9 +104,9 @@ def fake(named: Named) -> Tensor:
 autograd.register(
     OP,
     fake,
-    autograd.Gradient(
+    Gradient(
         results=("y",),
-        oracle=lambda named: autograd.call_reference(reference.embedding, named),
+        oracle=lambda named: call_reference(reference.embedding, named),
         saves=("ids", "seed"),
         derived=lambda named: {"V": named["W"].size(0)},
         compute=gradient,
@@ -114,7 +116,7 @@ autograd.register(
 autograd.register(
     "embedding_backward",
     lambda named: named["dy"].new_empty((named["V"], named["dy"].size(-1))),
-    autograd.Gradient(
+    Gradient(
         results=("dW",),
         oracle=gradient_oracle,
         saves=("ids", "seed", "keys"),

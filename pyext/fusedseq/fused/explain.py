@@ -83,6 +83,8 @@ ATTENTION_KERNELS = [
     ),
 ]
 
+# Operators whose public function calls the oracle for rows of width 0, which no kernel takes.
+THROUGH_REFERENCE = ("linear", "residual_layer_norm")
 # Public functions that call another operator.
 CALLS = {"mogrifier_lstm_pair": "mogrifier_lstm", "split_cross_entropy": "linear_cross_entropy"}
 
@@ -101,6 +103,8 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     device = tensors[0].device.type if tensors else "cpu"
     floats = [t.dtype for t in tensors if t.is_floating_point()]
     dtype = str(floats[0] if floats else torch.float32).removeprefix("torch.")
+    if name in THROUGH_REFERENCE and tensors and 0 in tensors[0].shape[-1:]:
+        return f"{name} on {device}: fusedseq.reference.{name}, as rows of width 0 need no kernel"
     if not has_kernel(CALLS.get(name, name), device):
         return (
             f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; "

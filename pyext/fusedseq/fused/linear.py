@@ -3,19 +3,24 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check
+from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.schema import Named
+from fusedseq.fused.through_oracle import call_reference
 
 OP = "linear"
 DTYPES = {"cpu": (*check.DTYPES["cpu"], torch.float16)}
 
 
 def linear(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
-    """Computes `fusedseq.reference.linear` with the matrix product of the recurrences: the output
-    layer.
+    """Computes `fusedseq.reference.linear` with this package's own matrix product, which `lstm` and
+    the other recurrences use as well.
 
     On CPUs where torch's own library has no fast path for the processor (MKL on AMD) it is faster
-    than torch's. On CUDA it is torch's product. Autocast casts the operands to its dtype; bf16 and
+    than torch's. On CUDA the product is torch's. Autocast casts the operands to its dtype; bf16 and
     fp16 are accumulated in fp32. docs/precision.md says where bfloat16 numbers are multiplied.
+
+    Any size may be 0. With K = 0 there is nothing to multiply, and the result is that of
+    `fusedseq.reference.linear`, b in every row.
 
     Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
     fp64, bf16 and fp16 are supported).
@@ -27,13 +32,11 @@ def linear(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
     x, W, b = autocast.cast(x.device.type, x, W, b)
     check.like(OP, x, "x", ("b",), dtypes=DTYPES, W=W, b=b)
     check.dimensions(OP, "W", W, "(N, K)")
-    if x.dim() == 0 or x.size(-1) != W.size(1) or W.size(1) == 0:
-        raise ValueError(
-            f"{OP}: x must be (..., K) with W's K = {W.size(1)}, at least 1, got {tuple(x.shape)}"
-        )
+    if x.dim() == 0 or x.size(-1) != W.size(1):
+        raise ValueError(f"{OP}: x must be (..., K) with W's K = {W.size(1)}, got {tuple(x.shape)}")
     if b is not None:
         check.shape(OP, "b", b, "(N,)", (W.size(0),))
-    y = autograd.call(OP, x, W, b)
+    y = autograd.call(OP, x, W, b) if W.size(1) else reference.linear(x, W, b)
     return y
 
 
@@ -51,10 +54,10 @@ def new_gradient(named: Named, name: str) -> Tensor:
 autograd.register(
     OP,
     fake,
-    autograd.Gradient(
+    Gradient(
         results=("y",),
         backwards=("linear_backward",),
-        oracle=lambda named: autograd.call_reference(reference.linear, named),
+        oracle=lambda named: call_reference(reference.linear, named),
     ),
 )
 autograd.register_fake_backward(OP, new_gradient)

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check
-from fusedseq.fused.autograd import Gradients
-from fusedseq.fused.schema import Named
+from fusedseq.fused.gradient import Gradient, call_backward
+from fusedseq.fused.schema import Gradients, Named
+from fusedseq.fused.through_oracle import call_reference
 
 OP = "linear_cross_entropy"
 REDUCTIONS = ("none", "mean", "sum")  # the operator takes the index
@@ -121,13 +122,13 @@ def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradient
     computed = {name for i, name in enumerate(NEEDS) if named["needs"] >> i & 1}
     suffices = grads["log_prob"] is None and grads["lse"] is None and needed <= computed
     op = "linear_cross_entropy_scale" if suffices else "linear_cross_entropy_backward"
-    found = autograd.call_backward(op, named, grads, needed)
+    found = call_backward(op, named, grads, needed)
     return {name: None if g is None else g.to(named["x"].dtype) for name, g in found.items()}
 
 
 def oracle(named: Named) -> Any:
     options = {"reduction": REDUCTIONS[named["reduction"]], "return_details": True}
-    return autograd.call_reference(reference.linear_cross_entropy, named | options)
+    return call_reference(reference.linear_cross_entropy, named | options)
 
 
 def fake(named: Named) -> tuple[Tensor, ...]:
@@ -158,7 +159,7 @@ def fake_scale(named: Named) -> tuple[Tensor, ...]:
 autograd.register(
     OP,
     fake,
-    autograd.Gradient(
+    Gradient(
         results=("loss", "log_prob", "lse"),
         backwards=("linear_cross_entropy_backward", "linear_cross_entropy_scale"),
         oracle=oracle,

@@ -6,7 +6,9 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check, lstm_cudnn
+from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.schema import Named
+from fusedseq.fused.through_oracle import call_reference
 
 OP = "lstm"
 # Devices whose kernels save activations in the dtype of x, and save nothing for low-rank weights.
@@ -78,39 +80,7 @@ def check_layer(
     check.shape(op, "W_hh", W_hh, "(4H, H)", (4 * H, H))
     if b is not None:
         check.shape(op, "b", b, "(4H,)", (4 * H,))
-    return None if lengths is None else checked_lengths(op, lengths, x)
-
-
-def checked_lengths(op: str, lengths: Any, x: Tensor) -> Tensor:
-    """Returns lengths as (B,) int64 on the device of x. Values that are on the CPU are checked
-    before they are copied to another device.
-    """
-    T, B, _ = x.shape
-    if isinstance(lengths, (list, tuple)):
-        if not all(isinstance(n, int) and not isinstance(n, bool) for n in lengths):
-            raise TypeError(
-                f"{op}: lengths must be a tensor or a list of ints, got {type(lengths).__name__} "
-                f"of {sorted({type(n).__name__ for n in lengths})}"
-            )
-        for n in lengths:
-            if not 0 <= n <= T:
-                raise ValueError(f"{op}: lengths must be in [0, T] = [0, {T}], got {n}")
-        lengths = torch.tensor(lengths, dtype=torch.int64)
-    if not isinstance(lengths, Tensor):
-        raise TypeError(
-            f"{op}: lengths must be a tensor or a list of ints, got {type(lengths).__name__}"
-        )
-    if lengths.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"{op}: lengths must be int64 or int32, got {lengths.dtype}")
-    values: Tensor = lengths.long()
-    check.whole_numbers(op, "lengths", values, 0, T, f"[0, T] = [0, {T}]")
-    check.shape(op, "lengths", values, "(B,)", (B,))
-    if values.device not in (x.device, torch.device("cpu")):
-        raise ValueError(
-            f"{op}: lengths must be on the device of x, {x.device}, or on the CPU, got "
-            f"{values.device}"
-        )
-    return values.to(x.device)
+    return None if lengths is None else check.lengths(op, "lengths", lengths, x, "x", B, T, "T")
 
 
 def pad(n: int) -> int:
@@ -138,12 +108,10 @@ def fake(named: Named) -> tuple[Tensor, ...]:
 
 
 def oracle(named: Named) -> Any:
-    return autograd.call_reference(reference.lstm, named)
+    return call_reference(reference.lstm, named)
 
 
 autograd.register(
-    OP,
-    fake,
-    autograd.Gradient(results=("y", "h", "c"), backwards=("lstm_backward",), oracle=oracle),
+    OP, fake, Gradient(results=("y", "h", "c"), backwards=("lstm_backward",), oracle=oracle)
 )
 autograd.register_fake_backward(OP)

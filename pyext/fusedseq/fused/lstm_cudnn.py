@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedseq.fused import autograd
+from fusedseq.fused.through_oracle import call_reference, through_oracle
+from fusedseq.fused.transforms import is_transformed
 
 LSTM_MODE = 2  # CUDNN_LSTM
 INPUTS = ("x", "W_ih", "W_hh", "b", "h0", "c0")
@@ -52,7 +53,7 @@ def supports(
     """
     if not x.is_cuda or lengths is not None or weight_drop:
         return False
-    if autograd.is_transformed() or not torch.backends.cudnn.is_acceptable(x):
+    if is_transformed() or not torch.backends.cudnn.is_acceptable(x):
         return False
     dense = all(t is None or t.is_contiguous() for t in (x, W_ih, W_hh, b, h0, c0))
     capability = torch.cuda.get_device_capability(x.device)
@@ -97,8 +98,8 @@ class CudnnLstm(torch.autograd.Function):
             return (None,) * 7
         if torch.is_grad_enabled():
             needed = frozenset(n for n, need in zip(INPUTS, needs, strict=True) if need)
-            found = autograd.through_oracle(
-                lambda named: autograd.call_reference(ctx.oracle, named),
+            found = through_oracle(
+                lambda named: call_reference(ctx.oracle, named),
                 dict(zip(INPUTS, inputs, strict=True)),
                 {"y": dy, "h": dh, "c": dc},
                 needed,

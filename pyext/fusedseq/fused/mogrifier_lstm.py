@@ -6,10 +6,12 @@ from torch import Tensor
 from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check
 from fusedseq.fused.dropout import dropout
+from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.locked_dropout import locked_dropout
 from fusedseq.fused.lstm import SAVED_IN_DTYPE_OF_X, check_layer, pad, saved_dtypes
 from fusedseq.fused.lstm import fake as fake_lstm
 from fusedseq.fused.schema import Named
+from fusedseq.fused.through_oracle import call_reference
 from fusedseq.reference.mogrifier_lstm import Weight
 
 OP = "mogrifier_lstm"
@@ -162,14 +164,12 @@ def oracle(named: Named) -> Any:
         for name in ("Q", "R")
         if named[f"{name}_factor"] is not None
     }
-    return autograd.call_reference(reference.mogrifier_lstm, named | factors)
+    return call_reference(reference.mogrifier_lstm, named | factors)
 
 
 autograd.register(
     OP,
     fake,
-    autograd.Gradient(
-        results=("y", "h", "c"), backwards=("mogrifier_lstm_backward",), oracle=oracle
-    ),
+    Gradient(results=("y", "h", "c"), backwards=("mogrifier_lstm_backward",), oracle=oracle),
 )
 autograd.register_fake_backward(OP)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autograd, check
+from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.mogrifier_lstm import fake as fake_layer
 from fusedseq.fused.mogrifier_lstm import mogrifier_lstm, operator_inputs
 from fusedseq.fused.mogrifier_lstm import oracle as layer_oracle
@@ -94,8 +95,6 @@ def oracle(named: Named) -> Any:
 OUTPUTS = Schema(OP).outputs
 RESULTS = tuple(f"{name}_{layer}" for layer in LAYERS for name in ("y", "h", "c"))
 autograd.register(
-    OP,
-    fake,
-    autograd.Gradient(results=RESULTS, backwards=("mogrifier_lstm_pair_backward",), oracle=oracle),
+    OP, fake, Gradient(results=RESULTS, backwards=("mogrifier_lstm_pair_backward",), oracle=oracle)
 )
 autograd.register_fake_backward(OP)

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check
-from fusedseq.fused.autograd import Gradients
-from fusedseq.fused.schema import Named
+from fusedseq.fused.gradient import Gradient, call_backward
+from fusedseq.fused.schema import Gradients, Named
+from fusedseq.fused.through_oracle import call_reference, through_oracle
 
 OP = "residual_layer_norm"
 INPUTS = ("x", "residual", "weight", "bias")  # that have gradients
@@ -30,6 +31,9 @@ def residual_layer_norm(
     and bias do not depend on the number of threads. bf16 is computed in fp32. Under autocast the
     tensors may have different dtypes, and the result has the widest of them, as torch's sum has.
 
+    Any size may be 0. With D = 0 there is nothing to normalize, and
+    `fusedseq.reference.residual_layer_norm` gives the empty result.
+
     Errors: ValueError for a wrong shape or device, p outside [0, 1] or a negative eps; TypeError
     for tensors of two dtypes, or of a dtype other than fp32, bf16, fp64 (CPU) and fp16 (CUDA).
     """
@@ -42,8 +46,8 @@ def residual_layer_norm(
     x, residual, weight, bias = autocast.promote(x.device.type, x, residual, weight, bias)
     others = {"residual": residual, "weight": weight, "bias": bias}
     check.like(OP, x, "x", ("residual", "weight", "bias"), check.TRITON, **others)
-    if x.dim() == 0 or x.size(-1) == 0:
-        raise ValueError(f"{OP}: x must be (..., D), D at least 1, got {tuple(x.shape)}")
+    if x.dim() == 0:
+        raise ValueError(f"{OP}: x must be (..., D), got {tuple(x.shape)}")
     if residual is not None:
         check.shape(OP, "residual", residual, "(..., D)", x.shape)
     for name, value in (("weight", weight), ("bias", bias)):
@@ -53,6 +57,10 @@ def residual_layer_norm(
     if not eps >= 0:
         raise ValueError(f"{OP}: eps must be at least 0, got {eps}")
     seed = check.seed(OP, seed, x.device)
+    if x.size(-1) == 0:
+        return reference.residual_layer_norm(
+            x, residual, weight, bias, p=p, eps=eps, prenorm=prenorm, seed=seed
+        )
     y, s, *_ = autograd.call(OP, x, residual, weight, bias, p, eps, prenorm, seed)
     return (y, s) if prenorm else y
 
@@ -69,7 +77,7 @@ def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradient
     # Without dropout, x and residual have the same gradient: it is computed once.
     is_shared = named["p"] == 0 and "x" in needed and "residual" in needed
     computed = needed - {"x"} if is_shared else needed
-    found = autograd.call_backward(
+    found = call_backward(
         "residual_layer_norm_backward", named | {"x": x}, {"y": dy, "s": ds}, computed
     )
     return found | {"x": found["residual"]} if is_shared else found
@@ -77,18 +85,18 @@ def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradient
 
 def higher(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
     if not named["prenorm"]:
-        return autograd.through_oracle(oracle, named, {"y": grads["y"]}, needed)
+        return through_oracle(oracle, named, {"y": grads["y"]}, needed)
     # s is a result of this operator, so that the gradients of x and residual follow from the
     # gradient of s.
     inputs = {name: named[name] for name in ("s", "weight", "bias", "eps", "prenorm")}
-    found = autograd.through_oracle(oracle_of_s, inputs, grads, needed | {"s"})
+    found = through_oracle(oracle_of_s, inputs, grads, needed | {"s"})
     total, p = found["s"], named["p"]
     dx = autograd.call("dropout", total, p, named["seed"]) if p and "x" in needed else total
     return found | {"x": dx, "residual": total}
 
 
 def oracle(named: Named) -> Any:
-    return autograd.call_reference(reference.residual_layer_norm, named)
+    return call_reference(reference.residual_layer_norm, named)
 
 
 def oracle_of_s(named: Named) -> Any:
@@ -112,7 +120,7 @@ def new_gradient(named: Named, name: str) -> Tensor:
 autograd.register(
     OP,
     fake,
-    autograd.Gradient(
+    Gradient(
         results=("y", "s"),
         oracle=oracle,
         backwards=("residual_layer_norm_backward",),

@@ -17,8 +17,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 Named = dict[str, Any]  # the arguments of a call, or its results, by name
+Gradients = dict[str, Tensor | None]  # by the name of the input or of the output
 
 
 def overload(op: str) -> Any:

@@ -1,17 +1,14 @@
-import torch
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import autograd, check
-from fusedseq.fused.autograd import Gradients
-from fusedseq.fused.schema import Named
+from fusedseq.fused import autograd, check, random_mask
 
 OP = "weight_drop"
 
 
 def weight_drop(W: Tensor, p: float, seed: int | Tensor, variational: bool = False) -> Tensor:
     """Computes `fusedseq.reference.weight_drop` in one pass. W receives the gradient of its
-    elements that were not dropped, and is never written to.
+    elements that were not dropped.
 
     Errors: ValueError for p outside [0, 1] or a W that is not (rows, columns); TypeError for a
     dtype other than fp32, fp64, bf16, and fp16 on CUDA.
@@ -25,26 +22,4 @@ def weight_drop(W: Tensor, p: float, seed: int | Tensor, variational: bool = Fal
     return y
 
 
-def fake(named: Named) -> Tensor:
-    return torch.empty_like(named["W"], memory_format=torch.contiguous_format)
-
-
-def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
-    """The operator is linear in W, so its gradient is the operator itself, which can be
-    differentiated again.
-    """
-    p, seed, variational = named["p"], named["seed"], named["variational"]
-    return {"W": autograd.call(OP, grads["y"], p, seed, variational)}
-
-
-autograd.register(
-    OP,
-    fake,
-    autograd.Gradient(
-        results=("y",),
-        oracle=lambda named: autograd.call_reference(reference.weight_drop, named),
-        saves=("seed",),
-        compute=gradient,
-        is_linear=True,
-    ),
-)
+random_mask.register(OP, reference.weight_drop)

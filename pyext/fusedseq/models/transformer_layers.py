@@ -253,7 +253,7 @@ class Encoder(Stack[EncoderLayer]):
         key_lengths: (B,) int64 or int32, or a list: the number of positions of each row of the
             batch; L by default
         """
-        key_lengths = check.lengths(key_lengths, x.device)
+        key_lengths = check.to_lengths(key_lengths, x.device)
         return self._run(x, lambda i, layer, x, s: layer(x, s, key_lengths))
 
 
@@ -276,7 +276,7 @@ class Decoder(Stack[DecoderLayer]):
         cache: a DecoderCache, instead of memory and memory_lengths
         """
         if cache is None:
-            memory_lengths = check.lengths(memory_lengths, x.device)
+            memory_lengths = check.to_lengths(memory_lengths, x.device)
             return self._run(x, lambda i, layer, x, s: layer(x, s, memory, memory_lengths))
         lengths, caches = cache.memory_lengths, cache.layers
         y = self._run(x, lambda i, layer, x, s: layer(x, s, None, lengths, caches[i]))
@@ -302,7 +302,7 @@ class Decoder(Stack[DecoderLayer]):
             memory_cache = layer.multihead_attn.cache(len(memory), memory.size(1))
             layer.multihead_attn.fill(memory_cache, memory, memory)
             caches.append((layer.self_attn.cache(rows, max_length), memory_cache))
-        cache = DecoderCache(caches, check.lengths(memory_lengths, memory.device))
+        cache = DecoderCache(caches, check.to_lengths(memory_lengths, memory.device))
         if beam > 1:
             cache.share_memory(beam)
         return cache

@@ -45,6 +45,7 @@ class _Dropout(nn.Module):
 class Dropout(_Dropout):
     """Drops each element with probability `p` and scales the others by 1/(1-p), in training mode.
 
+    p: in [0, 1]    ops: `fusedseq.fused` or `fusedseq.reference`
     The input may have any shape. In eval mode the module is the identity.
     Errors: ValueError for p outside [0, 1].
     """
@@ -60,6 +61,7 @@ class Dropout(_Dropout):
 class LockedDropout(_Dropout):
     """Dropout with one (B, D) mask for all time steps of a (T, B, D) input (Merity et al., 2018).
 
+    p: probability in [0, 1] that an element is dropped in training mode    ops: as of `Dropout`
     In eval mode the module is the identity.
     Errors: ValueError for p outside [0, 1].
     """
@@ -77,7 +79,9 @@ class WeightDrop(_Dropout):
 
     The parameter itself is not modified and receives the gradient: a model computes
     `w = drop(self.weight)` in its forward and uses `w` there.
-    variational: one mask value for each row instead of one for each element
+    p: probability in [0, 1] that an element, or with `variational` a row, is dropped
+    variational: whether the mask has one value for each row, not one for each element
+    ops: as of `Dropout`
     Errors: ValueError for p outside [0, 1].
     """
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedseq import fused
-from fusedseq.fused import autograd
+from fusedseq.fused.transforms import is_transformed
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.operators import Operators, shown_options
 
@@ -21,7 +21,7 @@ class Embedding(nn.Module):
     padding_idx: an id in [-V, V) whose vector is initialized with zeros and receives no gradient
         from this module, as in torch.nn.Embedding. A tied decoder still gives it one
     dropout: probability of dropping a word type, in [0, 1]
-    sparse: the weight's gradient is a sparse tensor of the rows used
+    sparse: whether the weight's gradient is a sparse tensor of the rows used
     The parameter `weight` is (V, E), as in torch.nn.Embedding, and initialized from N(0, 1). A tied
     decoder uses it without dropout.
     forward: int64 or int32 ids of any shape, in [0, V) -> (*shape, E)
@@ -147,7 +147,7 @@ class _WithoutGradientOfRow(torch.autograd.Function):
                 used, rows, dW.shape, is_coalesced=True, check_invariants=False
             )
             return dW, None
-        if torch.is_grad_enabled() or autograd.is_transformed():
+        if torch.is_grad_enabled() or is_transformed():
             return dW.index_fill(0, torch.tensor([ctx.row], device=dW.device), 0.0), None
         # Nothing else reads this gradient: W's view is an input of one operator only.
         dW[ctx.row] = 0

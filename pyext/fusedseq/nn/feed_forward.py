@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fusedseq import fused, reference
+from fusedseq import fused
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.operators import Operators, shown_options
 
@@ -46,9 +46,10 @@ class FeedForward(nn.Module):
     dropout are applied in one pass between them.
 
     d_model: D    dim_feedforward: width of the inner layer
-    dropout: probability of dropping an inner activation in training mode
+    dropout: probability that an inner activation is dropped in training mode
     activation: relu, gelu, gelu_tanh or tanh, or the function or module of torch that computes it
-    bias: of both linear layers
+    bias: whether both linear layers have a bias
+    ops: `fusedseq.fused` or `fusedseq.reference`
     `linear1` and `linear2` are named as in torch.nn.TransformerEncoderLayer.
     forward: (..., D) -> (..., D)
     Errors: ValueError for a d_model below 1, a dim_feedforward below 0, a dropout outside [0, 1] or
@@ -106,12 +107,10 @@ def feed_forward(module: Any, x: Tensor, dropout: float) -> Tensor:
     x: (..., D)    dropout: of the inner activations, in training mode
     returns (..., D)
     """
-    # The kernel of `linear` takes no operand of width 0, with which there is nothing to compute.
-    linear = module._linear if module.linear1.out_features else reference.linear
     dropping = (dropout, draw_seed(x.device)) if module.training and dropout else ()
-    hidden = linear(x, module.linear1.weight)
+    hidden = module._linear(x, module.linear1.weight)
     hidden = module._bias_activation_dropout(
         hidden, module.linear1.bias, module.activation, *dropping
     )
-    y: Tensor = linear(hidden, module.linear2.weight, module.linear2.bias)
+    y: Tensor = module._linear(hidden, module.linear2.weight, module.linear2.bias)
     return y

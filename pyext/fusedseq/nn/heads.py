@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fusedseq.fused import autograd
+from fusedseq.fused.transforms import is_transformed
 
 
 def heads(y: Tensor, parts: int, num_heads: int, batch_first: bool) -> tuple[Tensor, ...]:
@@ -18,7 +19,7 @@ def heads(y: Tensor, parts: int, num_heads: int, batch_first: bool) -> tuple[Ten
     copies the result into the layout of y. This one copies once, or not at all if the gradients are
     already laid out as y, as `fused.attention` writes them.
     """
-    if autograd.is_transformed() or not (torch.is_grad_enabled() and y.requires_grad):
+    if is_transformed() or not (torch.is_grad_enabled() and y.requires_grad):
         return views(y, parts, num_heads, batch_first)
     if autograd.recorder and type(y) is Tensor:
         recorded: tuple[Tensor, ...] = autograd.recorder.heads(y, parts, num_heads, batch_first)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fusedseq import fused
 from fusedseq.nn.dropout import Dropout, LockedDropout
 from fusedseq.nn.operators import LayerOutput, Operators, shown_options
-from fusedseq.nn.recurrent import Recurrent, RecurrentSettings
+from fusedseq.nn.recurrent import Recurrent, RecurrentSettings, States
 
 
 class LSTM(Recurrent):
@@ -19,15 +19,20 @@ class LSTM(Recurrent):
     loads.
 
     input_size: X    hidden_size: H of all layers, or a list with one size for each
-    num_layers: at least 1    bias: of the gates
-    dropout: probability of dropping an element of the input of each layer but the first
-    locked_input: that dropout has one mask for all steps (AWD-LSTM); otherwise one for each step
-    weight_drop: probability of DropConnect on W_hh, with one mask for all steps
-    variational: of weight_drop, one mask value per row of W_hh
-    residual: each layer reads the sum of the outputs of the two layers below it
-    output: 'last' for the output of the last layer, 'sum' for the sum of all layers' outputs
-    batch_first: x and y are (B, T, .)
+    num_layers: at least 1    bias: whether the gates have biases
+    dropout: probability that an element of the input of a layer is dropped in training mode, for
+        each layer but the first
+    locked_input: whether that dropout has one mask for all time steps, as in AWD-LSTM, or one for
+        each step, as torch.nn.LSTM
+    weight_drop: probability that an element of W_hh is dropped in training mode, by one mask for
+        all time steps
+    variational: whether the mask of weight_drop has one value per row of W_hh, not one per element
+    residual: whether each layer above the first reads the sum of the outputs of the two layers
+        below it; for the second layer these are the first layer's output and x
+    output: "last" for the output of the last layer, "sum" for the sum of all layers' outputs
+    batch_first: whether x and y are (B, T, X) and (B, T, H), not (T, B, X) and (T, B, H)
     forget_bias: the initial bias of the forget gate; None draws it as torch.nn.LSTM
+    ops: `fusedseq.fused` or `fusedseq.reference`
     Errors: ValueError for sizes below 1, sizes that residual or output='sum' do not allow, and
     probabilities outside [0, 1].
     """
@@ -71,15 +76,11 @@ class LSTM(Recurrent):
         self.reset_parameters(forget_bias)
 
     def _run_layers(
-        self,
-        l: int,
-        x: Tensor,
-        h: Sequence[Tensor] | Tensor,
-        c: Sequence[Tensor] | Tensor,
-        lengths: Tensor | None,
+        self, l: int, x: Tensor, state: States, lengths: Tensor | None
     ) -> Sequence[LayerOutput]:
         if l > 0:
             x = self.layer_dropout(x)
+        h, c = state
         arguments = self._gates(l) | {"h0": h[l], "c0": c[l], "lengths": lengths}
         return [self._lstm(x, **arguments, **self._randomness(x.device))]
 

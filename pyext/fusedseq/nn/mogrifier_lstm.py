@@ -10,25 +10,32 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq.nn.dropout import check_probability
 from fusedseq.nn.operators import LayerOutput, Operators, shown_options
-from fusedseq.nn.recurrent import Recurrent, RecurrentSettings
+from fusedseq.nn.recurrent import Recurrent, RecurrentSettings, States
 
 
 class MogrifierLSTM(Recurrent):
     """A multi-layer Mogrifier LSTM (Melis et al., 2020).
 
     input_size: X    hidden_size: H of all layers, or a list with one size for each
-    num_layers: at least 1    bias: of the gates
-    rounds: of mutual gating; 0 is an LSTM
-    rank: of each round's weight, which then has two factors; None is full rank
-    mogrifier_bias: a bias for each round    share_rounds: one Q and one R for all rounds
-    cap_input_gate: i = min(i, 1 - f)
-    input_dropout: probability of dropping an element of the first layer's input
+    num_layers: at least 1    bias: whether the gates have biases
+    rounds: the number of rounds in which x and h gate each other before a step; with 0 this is an
+        LSTM
+    rank: the rank of each round's weight, which is then the product of two factors; None for a
+        weight of full rank
+    mogrifier_bias: whether each round has a bias
+    share_rounds: whether all rounds on x share one weight Q, and all rounds on h one weight R
+    cap_input_gate: whether the input gate is min(i, 1 - f), as in the paper's code
+    input_dropout: probability that an element of the first layer's input is dropped in training
+        mode
     dropout: the same for the inputs of the other layers
-    locked_input: both have one mask for all steps (AWD-LSTM); otherwise one for each step (the
-        paper)
-    state_dropout: on the recurrent h, one mask per sequence
-    zoneout_h, zoneout_c: probability that a unit keeps its previous state (Krueger et al., 2017)
-    weight_drop, variational, residual, output, batch_first, forget_bias: as in `LSTM`
+    locked_input: whether both have one mask for all time steps, as in AWD-LSTM, or one for each
+        step, as in the paper
+    state_dropout: probability that an element of h is dropped before the rounds, by one mask for
+        all time steps
+    zoneout_h, zoneout_c: probability that a unit keeps its previous h (c) at a step (Krueger et
+        al., 2017); in eval mode the new state is the expectation
+    weight_drop, variational, residual, output, batch_first, forget_bias, ops: as in
+        `LSTM`
     Errors: ValueError as in `LSTM`, for rounds below 0 and for a rank below 1.
     """
 
@@ -144,12 +151,7 @@ class MogrifierLSTM(Recurrent):
         return None if A is None or B is None else (A, B)
 
     def _layer_arguments(
-        self,
-        l: int,
-        device: torch.device,
-        h: Sequence[Tensor] | Tensor,
-        c: Sequence[Tensor] | Tensor,
-        lengths: Tensor | None,
+        self, l: int, device: torch.device, state: States, lengths: Tensor | None
     ) -> dict[str, Any]:
         """Returns all arguments of `mogrifier_lstm` for a layer except x."""
         randomness = self._randomness(
@@ -160,6 +162,7 @@ class MogrifierLSTM(Recurrent):
             self.zoneout_h,
             self.zoneout_c,
         )
+        h, c = state
         return {
             **self._gates(l),
             "h0": h[l],
@@ -180,19 +183,14 @@ class MogrifierLSTM(Recurrent):
         }
 
     def _run_layers(
-        self,
-        l: int,
-        x: Tensor,
-        h: Sequence[Tensor] | Tensor,
-        c: Sequence[Tensor] | Tensor,
-        lengths: Tensor | None,
+        self, l: int, x: Tensor, state: States, lengths: Tensor | None
     ) -> Sequence[LayerOutput]:
         # Two layers are called together, because CUDA may run them concurrently. A residual layer
         # also reads the output two layers below it, which the pair operator does not take.
-        arguments = self._layer_arguments(l, x.device, h, c, lengths)
+        arguments = self._layer_arguments(l, x.device, state, lengths)
         if l + 1 == self.num_layers or self.residual:
             return [self._mogrifier_lstm(x, **arguments)]
-        above = self._layer_arguments(l + 1, x.device, h, c, lengths)
+        above = self._layer_arguments(l + 1, x.device, state, lengths)
         return self._mogrifier_lstm_pair(x, arguments, above)
 
     def extra_repr(self) -> str:

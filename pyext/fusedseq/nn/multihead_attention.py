@@ -6,7 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fusedseq import fused, reference
+from fusedseq import fused
+from fusedseq.nn.attention_options import first_position, logit_terms, one_length, probabilities
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.heads import heads
 from fusedseq.nn.key_value_cache import KeyValueCache
@@ -23,11 +24,12 @@ class MultiheadAttention(nn.Module):
 
     embed_dim: E    num_heads: N, a divisor of E
     dropout: probability of dropping an attention probability in training mode
-    bias: of the projections
+    bias: whether the projections have biases
     add_bias_kv, add_zero_attn: must be False: the operator has no keys beside those that are given
     kdim, vdim: sizes of key and value, by default E
-    batch_first: inputs are (B, L, E), not (L, B, E)
-    positions: an ALiBi, RelativeBias, RelativeKeys or Rotary
+    batch_first: whether inputs are (B, L, E), not (L, B, E)
+    positions: a module that tells the logits the positions: an ALiBi, RelativeBias, RelativeKeys or
+        Rotary; None for none
     scale: factor of the logits, by default 1/sqrt(E / N)
     need_weights: the default of `forward`'s argument of this name. True makes this module return
         the probabilities where torch's does, in code that calls it as torch's and uses its second
@@ -81,8 +83,8 @@ class MultiheadAttention(nn.Module):
                 )
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
             raise ValueError(
-                "MultiheadAttention: embed_dim must be a multiple of num_heads, got "
-                f"{embed_dim} and {num_heads}"
+                "MultiheadAttention: embed_dim must be a multiple of num_heads, both at least 1, "
+                f"got {embed_dim} and {num_heads}"
             )
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim = embed_dim if kdim is None else kdim
@@ -227,7 +229,7 @@ class MultiheadAttention(nn.Module):
             options["offset"] = offset
         if cache is not None:
             options["key_rows"] = key_rows
-        options |= self._logit_terms(q, S, offset, attn_mask, key_padding_mask)
+        options |= logit_terms(q, S, offset, attn_mask, key_padding_mask, self.positions)
         if self.training and self.dropout:
             options |= {"dropout": self.dropout, "seed": draw_seed(q.device)}
         # (B, L, E), a view: the operator's result is laid out in memory as (B, L, N, D)
@@ -312,41 +314,6 @@ class MultiheadAttention(nn.Module):
         y = self._linear(x, weight, select_rows(self.in_proj_bias, rows))
         return heads(y, last - first, self.num_heads, self.batch_first)
 
-    def _logit_terms(
-        self,
-        q: Tensor,
-        S: int,
-        offset: int,
-        attn_mask: Tensor | None,
-        key_padding_mask: Tensor | None,
-    ) -> dict[str, Any]:
-        """Returns the operator's mask and bias, and the argument of the positions module.
-
-        q: (B, N, L, D)    S: number of keys    offset: position of the first query
-        attn_mask, key_padding_mask: as in `forward`
-        """
-        B, N, L, _ = q.shape
-        terms: dict[str, Any] = {}
-        if attn_mask is not None:
-            required = {2: (L, S), 3: (B * N, L, S)}.get(attn_mask.dim())
-            symbols = "(L, S)" if attn_mask.dim() == 2 else "(B N, L, S)"
-            check_mask("attn_mask", attn_mask, symbols, required)
-            attn_mask = attn_mask.unflatten(0, (B, N)) if attn_mask.dim() == 3 else attn_mask
-        if key_padding_mask is not None:
-            check_mask("key_padding_mask", key_padding_mask, "(B, S)", (B, S))
-            key_padding_mask = key_padding_mask[:, None, None]
-        if self.positions is not None:
-            terms |= self.positions.options(L, S, offset)
-        for given in (attn_mask, key_padding_mask):
-            if given is None:
-                continue
-            if given.dtype == torch.bool:
-                terms["mask"] = ~given & terms["mask"] if "mask" in terms else ~given
-            else:
-                bias = given.to(q.dtype)
-                terms["bias"] = bias + terms["bias"] if "bias" in terms else bias
-        return terms
-
     def extra_repr(self) -> str:
         sizes = {"kdim": self.kdim, "vdim": self.vdim}
         return shown_options(
@@ -354,33 +321,6 @@ class MultiheadAttention(nn.Module):
             bias=self.in_proj_bias is not None,
             **{name: None if n == self.embed_dim else n for name, n in sizes.items()},
         )
-
-
-def one_length(key_lengths: Any, device: torch.device) -> Tensor | None:
-    """Returns the number of keys of an input without a batch dimension as (1,), or None."""
-    if key_lengths is None:
-        return None
-    length = torch.as_tensor(key_lengths, device=device)
-    if length.numel() != 1:
-        raise ValueError(
-            "MultiheadAttention: key_lengths must be one number for inputs without a batch "
-            f"dimension, got {tuple(length.shape)}"
-        )
-    return length.reshape(1)
-
-
-def first_position(alignment: Any, L: int, S: int, cache: KeyValueCache | None) -> int:
-    """Returns the position of the first of L queries among S keys."""
-    if alignment not in ("start", "end"):
-        raise ValueError(
-            f"MultiheadAttention: causal_alignment must be 'start' or 'end', got {alignment!r}"
-        )
-    if alignment == "start" and cache is not None:
-        raise ValueError(
-            "MultiheadAttention: causal_alignment must be 'end' with a cache, whose last keys are "
-            "those of the queries, got 'start'"
-        )
-    return S - L if alignment == "end" else 0
 
 
 def select_rows(parameter: Tensor | None, rows: slice) -> Tensor | None:
@@ -392,32 +332,3 @@ def select_rows(parameter: Tensor | None, rows: slice) -> Tensor | None:
     if parameter is None or rows == slice(0, len(parameter)):
         return parameter
     return parameter[rows]
-
-
-def check_mask(name: str, mask: Tensor, symbols: str, required: tuple[int, ...] | None) -> None:
-    """Raises TypeError or ValueError for a mask of another dtype or shape.
-
-    symbols: the required shape in words
-    required: the required shape, or None for a shape that the operator checks
-    """
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(
-            f"MultiheadAttention: {name} must be bool, True where a key is not attended to, or a "
-            f"float that is added to the logits, got {mask.dtype}"
-        )
-    if required is not None and tuple(mask.shape) != required:
-        raise ValueError(
-            f"MultiheadAttention: {name} must be {symbols} = {required}, got {tuple(mask.shape)}"
-        )
-
-
-def probabilities(q: Tensor, k: Tensor, options: dict[str, Any], average: bool) -> Tensor:
-    """Returns the attention probabilities after dropout: (B, N, L, S), or their mean (B, L, S).
-
-    They are the oracle's result for the identity matrix as values.
-    q: (B, N, L, D)    k: (B, N, S, D)    options: other arguments of the operator `attention`
-    """
-    S = k.size(2)
-    identity = torch.eye(S, dtype=q.dtype, device=q.device).expand(*k.shape[:3], S)
-    weights: Tensor = reference.attention(q, k, identity, **options)
-    return weights.mean(1) if average else weights

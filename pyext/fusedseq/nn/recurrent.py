@@ -43,16 +43,20 @@ class RecurrentSettings:
             )
         if min(self.input_size, *sizes) < 1:
             raise ValueError(
-                f"{module}: sizes must be at least 1, got input {self.input_size}, hidden {hidden}"
+                f"{module}: input_size and hidden_size must be at least 1, got {self.input_size} "
+                f"and {hidden}"
             )
         if self.output not in ("last", "sum"):
             raise ValueError(f"{module}: output must be 'last' or 'sum', got {self.output!r}")
         if self.residual and len({self.input_size, *sizes}) > 1:
             raise ValueError(
-                f"{module}: residual needs equal sizes, got input {self.input_size}, hidden {sizes}"
+                f"{module}: residual must be False unless input_size and all hidden sizes are "
+                f"equal, got {self.input_size} and {sizes}"
             )
         if self.output == "sum" and len(set(sizes)) > 1:
-            raise ValueError(f"{module}: output='sum' needs equal hidden sizes, got {sizes}")
+            raise ValueError(
+                f"{module}: output must be 'last' unless all hidden sizes are equal, got {sizes}"
+            )
         check_probability(self.weight_drop, module, "weight_drop")
         return sizes
 
@@ -127,16 +131,11 @@ class Recurrent(nn.Module):
         }
 
     def _run_layers(
-        self,
-        l: int,
-        x: Tensor,
-        h: Sequence[Tensor] | Tensor,
-        c: Sequence[Tensor] | Tensor,
-        lengths: Tensor | None,
+        self, l: int, x: Tensor, state: States, lengths: Tensor | None
     ) -> Sequence[LayerOutput]:
         """Runs layer l, or layer l and more above it, and returns the output of each.
 
-        x: (T, B, X)    h, c: the initial states of all layers    lengths: (B,) or None
+        x: (T, B, X)    state: (h, c), the initial states of all layers    lengths: (B,) or None
         """
         raise NotImplementedError
 
@@ -228,8 +227,7 @@ class Recurrent(nn.Module):
         self, x: Tensor, state: States | None, lengths: Tensor | Sequence[int] | None
     ) -> tuple[Tensor, States]:
         """Computes `forward` for x (T, B, input_size)."""
-        ends = check.lengths(lengths, x.device)
-        ends = ends.to(x.device) if isinstance(ends, Tensor) else ends
+        ends = check.to_lengths(lengths, x.device)
         if state is None:
             zeros = [x.new_zeros(x.size(1), H) for _, H in self.sizes]
             state = zeros, zeros
@@ -241,7 +239,7 @@ class Recurrent(nn.Module):
             below = layer_inputs[-1]
             if self.residual and l > 0:
                 below = below + layer_inputs[-2]
-            for y, (h_l, c_l) in self._run_layers(l, below, *state, ends):
+            for y, (h_l, c_l) in self._run_layers(l, below, state, ends):
                 total = y if total is None or self.output == "last" else total + y
                 layer_inputs.append(y)
                 h.append(h_l)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fusedseq import fused, reference
+from fusedseq import fused
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.operators import Operators, shown_options
 
@@ -72,9 +72,7 @@ class ResidualLayerNorm(nn.Module):
             if self.training and self.dropout
             else {}
         )
-        # The kernel takes no rows of width 0, with which there is nothing to compute.
-        norm = self._residual_layer_norm if self.normalized_shape else reference.residual_layer_norm
-        result: Tensor | tuple[Tensor, Tensor] = norm(
+        result: Tensor | tuple[Tensor, Tensor] = self._residual_layer_norm(
             x, residual, self.weight, self.bias, eps=self.eps, prenorm=self.prenorm, **dropping
         )
         return result

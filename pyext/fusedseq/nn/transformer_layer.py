@@ -109,8 +109,10 @@ class TransformerEncoderLayer(_TransformerLayer):
     dim_feedforward: width of the inner layer
     dropout: of attention probabilities, of inner activations and of what each sublayer adds
     activation: relu, gelu, gelu_tanh or tanh, or the function or module of torch that computes it
-    layer_norm_eps: of the norms    batch_first: x is (B, L, E), not (L, B, E)
-    norm_first: norms come before the sublayers (pre-norm)    bias: of all sublayers
+    layer_norm_eps: added to the variance in the norms
+    batch_first: whether inputs are (B, L, E), not (L, B, E)
+    norm_first: whether norms come before the sublayers (pre-norm), not after them
+    bias: whether attention, feed-forward and norms have biases
     Errors: ValueError for bad sizes, probabilities and activations.
     """
 

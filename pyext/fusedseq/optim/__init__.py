@@ -1,4 +1,6 @@
-"""Optimizers that torch has no fused form of. SGD and Adam: torch's own with `fused=True`."""
+"""Optimizers of which torch has no fused form. For SGD and Adam use torch's own, with
+`fused=True`.
+"""
 
 from fusedseq.optim.nt_asgd import NTASGD, non_monotone, replaced
 

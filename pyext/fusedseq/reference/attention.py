@@ -36,7 +36,8 @@ def attention(
     offset: the position of the first query, where key j is at position j; by default S - L, which
         aligns the last query with the last key
     causal: whether a key behind the query's position is masked
-    key_lengths: (B,) int64 or int32, or a list, the number of valid keys of each batch entry
+    key_lengths: (B,) in [0, S], the number of valid keys of each batch entry: an int64 or int32
+        tensor on the device of q or on the CPU, or a list of ints
     mask: bool, broadcastable to (B, N, L, S), true where the key is visible
     bias: broadcastable to (B, N, L, S), added to the logits; a logit of -inf masks its key
     alibi: (N,) slopes; alibi[n] * distance is subtracted from the logits (Press et al., 2022); it

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("ops", nargs="*", metavar="OPERATOR", help="only these operators")
-    add("--op", default="", help="the same, separated by commas")
+    add("--op", default="", help="operators as one word, separated by commas; as OPERATOR")
     add(
         "--full",
         action="store_true",

@@ -30,7 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="only these configurations; an unknown name lists the known ones",
     )
-    add("--epochs", type=int, help="of each configuration (default: as documented)")
+    add(
+        "--epochs",
+        type=int,
+        help="passes over the data for each configuration (default: as documented)",
+    )
     add_set_argument(
         parser,
         "a setting of all configurations, e.g. data.batch=64 (repeatable; an unknown key lists "

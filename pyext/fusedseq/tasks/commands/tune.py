@@ -30,7 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=30,
         help="trials of the study in total (default: %(default)s)",
     )
-    add("--epochs", type=int, metavar="N", default=10, help="of a trial (default: %(default)s)")
+    add(
+        "--epochs",
+        type=int,
+        metavar="N",
+        default=10,
+        help="passes over the data in a trial (default: %(default)s)",
+    )
     add(
         "--space",
         action="append",

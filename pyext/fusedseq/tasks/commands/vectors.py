@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--near",
         nargs="+",
         metavar="WORD",
-        help="print the nearest words of these by cosine similarity",
+        help="print the words nearest to each of these, by cosine similarity",
     )
     parser.add_argument(
         "--top", type=int, default=10, help="how many nearest words (default: %(default)s)"

@@ -30,18 +30,28 @@ def add_arguments(group: Any) -> None:
         help="dynamic evaluation: after each segment of text the model is trained on it, by plain "
         "SGD or by steps scaled by its gradients on the training text (Krause et al., 2018)",
     )
-    add("--lr", type=float, help="required by --dynamic: tune it on the validation split")
-    add("--decay", type=float, help="for --dynamic, towards the trained weights (default: 0)")
+    add(
+        "--lr",
+        type=float,
+        help="learning rate of --dynamic, which requires it: tune it on the validation split",
+    )
+    add(
+        "--decay",
+        type=float,
+        help="how far each step of --dynamic moves the weights back towards the trained ones, as a "
+        "fraction of the way (default: 0)",
+    )
     add(
         "--segment",
         type=int,
         metavar="WORDS",
-        help=f"for --dynamic (default: {DynamicEvaluation.segment})",
+        help=f"words in a segment of --dynamic (default: {DynamicEvaluation.segment})",
     )
     add(
         "--columns",
         type=int,
-        help=f"columns that --dynamic reads the text in (default: {DynamicEvaluation.batch})",
+        help="columns that --dynamic cuts the text into and reads together (default: "
+        f"{DynamicEvaluation.batch})",
     )
 
 

@@ -4,6 +4,7 @@ from fusedseq.testing.cases.case import Case
 
 
 def activation_regularization_case(T, B, H, alpha=2.0, beta=1.0):
+    """A case with outputs (T, B, H)."""
     return Case(
         "activation_regularization",
         f"T{T}-B{B}-H{H}-alpha{alpha:g}-beta{beta:g}",

@@ -8,6 +8,8 @@ ACTIVATIONS = "relu", "gelu", "gelu_tanh", "tanh"
 
 
 def bias_activation_dropout_case(shape, activation, p=0.0, seed=7, *, bias=True):
+    """A case with an x of this shape, whose last dimension is that of the bias, if there is one."""
+
     def make(randn):
         return (randn(*shape), randn(shape[-1]) if bias else None, activation, p, seed), {}
 

@@ -6,6 +6,7 @@ from fusedseq.testing.cases.case import Case, dimensions
 
 
 def dropout_mask_case(shape, p, seed):
+    """A case with a mask of this shape."""
     name = f"{dimensions(shape) or 'scalar'}-p{p:g}-seed{int(seed)}"
     return Case("dropout_mask", name, lambda randn: ((seed, p, shape), {}))
 

@@ -8,7 +8,7 @@ from fusedseq.testing.cases.case import Case, dimensions
 
 
 def embedding_case(shape, V, E, p=0.0, *, sparse=False):
-    """shape: of the ids"""
+    """A case with ids of this shape, and a W (V, E)."""
 
     def make(randn):
         ids = torch.arange(math.prod(shape)).square() % V  # squares, so that some words repeat

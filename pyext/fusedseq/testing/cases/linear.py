@@ -4,7 +4,10 @@ from fusedseq.testing.cases.case import Case, dimensions
 
 
 def linear_case(M, K, N, bias=True):
-    """M: the number of rows of x, (M, K), or the tuple of all dimensions of x but the last"""
+    """A case with a W (N, K).
+
+    M: the number of rows of x, (M, K), or the tuple of all dimensions of x but the last
+    """
     leading = M if isinstance(M, tuple) else (M,)
 
     def make(randn):

@@ -8,7 +8,9 @@ from fusedseq.testing.cases.case import Case, dimensions, join, option_words
 
 
 def linear_cross_entropy_case(N, E, V, bias=True, *, ignored=0, weighted=False, **options):
-    """N: the number of rows of x, or the tuple of all dimensions of x but the last
+    """A case with a W (V, E).
+
+    N: the number of rows of x, or the tuple of all dimensions of x but the last
 
     ignored: rows 0, ignored, 2 ignored, ... have no target; 0 for no such row, 1 for all rows
     weighted: with class weights    options: those of the operator

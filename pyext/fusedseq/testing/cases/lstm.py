@@ -28,7 +28,10 @@ def recurrent_inputs(randn, T, B, X, H, bias, scale):
 
 
 def lstm_case(T, B, X, H, *, bias=True, lengths=None, scale=1.0, **options):
-    """scale: of the pre-activations    options: those of the operator"""
+    """A case with T steps, batch size B, input width X and hidden width H.
+
+    scale: of the pre-activations    options: those of the operator
+    """
 
     def make(randn):
         inputs = recurrent_inputs(randn, T, B, X, H, bias, scale)

@@ -31,7 +31,7 @@ def mogrifier_lstm_case(
     scale=1.0,
     **options,
 ):
-    """T: steps, B: batch size, X: input width, H: hidden width
+    """A case with T steps, batch size B, input width X and hidden width H.
 
     rank: of the factors of Q and R; None for whole matrices
     shared: all rounds on x share one Q, all rounds on h one R

@@ -10,7 +10,10 @@ LAYER_ARGUMENTS = ("W_ih", "W_hh", "b", "h0", "c0", "Q", "R", "Q_bias", "R_bias"
 
 
 def mogrifier_lstm_pair_case(T, B, X, H, H_2, rounds=3, rounds_2=2, *, first=None, **second):
-    """H_2, rounds_2: of the second layer    first, second: options of `mogrifier_lstm_case`"""
+    """A case with a first layer as in `mogrifier_lstm_case`, and a second one above it.
+
+    H_2, rounds_2: of the second layer    first, second: options of `mogrifier_lstm_case`
+    """
     cases = (
         mogrifier_lstm_case(T, B, X, H, rounds, **(first or {})),
         mogrifier_lstm_case(T, B, H, H_2, rounds_2, **second),

@@ -6,7 +6,10 @@ from fusedseq.testing.cases.case import Case, dimensions, join, option_words
 
 
 def residual_layer_norm_case(shape, *, residual=True, weight=True, bias=True, scale=1.0, **options):
-    """scale: of x and residual; 0 for rows without variance    options: those of the operator"""
+    """A case with an x of this shape.
+
+    scale: of x and residual; 0 for rows without variance    options: those of the operator
+    """
 
     def make(randn):
         D = shape[-1]

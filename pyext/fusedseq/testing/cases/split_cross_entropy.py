@@ -8,7 +8,10 @@ from fusedseq.testing.cases.case import Case, dimensions, join
 def split_cross_entropy_case(
     N, E, V, splits, bias=True, tombstone_bias=True, *, ignored=0, reduction="mean"
 ):
-    """ignored: rows 0, ignored, 2 ignored, ... have no target; 0 for no such row, 1 for all rows"""
+    """A case with N rows of x and a W (V, E).
+
+    ignored: rows 0, ignored, 2 ignored, ... have no target; 0 for no such row, 1 for all rows
+    """
 
     def make(randn):
         row, K = torch.arange(N), len(splits)

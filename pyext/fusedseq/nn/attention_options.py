@@ -1,0 +1,104 @@
+"""How `MultiheadAttention` turns torch's arguments into those of the operator `attention`: masks,
+positions and lengths; and the attention probabilities, which the operator never stores."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedseq import reference
+from fusedseq.nn.key_value_cache import KeyValueCache
+from fusedseq.nn.relative_positions import RelativePositions
+
+
+def logit_terms(
+    q: Tensor,
+    S: int,
+    offset: int,
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    positions: RelativePositions | None,
+) -> dict[str, Any]:
+    """Returns the operator's mask and bias, and the arguments of the positions module.
+
+    q: (B, N, L, D)    S: number of keys    offset: position of the first query
+    attn_mask, key_padding_mask: as in `MultiheadAttention.forward`
+    positions: the module's ALiBi, RelativeBias, RelativeKeys or Rotary, or None
+    """
+    B, N, L, _ = q.shape
+    terms: dict[str, Any] = {}
+    if attn_mask is not None:
+        required = {2: (L, S), 3: (B * N, L, S)}.get(attn_mask.dim())
+        symbols = "(L, S)" if attn_mask.dim() == 2 else "(B N, L, S)"
+        check_mask("attn_mask", attn_mask, symbols, required)
+        attn_mask = attn_mask.unflatten(0, (B, N)) if attn_mask.dim() == 3 else attn_mask
+    if key_padding_mask is not None:
+        check_mask("key_padding_mask", key_padding_mask, "(B, S)", (B, S))
+        key_padding_mask = key_padding_mask[:, None, None]
+    if positions is not None:
+        terms |= positions.options(L, S, offset)
+    for given in (attn_mask, key_padding_mask):
+        if given is None:
+            continue
+        if given.dtype == torch.bool:
+            terms["mask"] = ~given & terms["mask"] if "mask" in terms else ~given
+        else:
+            bias = given.to(q.dtype)
+            terms["bias"] = bias + terms["bias"] if "bias" in terms else bias
+    return terms
+
+
+def one_length(key_lengths: Any, device: torch.device) -> Tensor | None:
+    """Returns the number of keys of an input without a batch dimension as (1,), or None."""
+    if key_lengths is None:
+        return None
+    length = torch.as_tensor(key_lengths, device=device)
+    if length.numel() != 1:
+        raise ValueError(
+            "MultiheadAttention: key_lengths must be one number for inputs without a batch "
+            f"dimension, got {tuple(length.shape)}"
+        )
+    return length.reshape(1)
+
+
+def first_position(alignment: Any, L: int, S: int, cache: KeyValueCache | None) -> int:
+    """Returns the position of the first of L queries among S keys."""
+    if alignment not in ("start", "end"):
+        raise ValueError(
+            f"MultiheadAttention: causal_alignment must be 'start' or 'end', got {alignment!r}"
+        )
+    if alignment == "start" and cache is not None:
+        raise ValueError(
+            "MultiheadAttention: causal_alignment must be 'end' with a cache, whose last keys are "
+            "those of the queries, got 'start'"
+        )
+    return S - L if alignment == "end" else 0
+
+
+def check_mask(name: str, mask: Tensor, symbols: str, required: tuple[int, ...] | None) -> None:
+    """Raises TypeError or ValueError for a mask of another dtype or shape.
+
+    symbols: the required shape in words
+    required: the required shape, or None for a shape that the operator checks
+    """
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(
+            f"MultiheadAttention: {name} must be bool, True where a key is not attended to, or a "
+            f"float that is added to the logits, got {mask.dtype}"
+        )
+    if required is not None and tuple(mask.shape) != required:
+        raise ValueError(
+            f"MultiheadAttention: {name} must be {symbols} = {required}, got {tuple(mask.shape)}"
+        )
+
+
+def probabilities(q: Tensor, k: Tensor, options: dict[str, Any], average: bool) -> Tensor:
+    """Returns the attention probabilities after dropout: (B, N, L, S), or their mean (B, L, S).
+
+    They are the oracle's result for the identity matrix as values.
+    q: (B, N, L, D)    k: (B, N, S, D)    options: other arguments of the operator `attention`
+    """
+    S = k.size(2)
+    identity = torch.eye(S, dtype=q.dtype, device=q.device).expand(*k.shape[:3], S)
+    weights: Tensor = reference.attention(q, k, identity, **options)
+    return weights.mean(1) if average else weights
