@@ -17,10 +17,10 @@ from fusedseq import cli
 from fusedseq.tasks import en_fr
 from fusedseq.tasks.commands import grid
 from fusedseq.tasks.experiments import results
-from fusedseq.tasks.runs.lock import locked, try_lock
 from fusedseq.tasks.studies import search as searching
 from fusedseq.tasks.studies import trials
 from fusedseq.tasks.training import Trainer, TrainingError
+from fusedseq.tasks.training.lock import locked, try_lock
 
 SPACE = (
     "--space",
