@@ -22,7 +22,7 @@ SPILLS = {
     "attention-L1024-S1024-D64-rope-causal-dropout0.1-lengths-alibi-bias-mask": 8,
     "attention-L1024-S1024-D128-fp32-rope-causal-dropout0.1-lengths-alibi-bias-mask": 48,
     "attention-L1024-S1024-D256-rope-causal-dropout0.1-lengths-alibi-bias-mask": 64,
-    "attention-L1024-S1024-D512-lengths-dropout0.1-N_kv2": 56,
+    "attention-L1024-S1024-D512-lengths-dropout0.1-N_kv2": 40,
 }
 
 
