@@ -325,6 +325,9 @@ struct Attention : Formula {
 
 std::map<std::string, std::shared_ptr<const Formula>> make_formulas() {
   return {
+      {"activation_regularization",
+       std::make_shared<Formula>("activation_regularization",
+                                 "activation_regularization_backward")},
       {"attention", std::make_shared<Attention>()},
       {"bias_activation_dropout", std::make_shared<BiasActivationDropout>()},
       {"linear", std::make_shared<Linear>()},

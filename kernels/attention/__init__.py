@@ -83,12 +83,12 @@ def forward(call, out, lse, key):
 def split_forward(call, parts, out, lse):
     """Launches the kernels that process the keys of each head in parts and combine these."""
     partial = call.q.new_empty(parts, call.B, call.L, call.N, call.D, dtype=torch.float32)
-    partial_lse, tiles = lse.new_empty(parts, *lse.shape), call.plan.forward
+    statistics, tiles = lse.new_empty(2, parts, *lse.shape), call.plan.forward
     inputs = call.q, call.k, call.v
     launch.run(
         split.split_forward,
         call.B * call.N * parts * cdiv(call.D, tiles["BD"]),
-        *(*inputs, partial, partial_lse),
+        *(*inputs, partial, statistics),
         *(*map(strides, inputs), call.optional),
         *(parts, *call.sizes),
         **call.constants(tiles, call.q),
@@ -97,7 +97,7 @@ def split_forward(call, parts, out, lse):
     launch.run(
         split.split_combine,
         lse.numel() * cdiv(call.D, BD),
-        *(partial, partial_lse, out, lse, parts, call.N, call.L),
+        *(partial, statistics, out, lse, parts, call.N, call.L),
         D=call.D,
         BD=BD,
         PARTS=1 << (parts - 1).bit_length(),

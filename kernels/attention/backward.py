@@ -145,37 +145,40 @@ def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, 
         BYTES=row_alignment(dout, out),
         **tiles,
     )
+    # First, because it computes `inverse`, also where its gradients are not needed.
+    inverse, tiles = torch.empty_like(lse), call.plan.queries
+    steps, chunks = cdiv(call.L, tiles["BM"]), cdiv(call.D, tiles["BD"])
+    launch.run(
+        tiled_backward.tiled_backward_queries,
+        heads * steps * chunks,
+        *(*inputs, lse, delta, inverse, grads.q, drelative),
+        *(*input_strides, call.optional),
+        *(steps, grads.q_heads, *call.sizes),
+        **call.constants(tiles, call.q, dout),
+    )
+    if drelative is not None:
+        drelative *= inverse.clamp(min=0).unsqueeze(-1)
     if needs & (DK | DV):
         tiles = call.plan.backward
         steps, chunks = cdiv(call.S, tiles["BN"]), cdiv(call.D, tiles["BD"])
         launch.run(
             tiled_backward.tiled_backward_keys,
             heads // call.group * steps * chunks,
-            *(*inputs, lse, delta, grads.k, grads.v),
+            *(*inputs, lse, delta, inverse, grads.k, grads.v),
             *(*input_strides, call.optional),
             *(steps, grads.k_heads, *call.sizes),
             **call.constants(tiles, call.q, dout),
         )
-    if grads.q is not None or drelative is not None:
-        tiles = call.plan.queries
-        steps, chunks = cdiv(call.L, tiles["BM"]), cdiv(call.D, tiles["BD"])
-        launch.run(
-            tiled_backward.tiled_backward_queries,
-            heads * steps * chunks,
-            *(*inputs, lse, delta, grads.q, drelative),
-            *(*input_strides, call.optional),
-            *(steps, grads.q_heads, *call.sizes),
-            **call.constants(tiles, call.q, dout),
-        )
     if not needs & DBIAS:
         return grads.k, grads.v, None
-    return grads.k, grads.v, tiled_bias_gradient(call, (*inputs, lse, delta), input_strides, bias)
+    operands = *inputs, lse, delta, inverse
+    return grads.k, grads.v, tiled_bias_gradient(call, operands, input_strides, bias)
 
 
 def tiled_bias_gradient(call, operands, input_strides, bias):
     """Launches the kernel for the gradient of a bias, and sums its parts.
 
-    operands: dout, q, k, v, lse, delta    input_strides: of the first four
+    operands: dout, q, k, v, lse, delta, inverse    input_strides: of the first four
     """
     tiles, full_shape = call.plan.bias, (call.B, call.N, call.L, call.S)
     summed = [size == 1 and full > 1 for size, full in zip(bias.shape, full_shape, strict=True)]

@@ -2,8 +2,8 @@
 
 Tuning at run time would make a result depend on the clock. None of these tiles has been timed on a
 GPU: they are the largest of those tried that compile without spills for sm_80, sm_90 and sm_100,
-except for a few bytes in heads wider than 128 (tests/triton/triton_table.json has registers and
-shared memory, tests/triton/test_triton_compile.py the exceptions).
+except for a few bytes in some (tests/triton/triton_table.json has registers and shared memory,
+tests/triton/test_triton_compile.py the exceptions).
 """
 
 from typing import NamedTuple

@@ -21,7 +21,9 @@ def split_forward(
     k,  # (B, N_kv, S, D)
     v,  # (B, N_kv, S, D)
     out,  # (parts, B, N, L, D) fp32, stored as (parts, B, L, N, D)
-    lse,  # (parts, B, N, L) fp32, natural units; -inf where a query sees no key of a part
+    # (2, parts, B, N, L) fp32: the maximum of the logits of a part in units of log 2, -inf where a
+    # query sees none of its keys, and the sum of their exponentials
+    statistics,
     q_strides,  # of the first three dimensions, as the next two
     k_strides,
     v_strides,
@@ -73,20 +75,20 @@ def split_forward(
     state = attend(*state, x, begin, whole, Q, K, V, *at, sizes, optional, False, C)
     acc, top, total = attend(*state, x, whole, end, Q, K, V, *at, sizes, optional, True, C)
 
-    # Normalization; without a visible key the result is 0, and log2(0) = -inf gives the part a
-    # weight of 0.
+    # Normalization; without a visible key the result is 0, and a sum of 0 the weight of the part.
     acc = acc / tl.where(total == 0, 1.0, total)[:, None]
     batch = part * (heads // N) + b
     t.store_tile(out, acc, batch, n, i, i < L, N, L, d0, None, i, C)
     if d0 == 0:
-        address = lse + part.to(tl.int64) * heads * L + row
-        tl.store(address, (top + tl.math.log2(total)) * t.LN2, mask=i < L)
+        address = statistics + part.to(tl.int64) * heads * L + row
+        tl.store(address, top, mask=i < L)
+        tl.store(address + parts.to(tl.int64) * heads * L, total, mask=i < L)
 
 
 @triton.jit(do_not_specialize=["parts", "N", "L"])
 def split_combine(
     partial,  # (parts, B, N, L, D) fp32, stored as (parts, B, L, N, D): out of split_forward
-    partial_lse,  # (parts, B, N, L) fp32: lse of split_forward
+    statistics,  # (2, parts, B, N, L) fp32, of split_forward
     out,  # (B, N, L, D), stored as (B, L, N, D)
     lse,  # (B, N, L) fp32, natural units; +inf where a query sees no key
     parts,
@@ -96,8 +98,12 @@ def split_combine(
     BD: tl.constexpr,  # columns of a program
     PARTS: tl.constexpr,  # a power of two, at least parts
 ):
-    """Combines the parts of split_forward, weighted by their log-sum-exps. A program owns a query
-    and BD columns of the result."""
+    """Combines the parts of split_forward, weighted by their sums of exponentials. A program owns a
+    query and BD columns of the result.
+
+    A part has its maximum and its sum, because the rounding of a log-sum-exp of 200 would change
+    its weight by 1e-5.
+    """
     chunks: tl.constexpr = (D + BD - 1) // BD
     query, d = tl.program_id(0) // chunks, tl.program_id(0) % chunks * BD + tl.arange(0, BD)
     queries = (tl.num_programs(0) // chunks).to(tl.int64)
@@ -105,9 +111,11 @@ def split_combine(
 
     # The weight of each part: its share of the sum of exponentials.
     part = tl.arange(0, PARTS)
-    l = tl.load(partial_lse + part * queries + query, mask=part < parts, other=float("-inf"))
-    top = tl.max(l, 0)
-    weight = tl.math.exp2((l - tl.where(top == float("-inf"), 0.0, top)) * t.LOG2E)
+    address = statistics + part * queries + query
+    tops = tl.load(address, mask=part < parts, other=float("-inf"))
+    totals = tl.load(address + parts * queries, mask=part < parts, other=0.0)
+    top = tl.max(tops, 0)
+    weight = totals * tl.math.exp2(tops - tl.where(top == float("-inf"), 0.0, top))
     total = tl.sum(weight, 0)
     sees_nothing = total == 0
     total = tl.where(sees_nothing, 1.0, total)
@@ -121,5 +129,5 @@ def split_combine(
     tl.store(out + offset, y.to(out.dtype.element_ty), mask=d < D)
     if tl.program_id(0) % chunks == 0:
         row = lse + query
-        total_lse = top + tl.math.log2(total) * t.LN2
+        total_lse = (top + tl.math.log2(total)) * t.LN2
         tl.store(row, tl.where(sees_nothing, float("inf"), total_lse))

@@ -5,8 +5,8 @@ and (pairs, queries, keys) in the packed kernels, which compute several pairs of
 head at once. The functions therefore receive the indices b, n, i, j of batch row, head, query and
 key in shapes that broadcast to the tile's.
 
-Logits are in units of log 2: they are multiplied by log2(e), so that the kernels use exp2, which is
-one instruction.
+The exponential of a logit is exp2, which is one instruction, of a fused multiply-add: see
+`exp_of_difference`.
 """
 
 from typing import Any, NamedTuple
@@ -252,14 +252,14 @@ def query_row(b, n, i, sizes):
 
 @triton.jit
 def logits(qk, b, n, i, j, sizes, optional, CAUSAL: tl.constexpr, EDGE: tl.constexpr):
-    """Returns scale qk + bias of a tile, in units of log 2; -inf where a key is hidden.
+    """Returns scale qk + bias of a tile; -inf where a key is hidden.
 
     EDGE: whether the tile may contain keys that `causal` or the key lengths hide, or rows and
     columns outside of L and S. Tiles for which this is false skip these tests.
     """
     inside = (i < sizes.L) & (j < sizes.S)
     position = i + sizes.offset
-    s = qk * (sizes.scale * LOG2E)
+    s = qk * sizes.scale
     # Relative keys (Shaw et al.): the products with q were computed before, one for each clipped
     # distance.
     if optional.relative is not None:
@@ -267,13 +267,13 @@ def logits(qk, b, n, i, j, sizes, optional, CAUSAL: tl.constexpr, EDGE: tl.const
         middle = optional.relative + (row * (2 * optional.clip + 1) + optional.clip)
         distance = tl.minimum(tl.maximum(j - position, -optional.clip), optional.clip)
         product = tl.load(middle + distance, mask=inside, other=0.0).to(tl.float32)
-        s += product * (sizes.scale * LOG2E)
+        s += product * sizes.scale
     # Additive terms.
     if optional.bias is not None:
         bias = load_broadcast(optional.bias, optional.bias_strides, b, n, i, j, sizes, optional)
-        s += bias.to(tl.float32) * LOG2E
+        s += bias.to(tl.float32)
     if optional.alibi is not None:
-        slope = tl.load(optional.alibi + n).to(tl.float32) * LOG2E
+        slope = tl.load(optional.alibi + n).to(tl.float32)
         s -= slope * tl.abs(position - j).to(tl.float32)
     # Hidden keys.
     if EDGE:
@@ -313,20 +313,34 @@ def load_broadcast(x, strides, b, n, i, j, sizes, optional):
 
 
 @triton.jit
+def exp_of_difference(s, shift):
+    """Returns exp(s - shift log 2) of logits s; shift is in units of log 2.
+
+    In one fused multiply-add s log2(e) is not rounded. That rounding alone would change the
+    exponential of a logit of 400 by up to 2e-5. The rounding of shift is a factor of all
+    exponentials of a query, and cancels where they are divided by their sum.
+    """
+    return tl.math.exp2(tl.math.fma(s, LOG2E, -shift))
+
+
+@triton.jit
 def softmax(s):
-    """Softmax of logits s, in units of log 2, over the last dimension.
+    """Softmax of logits s over the last dimension.
 
     Returns the probabilities, and the log-sum-exp in natural units. A row that sees no key has
     probabilities 0 and a log-sum-exp of +inf, with which backward recomputes probabilities of 0.
+    The probability of a key that is seen alone is exactly 1, whatever its exponential is, so that
+    the gradient of its logit is exactly 0.
     """
     axis: tl.constexpr = len(s.shape) - 1
-    top = tl.max(s, axis)
+    top = tl.max(s, axis) * LOG2E
     top = tl.where(top == float("-inf"), 0.0, top)
-    p = tl.math.exp2(s - add_last_dimension(top))
-    total = tl.sum(p, axis)
+    e = exp_of_difference(s, add_last_dimension(top))
+    total = tl.sum(e, axis)
     sees_nothing = total == 0
     total = tl.where(sees_nothing, 1.0, total)
-    p = p / add_last_dimension(total)
+    inverse = add_last_dimension(1.0 / total)
+    p = tl.where(e == add_last_dimension(total), 1.0, e * inverse)
     return p, tl.where(sees_nothing, float("inf"), (top + tl.math.log2(total)) * LN2)
 
 

@@ -81,7 +81,7 @@ def key_range(optional, b, i0, sizes, C: tl.constexpr):
 def attend(
     acc,  # (BM, BD) fp32, the unnormalized result
     top,  # (BM,) running maximum of the logits, in units of log 2
-    total,  # (BM,) running sum of exp2(logit - top)
+    total,  # (BM,) running sum of the exponentials of logit - top
     resident,  # the loaded tile of queries, or None where the head is wider than BD
     begin,  # first key, a multiple of C.BN
     end,  # end of the keys
@@ -110,9 +110,9 @@ def attend(
 
         # Rescale what was accumulated to the new maximum; a row that has seen no key yet has a
         # maximum of -inf.
-        new_top = tl.maximum(top, tl.max(s, 1))
+        new_top = tl.maximum(top, tl.max(s, 1) * t.LOG2E)
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        p = tl.math.exp2(s - shift[:, None])
+        p = t.exp_of_difference(s, shift[:, None])
         shrink = tl.math.exp2(top - shift)
         total = total * shrink + tl.sum(p, 1)
 

@@ -1,9 +1,22 @@
 """Backward of attention of any length, after FlashAttention-2 (Dao, 2023). tiled.py has its cost.
 
-Three kernels: the row sums that the softmax gradient subtracts, then dk and dv, and dq. A fourth,
+Three kernels: the row sums that the softmax gradient subtracts, then dq, and dk and dv. A fourth,
 for the gradient of a bias, is in tiled_bias.py. The program that owns a tile of a gradient loops
 over everything that is summed into it. There are no atomics, so the results are the same bits each
 time.
+
+The saved log-sum-exp is rounded, by 1e-5 where it is 200, so that the recomputed exponentials
+e = exp(logit - lse) of a query do not add up to 1. The probabilities are therefore e / sum(e). The
+kernel for dq comes first, because it can do without the sums: dq = sum(e (dp - delta) k) / sum(e).
+It adds up e on the way, one addition and one maximum for each logit beside two products of D, and
+stores 1 / sum(e), by which the other kernels multiply. Not chosen: a pass of its own, which would
+compute the logits once more (2 L S D of 14 L S D FLOPs), and saving the maximum and the sum of the
+exponentials in forward instead of lse, which changes what the operator returns on every device.
+
+A query that sees one key has logits without a gradient. dp - delta is not exactly 0 then, since
+these are two sums in different orders. The kernel for dq therefore compares sum(e) with max(e).
+Where they are equal, all other exponentials together are less than the rounding of the sum, and the
+gradients of the logits are set to 0: see `Operands.inverse`.
 """
 
 from typing import Any, NamedTuple
@@ -23,6 +36,9 @@ class Operands(NamedTuple):
     V: Any  # Heads (B, N_kv, S, D)
     lse: Any  # (B, N, L) fp32, natural units; +inf where a query sees no key
     delta: Any  # (B, N, L) fp32, of `tiled_delta`
+    # (B, N, L) fp32, of `tiled_backward_queries`: 1 / sum(e) of each query, with a minus sign where
+    # the gradients of its logits are 0; None in that kernel itself.
+    inverse: Any
 
 
 @triton.jit(do_not_specialize=["tiles", "N", "L"])
@@ -74,7 +90,9 @@ def logit_gradients(
     TRANSPOSED: tl.constexpr,
     C: tl.constexpr,  # tile.Config
 ):
-    """Returns a tile of the probabilities after dropout, and of the gradient of the logits.
+    """Returns a tile of the probabilities after dropout, and of the gradient of the logits; in
+    `tiled_backward_queries`, where operands.inverse is None, the exponentials e, and the gradient
+    of the logits times their sum.
 
     Both are (queries, keys), or (keys, queries) if TRANSPOSED.
     """
@@ -87,7 +105,7 @@ def logit_gradients(
     dO, V = operands.dO, operands.V
     dp = product_of_heads(resident_dp, dO, V, *at, None, offset, TRANSPOSED, C)
 
-    # Rows outside of L have a log-sum-exp of +inf, hence probabilities of 0.
+    # Rows outside of L have a log-sum-exp of +inf, hence exponentials of 0.
     row = t.query_row(b, n, i, sizes)
     lse = tl.load(operands.lse + row, mask=rows, other=float("inf")) * t.LOG2E
     delta = tl.load(operands.delta + row, mask=rows, other=0.0)
@@ -99,10 +117,16 @@ def logit_gradients(
         query, key = i[:, None], j[None, :]
         s = t.logits(s, b, n, query, key, sizes, optional, C.CAUSAL, EDGE)
         lse, delta = lse[:, None], delta[:, None]
-    p = tl.math.exp2(s - lse)
+    e = t.exp_of_difference(s, lse)
     dp = t.dropout(dp, optional, row, j0, C.BN, sizes, TRANSPOSED)
-    ds = p * (dp - delta)
-    return t.dropout(p, optional, row, j0, C.BN, sizes, TRANSPOSED), ds
+    if operands.inverse is None:
+        return e, e * (dp - delta)
+    else:
+        inverse = tl.load(operands.inverse + row, mask=rows, other=0.0)
+        inverse = inverse[None, :] if TRANSPOSED else inverse[:, None]
+        p = e * tl.abs(inverse)
+        ds = tl.where(inverse < 0, 0.0, p * (dp - delta))
+        return t.dropout(p, optional, row, j0, C.BN, sizes, TRANSPOSED), ds
 
 
 @triton.jit
@@ -152,6 +176,7 @@ def tiled_backward_keys(
     v,  # (B, N_kv, S, D)
     lse,  # (B, N, L) fp32, natural units
     delta,  # (B, N, L) fp32, of tiled_delta
+    inverse,  # (B, N, L) fp32, of tiled_backward_queries
     dk,  # (B, N_kv, S, D), stored as (B, S, dk_heads, D); None where not needed
     dv,  # as dk
     dout_strides,  # of the first three dimensions, as the next three
@@ -187,7 +212,7 @@ def tiled_backward_keys(
     sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     dO, Q = t.Heads(dout, dout_strides), t.Heads(q, q_strides)
     K, V = t.Heads(k, k_strides), t.Heads(v, v_strides)
-    operands = Operands(dO, Q, K, V, lse, delta)
+    operands = Operands(dO, Q, K, V, lse, delta, inverse)
 
     # The keys of this program.
     chunks: tl.constexpr = (D + BD - 1) // BD
@@ -227,9 +252,11 @@ def tiled_backward_keys(
 
 @triton.jit
 def _add_keys(
-    dqueries,  # (BM, BD) fp32
+    dqueries,  # (BM, BD) fp32, this and all others not yet divided by the sum of exponentials
     low,  # (BM,) fp32, gradient of the relative keys at distance -clip
     high,  # (BM,) fp32, at distance clip
+    total,  # (BM,) fp32, the sum of the exponentials
+    top,  # (BM,) fp32, their maximum
     queries,  # the loaded tiles of q and dout, or None where heads are wider than BD
     douts,
     begin,  # first key, a multiple of BN
@@ -248,12 +275,13 @@ def _add_keys(
     C: tl.constexpr,
 ):
     """Adds what keys begin : end contribute to the gradients of a tile of queries. Returns
-    dqueries, low and high."""
+    dqueries, low, high, total and top."""
     keys = t.end_of_keys(optional, b, sizes.S)
     for j0 in range(begin, end, C.BN):
         j = j0 + tl.arange(0, C.BN)
         at = b, n, n_kv, i, j, j0
-        _, ds = logit_gradients(queries, douts, operands, *at, sizes, optional, EDGE, False, C)
+        e, ds = logit_gradients(queries, douts, operands, *at, sizes, optional, EDGE, False, C)
+        total, top = total + tl.sum(e, 1), tl.maximum(top, tl.max(e, 1))
         ds *= sizes.scale
         if drelative is not None:
             row, query, key = t.query_row(b, n, i, sizes)[:, None], i[:, None], j[None, :]
@@ -262,7 +290,7 @@ def _add_keys(
         if dq is not None:
             y = t.load_tile(operands.K, b, n_kv, j, j < keys, d0, optional.rope, j, C)
             dqueries = tl.dot(ds.to(y.dtype), y, dqueries, input_precision=C.PRECISION)
-    return dqueries, low, high
+    return dqueries, low, high, total, top
 
 
 @triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, "tiles", "dq_heads"])
@@ -273,6 +301,7 @@ def tiled_backward_queries(
     v,  # (B, N_kv, S, D)
     lse,  # (B, N, L) fp32, natural units
     delta,  # (B, N, L) fp32, of tiled_delta
+    inverse,  # (B, N, L) fp32, see Operands; written here
     dq,  # (B, N, L, D), stored as (B, L, dq_heads, D); None where not needed
     drelative,  # fp32, in the shape of optional.relative, zeroed by the caller; or None
     dout_strides,  # of the first three dimensions, as the next three
@@ -299,16 +328,18 @@ def tiled_backward_queries(
     PRECISION: tl.constexpr,
     BYTES: tl.constexpr,  # the other constants: tile.Config
 ):
-    """Computes dq and drelative. A program owns BM queries of a head and BD columns of their
-    gradient.
+    """Computes dq, drelative and inverse. A program owns BM queries of a head and BD columns of
+    their gradient.
 
-    It loops over the keys as tiled_forward does. The tensor cores are the limit.
+    It loops over the keys as tiled_forward does. The tensor cores are the limit. drelative is not
+    yet divided by the sums of the exponentials, which are known only after it was stored: the
+    caller multiplies it by max(inverse, 0).
     """
     C: tl.constexpr = t.Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES)
     sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     dO, Q = t.Heads(dout, dout_strides), t.Heads(q, q_strides)
     K, V = t.Heads(k, k_strides), t.Heads(v, v_strides)
-    operands = Operands(dO, Q, K, V, lse, delta)
+    operands = Operands(dO, Q, K, V, lse, delta, None)
 
     # The queries of this program; of a causal call those with the most keys come first.
     chunks: tl.constexpr = (D + BD - 1) // BD
@@ -325,17 +356,24 @@ def tiled_backward_queries(
     # Tiles of keys that all queries see whole, then those with hidden keys.
     dqueries = tl.zeros((BM, BD), tl.float32)
     low, high = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
+    total, top = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
     whole, end = key_range(optional, b, step * BM, sizes, C)
     shared = b, n, n // group, i, d0, dq, drelative, operands, sizes
-    state = dqueries, low, high
+    state = dqueries, low, high, total, top
     state = _add_keys(*state, x, do, 0, whole, *shared, optional, False, C)
-    dqueries, low, high = _add_keys(*state, x, do, whole, end, *shared, optional, True, C)
+    state = _add_keys(*state, x, do, whole, end, *shared, optional, True, C)
+    dqueries, low, high, total, top = state
 
-    # The programs of all chunks of a head store the same drelative.
+    # Normalization, by 0 where a query sees no key or one.
+    has_gradient = total != top
+    factor = 1.0 / tl.where(total == 0, 1.0, total)
+    row = t.query_row(b, n, i, sizes)
+    # The programs of all chunks of a head store the same inverse and drelative.
+    tl.store(inverse + row, tl.where(has_gradient, factor, -factor), mask=i < L)
     if drelative is not None:
-        row = t.query_row(b, n, i, sizes)
         t.store_relative_ends(drelative, low, high, row, i < L, optional)
     if dq is not None:
         rows = i < L
         position = i + offset
+        dqueries *= tl.where(has_gradient, factor, 0.0)[:, None]
         t.store_tile(dq, dqueries, b, n, i, rows, dq_heads, L, d0, optional.rope, position, C)

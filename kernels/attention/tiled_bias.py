@@ -14,6 +14,7 @@ def tiled_backward_bias(
     v,  # (B, N_kv, S, D)
     lse,  # (B, N, L) fp32, natural units
     delta,  # (B, N, L) fp32, of tiled_delta
+    inverse,  # (B, N, L) fp32, of tiled_backward_queries
     dbias,  # (parts, B, N, L, S) fp32, with 1 in place of each dimension that is summed
     dout_strides,  # of the first three dimensions, as the next three
     q_strides,
@@ -52,7 +53,7 @@ def tiled_backward_bias(
     sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     dO, Q = t.Heads(dout, dout_strides), t.Heads(q, q_strides)
     K, V = t.Heads(k, k_strides), t.Heads(v, v_strides)
-    operands = Operands(dO, Q, K, V, lse, delta)
+    operands = Operands(dO, Q, K, V, lse, delta, inverse)
 
     # The tile of the bias: an index in each dimension that is not summed.
     tiles_i, tiles_j = tl.cdiv(L, BM), tl.cdiv(S, BN)

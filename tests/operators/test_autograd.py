@@ -18,6 +18,7 @@ from fusedseq.testing import CASES, convert, differentiable, run
 from torch.utils.checkpoint import checkpoint
 
 SMALL = (
+    "activation_regularization",
     "attention",
     "bias_activation_dropout",
     "linear",

@@ -86,11 +86,19 @@ def test_linear_cross_entropy(V, reduction, threads):
         attention_case(1, 2, 200, 200, 24, "rope", N_kv=1, dropout=0.3, seed=7),
         attention_case(3, 1, 97, 130, 40, "lengths"),
         attention_case(1, 2, 1, 300, 24),
+        attention_case(50, 8, 6, 7, 20, "biasNLS"),
+        attention_case(31, 3, 6, 7, 20, "biasBLS", causal=True),
+        attention_case(1, 1, 100, 65, 30, "biasL"),
+        attention_case(5, 3, 97, 130, 24, "biasNLS", "relative16"),
+        attention_case(3, 9, 50, 40, 16, "biasNLS"),
+        attention_case(2, 8, 50, 40, 16, "biasBN", "relative2", causal=True),
+        attention_case(2, 6, 65, 60, 20, "biasS", N_kv=2, dropout=0.3, seed=7),
+        attention_case(3, 2, 50, 50, 16, "relative3", "rope", causal=True),
     ],
     ids=str,
 )
 def test_attention(case, threads):
-    """Without a bias or relative keys, whose gradients are sums of one copy for each thread."""
+    """The gradients of a bias and of relative keys are sums over the batch, heads and queries."""
     assert_independent_of_threads(case, threads)
     assert_independent_of_threads(case, threads, torch.float64)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fusedseq import fused, reference
 from fusedseq.testing import check
+from fusedseq.testing.cases.mogrifier_lstm_pair import LAYER_ARGUMENTS
 
 pytestmark = pytest.mark.usefixtures("_filled_with_nan")
 
@@ -61,6 +62,23 @@ def linear_cross_entropy(N, E, V):
     return (torch.randn(N, E), torch.randn(V, E), torch.zeros(N, dtype=torch.int64)), {}
 
 
+def mogrifier_lstm_pair(T, B, X, H, H_2):
+    calls = mogrifier_lstm(T, B, X, H, 3), mogrifier_lstm(T, B, H, H_2, 2)
+    layers = [dict(zip(LAYER_ARGUMENTS, args[1:], strict=True)) | more for args, more in calls]
+    return (calls[0][0][0], *layers), {}
+
+
+def split_cross_entropy(N, E, V, K):
+    splits = tuple(range(1, V))[:K]
+    tombstones = torch.randn(K, E) if K else None
+    target = torch.arange(N) % max(V, 1)
+    return (torch.randn(N, E), torch.randn(V, E), target, tombstones, splits, torch.randn(V)), {}
+
+
+def weight_drop(M, D):
+    return (torch.randn(M, D), 0.5, 1), {}
+
+
 def activation_regularization(T, B, H):
     return (torch.randn(T, B, H), torch.randn(T, B, H), 2.0, 1.0), {}
 
@@ -78,6 +96,9 @@ SIZES = {
     locked_dropout: {"T": 2, "B": 3, "H": 5},
     embedding: {"M": 4, "V": 6, "E": 5},
     linear_cross_entropy: {"N": 4, "E": 5, "V": 6},
+    mogrifier_lstm_pair: {"T": 2, "B": 3, "X": 4, "H": 5, "H_2": 6},
+    split_cross_entropy: {"N": 4, "E": 5, "V": 6, "K": 2},
+    weight_drop: {"M": 3, "D": 5},
     activation_regularization: {"T": 2, "B": 3, "H": 5},
 }
 # The sizes that an operator refuses.
@@ -91,6 +112,12 @@ REFUSED = {
     ("mogrifier_lstm", "T"),
     ("mogrifier_lstm", "X"),
     ("mogrifier_lstm", "H"),
+    ("mogrifier_lstm_pair", "T"),
+    ("mogrifier_lstm_pair", "X"),
+    ("mogrifier_lstm_pair", "H"),
+    ("mogrifier_lstm_pair", "H_2"),
+    ("split_cross_entropy", "E"),
+    ("split_cross_entropy", "V"),
     ("activation_regularization", "T"),
 }
 
@@ -120,7 +147,8 @@ def test_a_size_of_zero(build, name):
     args, kwargs = build(**(SIZES[build] | {name: 0}))
     op = build.__name__.removesuffix("_with_options")
     if (op, name) in REFUSED:
-        with pytest.raises((ValueError, IndexError), match=rf"^{op}: \w+ must"):
+        checked = op.removesuffix("_pair")  # the operator that checks the layers of a pair
+        with pytest.raises((ValueError, IndexError), match=rf"^{checked}: \w+ must"):
             getattr(fused, op)(*args, **kwargs)
         return
     fill_freed_memory_with_nan()

@@ -1,7 +1,7 @@
-"""Runs Triton's interpreter on a CPU, with its bfloat16 arithmetic corrected.
+"""Runs Triton's interpreter on a CPU, with its bfloat16 arithmetic and its fma corrected.
 
-Triton 3.6 to 3.9 multiply the bit patterns of bfloat16 operands in tl.dot, and round fp32 to
-bfloat16 towards zero.
+Triton 3.6 to 3.9 multiply the bit patterns of bfloat16 operands in tl.dot, round fp32 to bfloat16
+towards zero, and round the product of a fused multiply-add.
 
 The interpreter does not model the following, which only the compiler or a GPU can show: the minimum
 sizes of tl.dot (K >= 16), TF32, arithmetic on bfloat16 (numpy sees the bits: the kernels convert
@@ -35,6 +35,11 @@ def enable():
         flat = torch.from_numpy(np.ascontiguousarray(data).reshape(-1))
         return flat.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16).reshape(data.shape)
 
+    def create_fma(self, x, y, z):
+        """A product and a sum with one rounding, as on a GPU; for fp32."""
+        result = x.data.astype(np.float64) * y.data + z.data
+        return TensorHandle(result.astype(np.float32), z.dtype.scalar)
+
     dot, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
 
     def create_dot(self, a, b, d, *options):
@@ -46,3 +51,4 @@ def enable():
         return cast(self, source, target)
 
     InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl = create_dot, cast_impl
+    InterpreterBuilder.create_fma = create_fma

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from fusedseq import cli
-from fusedseq.tasks.runs.lock import LOCK, locked, new_directory, run_directory, try_lock
 from fusedseq.tasks.training import (
     Trainer,
     TrainingSettings,
@@ -22,6 +21,7 @@ from fusedseq.tasks.training import (
     plots,
     save_checkpoint,
 )
+from fusedseq.tasks.training.lock import LOCK, locked, new_directory, run_directory, try_lock
 from fusedseq.tasks.training.log import Log
 from fusedseq.tasks.training.processes import Processes
 
@@ -81,7 +81,7 @@ def test_the_lock_is_held_to_the_end_of_the_test_evaluation(tmp_path, monkeypatc
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     code = (
-        "import sys, time\nfrom fusedseq.tasks.runs.lock import try_lock\n"
+        "import sys, time\nfrom fusedseq.tasks.training.lock import try_lock\n"
         "with try_lock(sys.argv[1]) as ours:\n    print(ours, flush=True)\n    time.sleep(600)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -99,6 +99,44 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     assert (tmp_path / LOCK).exists()
     with try_lock(tmp_path / LOCK) as ours:
         assert ours
+
+
+def test_two_trainers_do_not_write_into_one_directory(tmp_path):
+    """Training from Python takes the lock too, and releases it; the command takes it once."""
+    trainer = Trainer(Toy(), TrainingSettings(steps=2, epochs=None, lr=0.1), tmp_path)
+    with (
+        locked(tmp_path / LOCK),
+        pytest.raises(ValueError, match="another process is working on the run"),
+    ):
+        trainer.fit()
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+
+    held = []
+
+    def on_validation(*_):
+        with try_lock(tmp_path / LOCK) as free:
+            held.append(not free)
+
+    settings = TrainingSettings(epochs=1, lr=0.1)
+    Trainer(Toy(), settings, tmp_path, on_validation=on_validation).fit()
+    assert held == [True]
+    with try_lock(tmp_path / LOCK) as free:
+        assert free
+
+
+def test_a_lock_that_this_process_holds_for_another_run_is_not_taken_again(tmp_path):
+    with (
+        run_directory(tmp_path / "one", Processes()),
+        run_directory(tmp_path / "one", Processes()),
+        run_directory(tmp_path / "two", Processes()),
+    ):
+        for name in ("one", "two"):
+            with try_lock(tmp_path / name / LOCK) as free:
+                assert not free
+            (tmp_path / name / "steps.csv").touch()
+    for name in ("one", "two"):
+        with try_lock(tmp_path / name / LOCK) as free:
+            assert free
 
 
 class Refused(Processes):

@@ -202,13 +202,29 @@ def test_rope_of_split_keys_and_with_relative_keys(rope, device):
     check("attention", args, {**kwargs, **options})
 
 
-@pytest.mark.parametrize(("size", "type"), [("packed", BF16), ("packed", FP32), ("row", BF16)])
-def test_gradients_of_a_saturated_softmax(size, type, device):
-    """The numbers are multiples of 1/4, so that the logits are exact in any order of summation."""
-    L, S, D, _ = SIZES[size]
-    (q, k, v), _ = inputs(L, S, D, type, device)
+SATURATED = {
+    **SIZES,
+    "packed_fp32": (5, 6, 10, FP32),
+    "tiled_fp32_of_many_keys": (20, 131, 16, FP32),
+}
+
+
+@pytest.mark.parametrize("option", [None, *OPTIONS])
+@pytest.mark.parametrize("size", SATURATED)
+def test_gradients_of_a_saturated_softmax(size, option, device):
+    """Logits of some hundreds, of which a row's largest has nearly all the probability.
+
+    The numbers are multiples of 1/4 and the rope turns by right angles, so that the logits are
+    exact in any order of summation.
+    """
+    (q, k, v), kwargs = inputs(*SATURATED[size], device, *[option] * (option is not None))
     q, k, v = (t.mul(4).round() / 4 for t in (q, k, v))
-    check("attention", (16 * q, k, v), {"scale": 1.0})
+    for name in kwargs.keys() & {"bias", "alibi", "relative_keys"}:
+        kwargs[name] = kwargs[name].mul(4).round() / 4
+    if option == "rope":
+        turns = torch.eye(2).to(q)[torch.randint(2, (kwargs["rope"].size(0), k.size(3) // 2))]
+        kwargs["rope"] = turns.flatten(1)
+    check("attention", (16 * q, k, v), {"scale": 1.0, **kwargs})
 
 
 ONE_KEY = {  # options under which every query sees the first key alone
@@ -218,20 +234,21 @@ ONE_KEY = {  # options under which every query sees the first key alone
 }
 
 
+@pytest.mark.parametrize("more", [(), ("dropout",), ("relative",)], ids="-".join)
 @pytest.mark.parametrize("option", ONE_KEY)
-@pytest.mark.parametrize("size", ["packed", "row"])
-def test_one_visible_key_has_no_gradient_of_queries_and_keys(size, option, device):
+@pytest.mark.parametrize("size", SIZES)
+def test_one_visible_key_has_no_gradient_of_queries_and_keys(size, option, more, device):
     L, S, D, dtype = SIZES[size]
-    (q, k, v), _ = inputs(L, S, D, dtype, device)
+    (q, k, v), kwargs = inputs(L, S, D, dtype, device, *more)
     options = {n: t.to(device) for n, t in ONE_KEY[option](S).items()}
     if "bias" in options:
         options["bias"] = options["bias"].to(dtype)
-    _, (dq, dk, dv, *dbias) = run(fused.attention, (30 * q, k, v), {**options, "dropout": 0.3})
-    assert not any(t.any() for t in (dq, dk, *dbias))
+    _, (dq, dk, dv, *others) = run(fused.attention, (30 * q, k, v), {**options, **kwargs})
+    assert not any(t.any() for t in (dq, dk, *others))
     assert dv[:, :, 0].any()
 
 
-@pytest.mark.parametrize("size", ["packed", "row"])
+@pytest.mark.parametrize("size", SIZES)
 def test_the_first_query_of_causal_attention_has_no_gradient(size, device):
     L, _, D, dtype = SIZES[size]
     (q, k, v), _ = inputs(L, L, D, dtype, device)

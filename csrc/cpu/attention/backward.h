@@ -49,12 +49,15 @@ class AttentionBackward {
   const cpu::Attention& a;
   const Problem p{a};
   const int64_t blocks = (a.L + p.block - 1) / p.block;
+  // Whether a part of the work owns whole heads, in the order of the batch, so that it alone adds
+  // to their part of dbias. A copy of a large bias for each part takes longer than its gradient.
+  const bool by_head = a.dbias && a.dbias_strides[1] && a.B > 0 && a.N_kv >= WorkSplit::FIXED_PARTS;
   const WorkSplit split;
 
   // Sums to which several parts of the work contribute: dk and dv have a copy for each chunk of a
   // unit that has several, dbias and drelative_keys one for each part. The copies are added in
   // order at the end.
-  const bool bias_copies = a.dbias && split.parts > 1;
+  const bool bias_copies = a.dbias && !by_head && split.parts > 1;
   const int64_t key_size = split.chunks > 1 ? a.S * p.Dp : 0;
   const int64_t table_size = a.drelative_keys ? p.R * p.Dp : 0;
   Buffer<T> biases;  // (parts, dbias_size) or null
@@ -294,8 +297,7 @@ class AttentionBackward {
  public:
   AttentionBackward(const cpu::Attention& a, int threads)
       : a(a),
-        split(a.B * a.N_kv, blocks, 5 * p.multiply_adds(), threads,
-              WorkSplit::chunks_of_a_sum(a.B * a.N_kv, blocks, 5 * p.multiply_adds())),
+        split(work_split(threads)),
         biases(bias_copies ? a.dbias_size * split.parts : 0),
         tables(table_size * split.parts),
         dks(key_size * split.units * split.chunks),
@@ -311,7 +313,7 @@ class AttentionBackward {
       T* table = table_size ? tables + part * table_size : nullptr;
       p.stage_relative_keys(w.relative, w.rel_transposed);
       for (int64_t item = first; item < last; ++item) {
-        const int64_t u = item / split.chunks;
+        const int64_t u = unit_of(item);
         if (item == first || item % split.chunks == 0) stage_unit(w, u / a.N_kv, u % a.N_kv);
         T* dk = key_size ? dks + item * key_size : (T*)w.dk;
         T* dv = key_size ? dvs + item * key_size : (T*)w.dv;
@@ -327,6 +329,20 @@ class AttentionBackward {
   }
 
  private:
+  WorkSplit work_split(int threads) const {
+    const int64_t units = a.B * a.N_kv;
+    const double work = 5 * p.multiply_adds();
+    WorkSplit split(units, blocks, work, threads, WorkSplit::chunks_of_a_sum(units, blocks, work),
+                    (a.dbias && !by_head) || a.drelative_keys);
+    if (by_head) split.own_whole(a.B);  // there is one chunk, since there are many units
+    return split;
+  }
+
+  // Returns the unit of an item of work.
+  int64_t unit_of(int64_t item) const {
+    return by_head ? item % a.B * a.N_kv + item / a.B : item / split.chunks;
+  }
+
   // Adds up the copies of dk, dv, dbias and drelative_keys. Of each unit one item of work adds
   // those of dk and one those of dv.
   void add_copies(cpu::Parallel run) {

@@ -373,7 +373,7 @@ class AttentionPacked {
 
   void run(cpu::Parallel run, int threads, bool forward_pass) {
     const double work = (forward_pass ? 2 : 5) * p.multiply_adds();
-    const WorkSplit split(a.B * a.N_kv, 1, work, threads);
+    const WorkSplit split(a.B * a.N_kv, 1, work, threads, 0, a.dbias);
 
     // Each part of the work adds to a bias of its own, as in AttentionBackward.
     const bool bias_copies = a.dbias && split.parts > 1;

@@ -32,6 +32,11 @@ def linear_cross_entropy(
     blocks of logits are computed, used and discarded. On a CPU, rows whose target is
     ignore_index cost nothing.
 
+    With gradients, a CPU keeps the logits of a chunk of rows: V numbers for each row, of 4 bytes (8
+    in fp64, 6 where bfloat16 numbers are multiplied). A chunk has as many rows as fit in 160 MiB,
+    but at least 144 and at most 864. So the memory grows with V where V exceeds 290,000 in fp32,
+    and is then 576 V bytes.
+
     The gradients are computed together with the loss, and multiplied by the loss's gradient in
     backward, which may be called again. With reduction "none", or where log_prob or lse has a
     gradient, backward computes the logits a second time. If no input requires a gradient, no work

@@ -13,10 +13,10 @@ import torch
 from fusedseq.tasks.catalog import preset_operators, preset_settings, task_module
 from fusedseq.tasks.commands.arguments import add_common_arguments, add_set_argument, usable_device
 from fusedseq.tasks.runs.initial_weights import trained_before
-from fusedseq.tasks.runs.lock import run_directory
 from fusedseq.tasks.runs.restore import load_run
 from fusedseq.tasks.runs.run import Recipe, begin, plot_curves, report
 from fusedseq.tasks.training import CheckpointError, TrainingError, from_dict, override
+from fusedseq.tasks.training.lock import run_directory
 from fusedseq.tasks.training.processes import Processes, own_device, started
 from fusedseq.tasks.training.trainer import LAST
 

@@ -1,1 +1,1 @@
-"""A run of a task: its directory, its lock, its result, and a trained model read back from it."""
+"""A run of a task: its directory, its result, and a trained model read back from it."""

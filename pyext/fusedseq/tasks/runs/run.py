@@ -10,11 +10,11 @@ import torch
 from fusedseq.data.escapes import escaped
 from fusedseq.tasks.catalog import operators, task_module
 from fusedseq.tasks.runs.initial_weights import run_name, start_from
-from fusedseq.tasks.runs.lock import LOCK, new_directory, try_lock
 from fusedseq.tasks.runs.restore import load_run
 from fusedseq.tasks.runs.result import of_run, parameter_count, read_result
 from fusedseq.tasks.training import Trainer, as_dict, named_settings
 from fusedseq.tasks.training.former_names import with_current_names
+from fusedseq.tasks.training.lock import LOCK, new_directory, try_lock
 from fusedseq.tasks.training.plots import plot
 from fusedseq.tasks.training.trainer import LAST, RESULT
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from fusedseq.tasks.experiments.documented import EXPERIMENTS
-from fusedseq.tasks.runs.lock import LOCK, locked
 from fusedseq.tasks.runs.result import read_result
 from fusedseq.tasks.studies import grid_plots
 from fusedseq.tasks.studies.table import show, write_csv, write_markdown
+from fusedseq.tasks.training.lock import LOCK, locked
 from fusedseq.tasks.training.trainer import RESULT
 
 NOTE = """The losses are those of the epoch with the lowest validation loss, whose weights are

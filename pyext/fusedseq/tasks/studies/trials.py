@@ -23,10 +23,10 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from fusedseq.tasks.runs.lock import LOCK, locked, new_directory, try_lock
 from fusedseq.tasks.studies.storage import opened
 from fusedseq.tasks.training.files import refuse_link
 from fusedseq.tasks.training.former_names import current_key
+from fusedseq.tasks.training.lock import LOCK, locked, new_directory, try_lock
 from fusedseq.tasks.training.trainer import BEST
 
 # Seconds. A process reports every BEAT that it is running its trial, and counts as dead after

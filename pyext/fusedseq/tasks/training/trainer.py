@@ -16,6 +16,7 @@ from fusedseq.tasks.training.failures import explained, is_out_of_memory
 from fusedseq.tasks.training.files import TEMPORARY, write_json
 from fusedseq.tasks.training.gradient import Gradient
 from fusedseq.tasks.training.learning_rate import lr_factor
+from fusedseq.tasks.training.lock import run_directory
 from fusedseq.tasks.training.log import Log, NoLog
 from fusedseq.tasks.training.optimization import (
     Optimization,
@@ -170,10 +171,12 @@ class Trainer:
         """Trains to the end.
 
         Returns why it ended: "epochs", "steps", "early stop", "interrupted" or "stopped".
-        Errors: TrainingError where training cannot continue
+        Errors: TrainingError where training cannot continue; ValueError where another run holds the
+            lock of the directory `out`
         """
         self.out.mkdir(parents=True, exist_ok=True)
         with (
+            run_directory(self.out, self.processes),
             explained(self._where, self.out / LAST),
             self._opened_log() as self.log,
             self.interruption.on_signal(),

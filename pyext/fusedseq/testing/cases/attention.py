@@ -31,7 +31,9 @@ def option_tensor(randn, option, B, N, L, S, D):
     raise ValueError(option)
 
 
-def attention_case(B, N, L, S, D, *options, N_kv=None, projected=False, **settings):
+def attention_case(
+    B, N, L, S, D, *options, N_kv=None, projected=False, saturated=False, **settings
+):
     """A case with batch size B, N heads, L queries, S keys and head width D.
 
     options: which tensors the operator gets. "bias" is followed by the letters of the dimensions
@@ -40,6 +42,8 @@ def attention_case(B, N, L, S, D, *options, N_kv=None, projected=False, **settin
         which some queries see no key; also "mask", "lengths" and "alibi"
     N_kv: the heads of k and v; default N
     projected: q, k and v are views of one (B, L, 3, N, D), as a model's projection returns them
+    saturated: logits of up to some hundreds with `scale=1.0`, of which a row's largest has nearly
+        all the probability
     settings: the operator's other options
     """
 
@@ -47,6 +51,9 @@ def attention_case(B, N, L, S, D, *options, N_kv=None, projected=False, **settin
         q, k, v = randn(B, N, L, D), randn(B, N_kv or N, S, D), randn(B, N_kv or N, S, D)
         if projected:
             q, k, v = randn(B, L, 3, N, D).permute(2, 0, 3, 1, 4)
+        if saturated:
+            # Multiples of 1/4: the logits are exact in any order of summation.
+            q, k = 16 * (4 * q).round() / 4, (4 * k).round() / 4
         tensors = dict(option_tensor(randn, option, B, N, L, S, D) for option in options)
         return (q, k, v), settings | tensors
 
@@ -55,6 +62,7 @@ def attention_case(B, N, L, S, D, *options, N_kv=None, projected=False, **settin
         *options,
         f"Nkv{N_kv}" * (N_kv is not None),
         "projected" * projected,
+        "saturated" * saturated,
         *option_words(settings),
     )
     return Case("attention", name, make)
@@ -134,6 +142,13 @@ def decoding_cases():
     yield attention_case(3, 4, 1, 40, 20, *options, N_kv=2, dropout=0.2, seed=6)
 
 
+def saturated_cases():
+    for L, S in ((6, 7), (20, 40)):
+        yield attention_case(2, 3, L, S, 8, saturated=True, scale=1.0)
+    masks = {"causal": True, "dropout": 0.3, "seed": 2}
+    yield attention_case(2, 3, 34, 35, 8, "lengths", saturated=True, scale=1.0, **masks)
+
+
 CASES = [
     *(attention_case(*size) for size in SIZES),
     *mask_cases(),
@@ -141,5 +156,6 @@ CASES = [
     *dropout_cases(),
     *head_cases(),
     *decoding_cases(),
+    *saturated_cases(),
     attention_case(2, 5, 90, 90, 20, "lengths", projected=True, dropout=0.3, seed=5),
 ]

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 from fusedseq.tasks.training.files import opened
@@ -14,6 +15,8 @@ from fusedseq.tasks.training.processes import Processes
 LOCK = ".lock"  # the name of the lock of a directory
 # What flock reports on a file system that has no locks.
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+# The locks that `try_lock` and `run_directory` hold around the current code.
+_HELD: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
 
 @contextmanager
@@ -30,7 +33,7 @@ def locked(path: str | Path) -> Iterator[None]:
 def try_lock(path: str | Path) -> Iterator[bool]:
     """Takes the lock without waiting and holds it to the end of the block.
 
-    Yields false where another process holds it.
+    Yields false where another process, or an outer block, holds it.
     """
     try:
         descriptor = _locked_file(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -38,27 +41,44 @@ def try_lock(path: str | Path) -> Iterator[bool]:
         yield False
         return
     try:
-        yield True
+        with _held(path):
+            yield True
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _held(path: str | Path) -> Iterator[None]:
+    """Lets `run_directory` know inside the block that the lock at `path` is held."""
+    token = _HELD.set(_HELD.get() | {Path(path).resolve()})
+    try:
+        yield
+    finally:
+        _HELD.reset(token)
 
 
 @contextmanager
 def run_directory(out: Path, processes: Processes) -> Iterator[None]:
     """Holds the lock of a run's directory, which is created, in the first of several processes.
 
-    A directory that the block leaves without any file is removed again.
+    A directory that the block leaves without any file is removed again. Where an outer block holds
+    the lock, nothing happens: a command holds it from the reading of the checkpoint to the test
+    evaluation, a study around each of its runs, and the trainer itself while it trains.
     Errors: ValueError, in every process, where another run holds the lock
     """
+    if (out / LOCK).resolve() in _HELD.get():
+        yield
+        return
     with new_directory(out) if processes.first else _nothing():
         taken = _try_run_lock(out / LOCK) if processes.first else None
         try:
             if not processes.from_first(lambda: taken is not None):
                 raise ValueError(
                     f"another process is working on the run in {out}: wait until it has ended, "
-                    "or give another --out"
+                    "or choose another directory"
                 )
-            yield
+            with _held(out / LOCK):
+                yield
         finally:
             if taken is not None:
                 os.close(taken)
