@@ -85,10 +85,8 @@ def translate(text, file, only=""):
     out = ROOT / "build/ptx" / f"{key}.json"
     if out.is_file():
         return json.loads(out.read_text())
-    module, units, kernels, count = parse.module(text, file), [], [], UNIT
+    module, units, kernels, count = parse.module(text, file, only), [], [], UNIT
     for entry in module.entries:
-        if not re.search(only, entry.name):
-            continue
         name = ANONYMOUS.sub(r"12\g<1>1", entry.name)
         function = f"ptx_{keyed(name)}"
         g = generate.Generator(entry, module)

@@ -160,8 +160,10 @@ def variable(text, where):
     return Variable(found["space"], found["name"], align, size * count, values)
 
 
-def module(text, file):
-    """Parses a module. file: its name in error messages"""
+def module(text, file, only=""):
+    """Parses a module. file: its name in error messages    only: of the kernels' names, a regular
+    expression
+    """
     text = COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     target = re.search(r"\.target\s+(\w+)", text)
     entries, outside, end = [], [], 0
@@ -173,6 +175,8 @@ def module(text, file):
         while depth:
             depth += {"{": 1, "}": -1}.get(text[end], 0)
             end += 1
+        if not re.search(only, head[1]):
+            continue
         parameters = [
             variable(POINTER.sub("", part), f"{file}: {head[1]}") for part in split(head[2])
         ]

@@ -26,10 +26,7 @@ pytestmark = [
 ]
 BF16 = torch.bfloat16
 # The persistent kernels in bf16 with the first variant, and all that their calls need besides.
-FEW = (
-    r"^(?!.*persistent_\w*kernel)(?!.*wavefront).*bfloat16"
-    r"|kernelI13__nv_bfloat16NS0_7VariantILi1ELi2ELb0E"
-)
+FEW = r"(masked_copy|operands|sums)_kernelI13__nv_b|kernelI13__nv_bfloat16NS0_7VariantILi1ELi2ELb0E"
 NAME = "persistent_forward_kernelI13__nv_bfloat16NS0_7VariantILi1ELi2ELb0ELi0ELb0E"
 
 
@@ -82,28 +79,44 @@ MUTANTS = {
     ),
     "no __syncwarp": replaced(r"bar\.warp\.sync[^;]*;", ""),
     "fragments swapped": with_swapped_fragments(),
-    "wrong immediate": replaced(r"(3528531795|-766435501);", "3528531793;", count=1),
+    "wrong immediate": replaced(r"(ld\.shared\.f32[^;]*)\+1024\]", r"\1+2048]", count=1),
 }
 CALL = mogrifier((4, 5, 9, 17), BF16, **OPTIONS["dropped"])
+# Several k-steps, so that more than the first warps have partial sums.
+LARGER = mogrifier((2, 20, 70, 64), BF16, 5)
 
 
 def fails(path, call, order, sms=4):
     try:
         check(path, "mogrifier_lstm", *call, order=order, sms=sms)
-    except (AssertionError, RuntimeError):
-        return True
+    except (AssertionError, RuntimeError) as error:
+        return "not translated" not in str(error)
     return False
 
 
 def test_the_kernels_without_a_mutation_pass():
     path = build.library("plain", "sm_90a", FEW)
     assert not any(fails(path, CALL, order) for order in (1, 2))
+    assert not fails(path, LARGER, order=1, sms=11)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_fails(mutant):
     path = build.library("plain", "sm_90a", FEW, mutation(MUTANTS[mutant]))
-    assert any(fails(path, CALL, order) for order in range(1, 7))
+    assert any(fails(path, CALL, order) for order in range(1, 7)) or fails(path, LARGER, 1, 11)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "message"),
+    [
+        ("no barrier between the partial sums", "(race on|uninitialised) shared memory"),
+        ("no barrier before the flags", "race on global memory"),
+    ],
+)
+def test_the_checked_build_reports_the_line_of_the_ptx(mutant, message):
+    path = build.library("checked", "sm_90a", FEW, mutation(MUTANTS[mutant]))
+    with pytest.raises(RuntimeError, match=rf"{message}.*persistent_forward\.ptx:\d+"):
+        check(path, "mogrifier_lstm", *CALL, order=1)
 
 
 # The mma of the fifth of six k-steps that are unrolled in a round: the small sizes have fewer.
