@@ -95,7 +95,7 @@ def translate(text, file, only=""):
         if count > UNIT:
             units.append(generate.HEADER)
             count = len(entry.body)
-        units[-1] += code
+        units[-1] += '#include "warp.h"\n' * g.uses_warp + code
         kernels.append([name, function, g.shared_bytes, [p.bytes for p in entry.parameters]])
     part = out.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps({"units": units, "kernels": kernels}))
@@ -183,6 +183,7 @@ KERNEL = """struct Kernel {
 def module_library(mode, modules):
     """The path of a library with the kernels of PTX modules {file: text}, for `launch`."""
     own, options = own_headers(), options_of(mode)
+    own["warp.h"] = (HERE / "warp.h").read_text()
     units, kernels = [], []
     for file, text in modules.items():
         found = translate(text, file)

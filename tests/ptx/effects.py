@@ -195,6 +195,32 @@ def mma(g, item):
     )
 
 
+def shfl(g, item):
+    """Data Movement and Conversion Instructions: shfl.sync, without a predicate as a result."""
+    found = re.fullmatch(r"shfl\.sync\.(up|down|bfly|idx)\.b32", item.opcode)
+    if not found:
+        raise PtxError("unknown shuffle")
+    value, by, bounds, lanes = (g.read(operand, "u32") for operand in item.operands[1:])
+    g.uses_warp = True
+    call = f"shuffle(Shuffle::{found[1]}, {value}, {by}, {bounds}, {lanes}, {item.line})"
+    return g.write(item.operands[0], "b32", call)
+
+
+def ldmatrix(g, item):
+    """Warp Level Matrix Multiply-Accumulate Instructions: ldmatrix."""
+    found = re.fullmatch(
+        r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared\.b16", item.opcode
+    )
+    registers = elements(item.operands[0])
+    if not found or len(registers) != int(found[1]):
+        raise PtxError("unknown ldmatrix")
+    g.uses_warp = True
+    pointer, transposed = g.address(item.operands[1], "shared"), str(bool(found[2])).lower()
+    loaded = "".join(g.write(r, "b32", f"m[{i}]") for i, r in enumerate(registers))
+    load = f"load_matrices({pointer}, m, {transposed}, {item.line})"
+    return f"{{ uint32_t m[{len(registers)}]; {load}; {loaded} }}"
+
+
 FUNCTIONS = {
     "mov": mov,
     "ld": ld,
@@ -208,4 +234,6 @@ FUNCTIONS = {
     "bar": bar,
     "barrier": bar,
     "mma": mma,
+    "shfl": shfl,
+    "ldmatrix": ldmatrix,
 }

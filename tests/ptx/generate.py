@@ -31,7 +31,7 @@ class Generator:
 
     def __init__(self, entry, module):
         self.entry, self.at = entry, None
-        self.used, self.lines, self.blocks = {}, [], 0
+        self.used, self.lines, self.uses_warp = {}, [], False
         self.variables = {v.name: v for v in (*module.variables, *entry.variables)}
         self.parameters = {p.name: i for i, p in enumerate(entry.parameters)}
         self.shared, self.shared_bytes = {}, 0

@@ -1,6 +1,6 @@
 // C functions through which Python launches any kernel of a translated module by its name. build.py
-// writes the table of the module's kernels. Those that return const char* return an error message, or
-// null.
+// writes the table of the module's kernels. Those that return const char* return an error message,
+// or null.
 #include <algorithm>
 
 #include "modules.h"
@@ -14,8 +14,8 @@ static const ptx::Kernel* kernel_of(const char* name) {
   return found == std::end(ptx::KERNELS) ? nullptr : found;
 }
 
-// arguments: the addresses of the kernel's arguments    size: {grid x, y, z, block x, dynamic shared
-// memory}
+// arguments: the addresses of the kernel's arguments    size: {grid x, y, z, block x, dynamic
+// shared memory}
 EXPORT const char* ptx_launch(const char* name, const unsigned* size, void* const* arguments) {
   const ptx::Kernel* kernel = kernel_of(name);
   if (!kernel) return "no kernel of this name";
