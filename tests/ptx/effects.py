@@ -221,6 +221,21 @@ def ldmatrix(g, item):
     return f"{{ uint32_t m[{len(registers)}]; {load}; {loaded} }}"
 
 
+def cp(g, item):
+    """Data Movement and Conversion Instructions: cp.async, commit_group and wait_group."""
+    g.uses_warp = True
+    if item.opcode == "cp.async.commit_group":
+        return "copies.commit();"
+    if item.opcode == "cp.async.wait_group":
+        return f"copies.wait({g.read(item.operands[0], 'u32')});"
+    if not re.fullmatch(r"cp\.async\.(ca|cg)\.shared\.global", item.opcode):
+        raise PtxError("unknown cp")
+    to, source, *sizes = item.operands
+    sizes = [g.read(size, "u32") for size in sizes]
+    pointers = f"{g.address(to, 'shared')}, {g.address(source, 'global')}"
+    return f"copies.copy({pointers}, {sizes[0]}, {sizes[-1]});"
+
+
 FUNCTIONS = {
     "mov": mov,
     "ld": ld,
@@ -236,4 +251,5 @@ FUNCTIONS = {
     "mma": mma,
     "shfl": shfl,
     "ldmatrix": ldmatrix,
+    "cp": cp,
 }

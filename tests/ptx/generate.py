@@ -162,6 +162,8 @@ class Generator:
             constant = "static const " if v.space == "global" else ""
             name = f"{self.name(v.name)}[{v.bytes}]"
             yield f"  alignas({v.align}) {constant}unsigned char {name}{values};"
+        if self.uses_warp:
+            yield "  AsyncCopies copies;"
         by_type = {}
         for register, kind in self.used.items():
             by_type.setdefault(kind, []).append(self.name(register) + "{}")

@@ -1,4 +1,4 @@
-"""Triton kernels as the PTX for sm_80: masks, norms and activations, against their oracles."""
+"""Triton kernels as PTX for sm_80: masks, norms, activations, attention, against their oracles."""
 
 import os
 import platform
@@ -65,3 +65,42 @@ def test_bias_activation_dropout(ran, own, activation):
     )
     budget = 2 * (plain - exact).abs().max() + 2 * torch.finfo(own).eps * exact.abs().max()
     assert (y.double() - exact).abs().max() <= budget
+
+
+def softmax_attention(q, k, v, causal, dtype):
+    """(B, N, L, D) each; gradients of the sum of squares / 2 follow the result."""
+    q, k, v = (t.to(dtype).requires_grad_() for t in (q, k, v))
+    logits = q @ k.transpose(-1, -2) * q.size(-1) ** -0.5
+    if causal:
+        logits = logits.masked_fill(torch.ones_like(logits).triu(1).bool(), -torch.inf)
+    out = logits.softmax(-1) @ v
+    return [out, *torch.autograd.grad(out.square().sum() / 2, (q, k, v))]
+
+
+@pytest.mark.parametrize(
+    ("L", "causal", "names"),
+    [
+        (6, False, ["packed_forward", "packed_backward"]),
+        (40, True, ["row_forward", "row_backward"]),
+        (
+            150,
+            True,
+            ["tiled_forward", "tiled_delta", "tiled_backward_keys", "tiled_backward_queries"],
+        ),
+    ],
+)
+def test_attention(ran, L, causal, names):
+    """ldmatrix, mma and, in the tiled kernels, cp.async."""
+    B, N, D, own = 1, 2, 32, torch.bfloat16
+    q, k, v = (torch.randn(B, L, N, D).to(own).transpose(1, 2) for _ in range(3))
+    inputs = [q, k, v, None, None, None, None, None, None, False]
+    settings = [SEED, D**-0.5, causal, 0, 0.0]
+    module = kernels.module("attention")
+    out, lse = module.attention(*inputs, None, *settings)
+    gradients = module.attention_backward(out, out, lse, *inputs, *settings, 7)
+    assert set(ran) == set(names)
+    exact = softmax_attention(q, k, v, causal, torch.float64)
+    plain = softmax_attention(q, k, v, causal, own)
+    for found, e, p in zip([out, *gradients[:3]], exact, plain, strict=True):
+        budget = 2 * (p.double() - e).abs().max() + 2 * torch.finfo(own).eps * e.abs().max()
+        assert (found.double() - e).abs().max() <= budget

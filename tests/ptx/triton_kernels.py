@@ -1,7 +1,7 @@
 """Runs Triton's kernels as the PTX that Triton compiles for sm_80, ahead of time, on CPU tensors.
 
-`simulated()` replaces Triton's launch: the kernel is compiled as a launch with these arguments would
-compile it, its PTX is translated, and the translation runs.
+`simulated()` replaces Triton's launch: the kernel is compiled as a launch with these arguments
+would compile it, its PTX is translated, and the translation runs.
 """
 
 import contextlib
@@ -22,11 +22,13 @@ def library(name, ptx):
     return ctypes.CDLL(str(build.module_library("plain", {f"{name}.ptx": ptx})))
 
 
-def values(kernel, bound):
-    """The arguments of the compiled kernel: those that are not constants."""
-    for name, kind in kernel.src.signature.items():
-        if kind != "constexpr":
-            yield bound[name] if kind.startswith("*") else TYPES[kind](bound[name])
+def values(kinds, given):
+    """The arguments of the compiled kernel: those that are not constants, and tuples' elements."""
+    for kind, value in zip(kinds, given, strict=True):
+        if isinstance(kind, tuple):
+            yield from values(kind, value)
+        elif kind != "constexpr":
+            yield value if kind.startswith("*") else TYPES[kind](value)
 
 
 @contextlib.contextmanager
@@ -40,7 +42,7 @@ def simulated(capability=80, seed=1):
     def launch(function, *args, grid, warmup, **kwargs):
         kernel = run(function, *args, grid=grid, warmup=True, **kwargs)
         bound = {**dict(zip(function.arg_names, args, strict=False)), **kwargs}
-        name = kernel.metadata.name
+        name, signature = kernel.metadata.name, kernel.src.signature
         blocks = (*grid, 1, 1)[:3]
         threads = 32 * kernel.metadata.num_warps
         build.launch(
@@ -49,7 +51,7 @@ def simulated(capability=80, seed=1):
             blocks,
             threads,
             kernel.metadata.shared,
-            [*values(kernel, bound)],
+            [*values(signature.values(), [bound[name] for name in signature])],
             seed=seed,
         )
         ran.append(name)

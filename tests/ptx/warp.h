@@ -72,4 +72,34 @@ inline void load_matrices(const char* p, uint32_t (&out)[N], bool transposed, in
   std::memcpy(out, m.out, sizeof out);
 }
 
+// cp.async of one thread: what it copies arrives when the thread waits for it, and not before, so
+// that a missing wait shows. Bytes beyond those of the source are zero.
+class AsyncCopies {
+ public:
+  void copy(char* to, const char* from, size_t bytes, size_t from_bytes) {
+    pending_.push_back({to, from, bytes, from_bytes < bytes ? from_bytes : bytes, group_});
+  }
+  void commit() { ++group_; }
+  // Waits until only the newest `groups` groups are under way.
+  void wait(unsigned groups) {
+    size_t done = 0;
+    for (; done < pending_.size() && pending_[done].group + groups < group_; ++done) {
+      const Copy& c = pending_[done];
+      std::memset(c.to, 0, c.bytes);
+      std::memcpy(c.to, c.from, c.from_bytes);
+    }
+    pending_.erase(pending_.begin(), pending_.begin() + long(done));
+  }
+
+ private:
+  struct Copy {
+    char* to;
+    const char* from;
+    size_t bytes, from_bytes;
+    unsigned group;
+  };
+  std::vector<Copy> pending_;
+  unsigned group_ = 0;
+};
+
 }  // namespace ptx
