@@ -22,7 +22,7 @@ SPECIAL = {  # PTX ISA, Special Registers
     "%laneid": f"{THREAD}lane",
 }
 SHARED_ALIGNMENT = 128
-# In checked builds the sanitizers do not see this code: it calls the checks itself.
+# In the checked build too this code is compiled without sanitizers: memory.h calls the checks.
 HEADER = '#include "memory.h"\n#include "fragments.h"\nusing namespace ptx;\n'
 
 
