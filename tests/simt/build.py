@@ -159,8 +159,13 @@ def library(mode, changes=None, for_torch=False):
         if for_torch
         else []
     )
+    return linked(mode, objects, libraries)
+
+
+def linked(name, objects, libraries=()):
+    """Returns the path of the shared library of some objects, from the cache or linked."""
     key = hashlib.sha256(" ".join(map(str, objects)).encode()).hexdigest()[:16]
-    out = ROOT / "build/simt" / f"{mode}.{key}.so"
+    out = ROOT / "build/simt" / f"{name}.{key}.so"
     if not out.is_file():
         part = out.with_suffix(f".{os.getpid()}")
         subprocess.run(

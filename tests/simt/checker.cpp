@@ -84,7 +84,9 @@ bool is_private(uintptr_t a) {
   return stacks.has(a) || call.has(a) || Range{uintptr_t(&globals), sizeof globals}.has(a);
 }
 
-void hook(void* p, size_t bytes, bool write, void* pc) {
+}  // namespace
+
+void access(const void* p, size_t bytes, bool write, void* pc) {
   if (!globals.current || is_private(uintptr_t(p))) return;
   if (seed && random_below(SWITCH_EVERY) == 0) {
     progress();
@@ -93,7 +95,9 @@ void hook(void* p, size_t bytes, bool write, void* pc) {
   check_access(p, bytes, write, false, pc);
 }
 
-}  // namespace
+void check_accesses() {
+  checked = true;
+}
 
 void check_launch() {
   pages.clear();
@@ -127,27 +131,27 @@ void check_access(const void* p, size_t bytes, bool write, bool atomic, void* pc
 
 extern "C" {
 
-#define HOOKS(n)                                          \
-  void __tsan_read##n(void* p) {                          \
-    simt::hook(p, n, false, __builtin_return_address(0)); \
-  }                                                       \
-  void __tsan_write##n(void* p) {                         \
-    simt::hook(p, n, true, __builtin_return_address(0));  \
-  }                                                       \
-  void __tsan_unaligned_read##n(void* p) {                \
-    simt::hook(p, n, false, __builtin_return_address(0)); \
-  }                                                       \
-  void __tsan_unaligned_write##n(void* p) {               \
-    simt::hook(p, n, true, __builtin_return_address(0));  \
+#define HOOKS(n)                                            \
+  void __tsan_read##n(void* p) {                            \
+    simt::access(p, n, false, __builtin_return_address(0)); \
+  }                                                         \
+  void __tsan_write##n(void* p) {                           \
+    simt::access(p, n, true, __builtin_return_address(0));  \
+  }                                                         \
+  void __tsan_unaligned_read##n(void* p) {                  \
+    simt::access(p, n, false, __builtin_return_address(0)); \
+  }                                                         \
+  void __tsan_unaligned_write##n(void* p) {                 \
+    simt::access(p, n, true, __builtin_return_address(0));  \
   }
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16) void __tsan_read_range(void* p, size_t n) {
-  simt::hook(p, n, false, __builtin_return_address(0));
+  simt::access(p, n, false, __builtin_return_address(0));
 }
 void __tsan_write_range(void* p, size_t n) {
-  simt::hook(p, n, true, __builtin_return_address(0));
+  simt::access(p, n, true, __builtin_return_address(0));
 }
 void __tsan_init() {
-  simt::checked = true;
+  simt::check_accesses();
 }
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

@@ -35,6 +35,10 @@ struct Device {
 std::map<const void*, size_t> allowed;  // bytes that cudaFuncSetAttribute allowed, by kernel
 int error;                              // that cudaGetLastError has not returned yet
 std::string text;                       // the description of the last error
+// By kernel; null: the library has no other code than the kernels' own.
+std::map<const void*, Translation>* translations;
+const Translation* translation;  // of the launch in progress
+void* const* translated_arguments;
 bool accept_any_memory = false;  // as the device's; otherwise only what simt_allocate returned
 
 int refuse(Error e, const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -102,7 +106,31 @@ unsigned slots_of(const Launch& l) {  // how many blocks are resident at a time
                                 : std::min<size_t>(blocks, seed ? 1 + random_below(3) : 1));
 }
 
+// Replaces the kernel of a launch by its translation, if the library has translations.
+int use_translation(Launch& l) {
+  translation = nullptr;
+  if (!translations) return SUCCESS;
+  const auto found = translations->find(l.kernel);
+  if (found == translations->end())
+    return refuse(NO_KERNEL_IMAGE, "%s: not translated", function_of(l.kernel).c_str());
+  translation = &found->second;
+  if (!std::equal(translation->sizes.begin(), translation->sizes.end(), l.sizes, l.sizes + l.arity))
+    return refuse(INVALID_VALUE, "%s: its translation has parameters of other sizes",
+                  function_of(l.kernel).c_str());
+  translated_arguments = l.arguments;
+  l.run = [](void*) {
+    translation->run(translated_arguments);
+  };
+  l.shared += translation->shared;
+  return SUCCESS;
+}
+
 }  // namespace
+
+bool translate(const Translation& t) {
+  if (!translations) translations = new std::map<const void*, Translation>;
+  return translations->emplace(t.kernel, t).second;
+}
 
 void record(const char* format, va_list arguments) {
   char line[512];
@@ -117,9 +145,11 @@ void fault(const char* format, ...) {
   va_end(arguments);
 }
 
-int launch(const Launch& l) {
+int launch(const Launch& launch) {
   if (error == LAUNCH_FAILURE) return error;  // as on a GPU: after a failed kernel nothing runs
-  if (const int refusal = refused(l)) return refusal;
+  if (const int refusal = refused(launch)) return refusal;
+  Launch l = launch;
+  if (const int refusal = use_translation(l)) return refusal;
   text.clear();
   failed = false;
   cooperative = l.cooperative;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 struct uint3 {
   unsigned x, y, z;
@@ -48,6 +49,10 @@ void load(const void* p, void* out, size_t bytes, bool acquire, int line, void* 
 void store(void* p, const void* value, size_t bytes, bool release, void* pc);
 void fence();                                                           // __threadfence
 void atomic(const volatile void* p, size_t bytes, int line, void* pc);  // call before the access
+// An ordinary access, which the checked build checks, by code that the sanitizers do not
+// instrument.
+void access(const void* p, size_t bytes, bool write, void* pc);
+void check_accesses();  // makes this a checked build
 
 // ---- launches (launch.cpp); errors and attributes have CUDA's numbers
 struct Launch {
@@ -59,9 +64,21 @@ struct Launch {
   void* anchor;
   void *call, (*run)(void* call);  // the kernel with its arguments; run(call) calls it
   size_t bytes;                    // of the call
+  void* const* arguments;          // (arity,)  their addresses
+  const size_t* sizes;             // (arity,)  in bytes
+  size_t arity;
 };
 int launch(const Launch&);
-int last_error();  // returns the last error and clears it
+// Other code for a kernel, which a launch runs in place of the kernel's own: see tests/ptx. In a
+// library with such code, kernels without it are not launched.
+struct Translation {
+  const void* kernel;
+  void (*run)(void* const* arguments);
+  size_t shared;  // bytes of its static shared memory, which lies before the dynamic one
+  std::vector<size_t> sizes;  // of its parameters
+};
+bool translate(const Translation&);  // registers it
+int last_error();                    // returns the last error and clears it
 const char* error_text(int error);
 const char* error_name(int error);
 int device_attribute(int attribute, int* value);
@@ -81,11 +98,15 @@ int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, bool coop
     std::tuple<P...> arguments;
   } call{kernel, {std::forward<A>(arguments)...}};
   anchor = 0;
+  void* pointers[sizeof...(P) + 1];
+  size_t sizes[sizeof...(P) + 1], arity = 0;
+  std::apply([&](auto&... a) { ((pointers[arity] = &a, sizes[arity++] = sizeof a), ...); },
+             call.arguments);
   const auto run = [](void* c) {
     std::apply(static_cast<Call*>(c)->kernel, static_cast<Call*>(c)->arguments);
   };
   return launch({reinterpret_cast<const void*>(kernel), grid, block, shared, cooperative, &anchor,
-                 &call, run, sizeof call});
+                 &call, run, sizeof call, pointers, sizes, arity});
 }
 
 template <class... P>

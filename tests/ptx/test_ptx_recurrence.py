@@ -1,0 +1,125 @@
+"""The recurrences as nvcc compiled them: the PTX of the loop, the persistent kernels and the
+wavefront.
+
+The calls, the oracle and the error budget are those of tests/simt, which executes the same kernels
+as C++. Every kernel that sm_90a has is called here; of sm_80 those in bf16, since the others are
+the same line for line (test_ptx_mutants.py).
+"""
+
+import platform
+import shutil
+
+import pytest
+import torch
+
+from tests.ptx import build
+from tests.simt import build as simt
+from tests.simt import test_simt_persistent as persistent
+from tests.simt import test_simt_recurrence as loop
+from tests.simt import test_simt_wavefront as wavefront
+from tests.simt.test_simt_recurrence import OPTIONS, lstm, mogrifier
+
+pytestmark = [
+    pytest.mark.skipif(
+        platform.machine() != "x86_64" or not shutil.which(simt.CXX),
+        reason="tests/simt needs g++ on x86-64",
+    ),
+    pytest.mark.skipif(not build.nvcc(), reason="nvcc is not found"),
+]
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+SIZE = 4, 5, 9, 17  # T, B, X, H
+
+
+@pytest.fixture(scope="module")
+def libraries():
+    return {"sm_80": build.library("plain", "sm_80"), "sm_90a": build.library("plain", "sm_90a")}
+
+
+@pytest.fixture(scope="module")
+def checked():
+    return build.library("checked", "sm_90a", build.CHECKED)
+
+
+GPUS_AND_TYPES = [("sm_90a", own) for own in (BF16, FP16, FP32, FP64)] + [("sm_80", BF16)]
+
+
+@pytest.mark.parametrize(("gpu", "own"), GPUS_AND_TYPES, ids=str)
+@pytest.mark.parametrize("size", [SIZE, (3, 30, 17, 24)], ids=str)
+def test_loop(libraries, gpu, own, size):
+    """B 30 in 3 steps are two slices of the sums of weight gradients."""
+    path = libraries[gpu]
+    for options in loop.LSTM_OPTIONS[1:4]:
+        loop.check(path, "lstm", *lstm(size, own, **options), order=2)
+    for name in ("five rounds", "low rank, shared", "dropped", "expected"):
+        loop.check(path, "mogrifier_lstm", *mogrifier(size, own, **OPTIONS[name]), order=3)
+
+
+@pytest.mark.parametrize(("gpu", "own"), [x for x in GPUS_AND_TYPES if x[1] != FP64], ids=str)
+@pytest.mark.parametrize("options", [None, *OPTIONS])
+def test_persistent(libraries, gpu, own, options):
+    if options:
+        call = "mogrifier_lstm", *mogrifier(SIZE, own, **OPTIONS[options])
+    else:
+        call = "lstm", *lstm(SIZE, own, True, True)
+    persistent.check(libraries[gpu], *call, order=3)
+
+
+@pytest.mark.parametrize(("gpu", "own"), [x for x in GPUS_AND_TYPES if x[1] != FP64], ids=str)
+@pytest.mark.parametrize("layout", persistent.LAYOUTS)
+def test_every_layout(libraries, gpu, own, layout):
+    rounds, size, sms = persistent.LAYOUTS[layout]
+    if own == FP32 and "tiles, plain" in layout:
+        return  # fp32 has no such layout
+    if rounds:
+        call = "mogrifier_lstm", *mogrifier(size, own, rounds, state_dropout=0.3)
+    else:
+        call = "lstm", *lstm(size, own)
+    persistent.check(libraries[gpu], *call, order=1, sms=sms)
+
+
+def test_weights_in_registers(libraries):
+    call = mogrifier((1, 3, 912, 912), BF16, 2)
+    small = {"sms": 100, "shared": 190000}
+    persistent.check(libraries["sm_90a"], "mogrifier_lstm", *call, order=1, **small)
+
+
+@pytest.mark.parametrize(("gpu", "own"), [("sm_90a", BF16), ("sm_90a", FP16), ("sm_80", BF16)])
+@pytest.mark.parametrize("options", ["five rounds and one", "locked between", "lengths"])
+def test_wavefront(libraries, gpu, own, options):
+    call = wavefront.pair((4, 5, 9, 17, 12), own, *wavefront.LINKS[options])
+    wavefront.check(libraries[gpu], *call, order=7)
+
+
+@pytest.mark.slow
+def test_a_size_of_production(libraries):
+    """H 650, B 20 and 5 rounds on the 132 multiprocessors of an H100, forward and backward.
+
+    A wrong fragment in one unrolled copy of an mma does not show in the smaller sizes.
+    """
+    call = mogrifier((1, 20, 650, 650), BF16, 5)
+    persistent.check(libraries["sm_90a"], "mogrifier_lstm", *call, order=1, sms=132)
+
+
+# ---- the checked build
+
+
+@pytest.mark.parametrize("own", [BF16, FP32], ids=str)
+def test_no_races_in_the_loop(checked, own):
+    loop.check(checked, "mogrifier_lstm", *mogrifier((3, 2, 2, 3), own, **OPTIONS["dropped"]), 1)
+
+
+@pytest.mark.parametrize("own", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("options", [None, "dropped"])
+def test_no_races_in_the_persistent_kernels(checked, own, options):
+    size = 3, 5, 9, 17
+    if options:
+        call = "mogrifier_lstm", *mogrifier(size, own, **OPTIONS[options])
+    else:
+        call = "lstm", *lstm(size, own)
+    persistent.check(checked, *call, order=1)
+
+
+@pytest.mark.parametrize("options", ["five rounds and one", "everything dropped"])
+def test_no_races_in_the_wavefront(checked, options):
+    call = wavefront.pair((3, 5, 9, 17, 12), BF16, *wavefront.LINKS[options])
+    wavefront.check(checked, *call, order=1)
