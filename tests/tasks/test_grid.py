@@ -8,7 +8,7 @@ import pytest
 from fusedseq import cli
 from fusedseq.tasks import en_fr
 from fusedseq.tasks.commands import grid
-from fusedseq.tasks.runs.lock import locked, try_lock
+from fusedseq.tasks.training.lock import locked, try_lock
 from fusedseq.tasks.training import TrainingError
 
 from tests.support.study_runs import interrupted_at, table
