@@ -8,8 +8,8 @@ import pytest
 from fusedseq import cli
 from fusedseq.tasks import en_fr
 from fusedseq.tasks.commands import grid
-from fusedseq.tasks.training.lock import locked, try_lock
 from fusedseq.tasks.training import TrainingError
+from fusedseq.tasks.training.lock import locked, try_lock
 
 from tests.support.study_runs import interrupted_at, table
 
