@@ -19,6 +19,35 @@ from bench.suite.cases import (
     split_cross_entropy,
 )
 
+# T, B, input width and hidden width of nn.LSTM, from a single row to large batches: a grid that
+# shows where torch's operator is level or ahead.
+LSTM_GRID = [
+    (1, 1, 128, 128),
+    (1, 64, 512, 512),
+    (1, 128, 1500, 1500),
+    (5, 20, 32, 128),
+    (10, 1, 256, 256),
+    (10, 128, 128, 128),
+    (20, 1, 650, 650),
+    (20, 32, 256, 512),
+    (20, 128, 64, 256),
+    (35, 1, 1024, 1024),
+    (35, 20, 200, 200),
+    (35, 20, 650, 650),
+    (35, 64, 256, 256),
+    (50, 16, 300, 300),
+    (50, 64, 1024, 1024),
+    (70, 80, 1500, 1500),
+    (100, 1, 512, 512),
+    (100, 8, 128, 256),
+    (100, 32, 300, 512),
+    (128, 16, 64, 128),
+    (150, 10, 256, 512),
+    (200, 1, 128, 256),
+    (200, 4, 512, 1024),
+    (200, 32, 128, 128),
+]
+
 CASES = [
     mogrifier(70, 70, 650, Target("eager", 2.0), Target("roof", 0.8)),
     mogrifier(35, 20, 650, Target("eager", 3.3), whole=True),
@@ -169,4 +198,13 @@ CASES = [
     cross_entropy(2048, 256, 100_000, backward=False, full=True),
     cross_entropy(1024, 512, 32_000, Target("eager", 1.5), dtype=torch.bfloat16, full=True),
     cross_entropy(4900, 650, 10_000, bias=True, dtype=torch.bfloat16, full=True),
+    *(
+        attention(*sizes, Target("torch", 2.0), dtype=torch.bfloat16, full=True)
+        for sizes in ((64, 8, 128, 64), (1, 8, 2048, 64))
+    ),
+    *(
+        lstm(*sizes, Target("torch", 1.1), backward=backward, full=True)
+        for backward in (True, False)
+        for sizes in LSTM_GRID
+    ),
 ]

@@ -23,14 +23,18 @@ class Measurements:
     cases: {MKL mode: {case name: (result, entry)}}, in fp32
     bf16: {case name: (result, entry)}, in bf16 with MKL as installed
     presets: {MKL mode: {preset: (result, entry)}}, of training steps against the baselines
+    bf16_presets: {preset: (result, entry)}, of training steps in bf16 against those in fp32
     agreements: {preset: [(result, entry)]}, of training losses of fused and reference
+    bf16_agreements: {preset: (result, entry)}, of training losses in fp32 and in bf16
     """
 
     slug: str
     cases: dict = field(default_factory=lambda: {mode: {} for mode in mkl.MODES})
     bf16: dict = field(default_factory=dict)
     presets: dict = field(default_factory=lambda: {mode: {} for mode in mkl.MODES})
+    bf16_presets: dict = field(default_factory=dict)
     agreements: dict = field(default_factory=dict)
+    bf16_agreements: dict = field(default_factory=dict)
 
     @property
     def result(self):
@@ -68,8 +72,12 @@ def add(measurements, result):
                 put_last(measurements.bf16, entry["name"], (result, entry))
         return
     for preset, entry in result["rows"].items():
-        if "losses" in entry:
+        if "fused:bf16" in entry.get("ops", ()):
+            put_last(measurements.bf16_agreements, preset, (result, entry))
+        elif "losses" in entry:
             measurements.agreements.setdefault(preset, []).append((result, entry))
+        elif "fused:bf16" in entry["step seconds"]:
+            put_last(measurements.bf16_presets, preset, (result, entry))
         elif "fused / baselines" in entry["ratio"]:
             known = measurements.presets[mode].get(preset)
             # A run of all presets has the compiled baseline of each.

@@ -117,7 +117,10 @@ def apply_rope(q, k, rope, offset, interleaved):
 
 
 def rotate(x, table, interleaved):
-    """Multiplies pairs of the first elements, read as complex numbers, by the table's."""
+    """Multiplies pairs of the first elements, read as complex numbers, by the table's. There are no
+    complex numbers of bf16, so these are multiplied in fp32, as in Llama's code."""
+    if x.dtype == torch.bfloat16:
+        return rotate(x.float(), table.float(), interleaved).to(x.dtype)
     whole, rest = x[..., : table.size(-1)], x[..., table.size(-1) :]
     if not interleaved:
         whole = whole.unflatten(-1, (2, -1)).mT.flatten(-2)
