@@ -33,11 +33,13 @@ def main(argv=None):
     parser = argparse.ArgumentParser(
         prog="python -m bench.suite", add_help=False, allow_abbrev=False
     )
-    mkl.add_argument(parser)
+    mkl.add_argument(parser, mkl.BOTH)
     args, options = parser.parse_known_args(argv)
     command = [sys.executable, "-m", "pytest", "bench/suite/measure.py", *PYTEST]
     try:
-        with mkl.environment(args.mkl) as environment:
+        # With --mkl both, the session starts the process with the preloaded library.
+        mode = mkl.MODES[0] if args.mkl == mkl.BOTH else args.mkl
+        with mkl.environment(mode) as environment:
             # Ctrl-C is for the child, which prints what it has finished; it also reaches this
             # process, which waits. A handler of Python, unlike SIG_IGN, is not inherited.
             signal.signal(signal.SIGINT, lambda *_: None)

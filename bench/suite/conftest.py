@@ -1,6 +1,7 @@
 """Options of the benchmark suite, its progress lines, and the report at its end."""
 
 import itertools
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from bench.suite import machine, mkl, report, roofline
 from bench.suite.case_list import CASES
+from bench.suite.second_process import SecondProcess
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "bench/results"  # committed, and read by bench.suite.pages
@@ -55,9 +57,10 @@ def pytest_addoption(parser):
     )
     group.addoption(
         "--mkl",
-        choices=mkl.MODES,
+        choices=[*mkl.MODES, mkl.BOTH],
         default=mkl.MODES[0],
-        help="recorded in the result; `python -m bench.suite` preloads the library",
+        help="recorded in the result; `python -m bench.suite` preloads the library. both: time the "
+        "baselines in a second process, too, in which it is preloaded",
     )
 
 
@@ -95,8 +98,35 @@ class Session:
         self.total, self.entries, self.no_kernel = len(selected_cases(config)), [], []
         self.next = itertools.count(1).__next__
         self.started = time.perf_counter()
-        self.gemm = {}
+        self.gemm, self.lifted_gemm = {}, {}
         self.facts = machine.facts(self.device)
+        self.second = self.start_second_process() if self.mkl == mkl.BOTH else None
+        if self.mkl == mkl.BOTH:
+            self.mkl = mkl.MODES[0]
+
+    def start_second_process(self):
+        """Returns the process in which MKL is unthrottled; None where that makes no difference, or
+        where the library cannot be compiled."""
+        if self.device != "cpu" or not mkl.is_limited(self.facts):
+            return None
+        try:
+            return SecondProcess()
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.say(f"without baselines with MKL unthrottled: {error}")
+            return None
+
+    def calls_with_mkl_unthrottled(self, case):
+        """Returns {name: call} of the case's baselines in the second process.
+
+        An optimizer's step and products of bf16 do not depend on MKL.
+        """
+        if not self.second or case.mode == "step" or case.dtype == torch.bfloat16:
+            return {}
+        return self.second.prepare(case, self.full)
+
+    def close(self):
+        if self.second:
+            self.second.close()
 
     def announce(self, case):
         """Prints the name of a case that starts, and an estimate of the remaining time."""
@@ -109,6 +139,10 @@ class Session:
         best = self.gemm.setdefault(str(dtype), {})
         for name, rate in roofline.gemm_rates(self.device, dtype).items():
             best[name] = max(rate, best.get(name, 0.0))
+        if self.second and dtype != torch.bfloat16:
+            best = self.lifted_gemm.setdefault(str(dtype), {})
+            for name, rate in self.second.gemm_rates(dtype).items():
+                best[name] = max(rate, best.get(name, 0.0))
 
     def result(self):
         """The content of the result file."""
@@ -119,6 +153,7 @@ class Session:
             "full": self.full,
             "no kernel": self.no_kernel,
             "gemm": self.gemm,
+            **({"gemm, MKL unthrottled": self.lifted_gemm} if self.second else {}),
             "rows": self.entries,
         }
 
@@ -153,7 +188,8 @@ def session(request):
     session = config.benchmark_session = Session(config)
     for line in report.heading(session.facts | {"mkl": session.mkl}, machine.load()):
         session.say(line)
-    return session
+    yield session
+    session.close()
 
 
 def pytest_report_teststatus(report, config):

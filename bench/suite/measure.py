@@ -2,11 +2,11 @@
 
 pytest-benchmark times `fused`. The case's other providers and the call that gives its roofline
 limit run once each in the setup of every round, which pytest-benchmark does not time, under the
-same clock. All of them therefore see the same machine, whatever else is running on it.
+same clock. All of them therefore see the same machine, whatever else is running on it. With
+`--mkl both` this includes the baselines in a second process, in which MKL is unthrottled.
 """
 
 import signal
-import time
 from collections import deque
 from statistics import median
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from fusedseq import testing
 
-from bench.suite import machine, optimizers, report, roofline
+from bench.suite import machine, optimizers, report, roofline, second_process
 from bench.suite.case import OptimizerStepCase
 
 MAX_ROUNDS, MIN_ROUNDS = 101, 5
@@ -37,6 +37,7 @@ def test_case(case, benchmark, session):
     session.say(f"correct (error {error:.0%} of the error budget)", end="")
 
     calls, left_out = prepare(case, args, kwargs, session)
+    calls |= session.calls_with_mkl_unthrottled(case)
     limit = None
     if case.roofline != "gemm":
         calls["roof"], moved = roofline.bandwidth_call(case, session.device, case.dtype)
@@ -56,7 +57,9 @@ def test_case(case, benchmark, session):
         "rounds": {name: [round(t, 8) for t in ts] for name, ts in times.items()},
         "median": {name: median(ts) for name, ts in times.items()},
         "memory": {
-            name: memory(calls[name], median(ts), session.device) for name, ts in times.items()
+            name: memory(calls[name], median(ts), session.device)
+            for name, ts in times.items()
+            if not isinstance(calls[name], second_process.Call)
         },
         "flops": case.flops * (3 if case.backward else 1),
         "bytes": case.traffic * case.dtype.itemsize,
@@ -87,13 +90,17 @@ def time_rounds(calls, benchmark, session):
 
     def time_others():
         for name in order:
-            times[name].append(seconds(calls[name], session.device))
+            call = calls[name]
+            in_second = isinstance(call, second_process.Call)
+            times[name].append(
+                call.seconds() if in_second else roofline.seconds(call, session.device)
+            )
         order.rotate()
 
-    once = seconds(fused, session.device)
+    once = roofline.seconds(fused, session.device)
     time_others()
     rounds = int(session.seconds / (once + sum(t.pop() for t in times.values())))
-    neighbours = machine.Neighbours()
+    neighbours = machine.Neighbours(session.second and session.second.pid)
 
     def timed():
         fused()
@@ -156,13 +163,6 @@ def memory(call, once, device):
     """
     peaks = [roofline.peak_memory(call, device) for _ in range(3 if once < 0.1 else 1)]
     return None if None in peaks else min(peaks)
-
-
-def seconds(call, device):
-    start = time.perf_counter()
-    call()
-    roofline.synchronize(device)
-    return time.perf_counter() - start
 
 
 class Deadline:

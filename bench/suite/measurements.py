@@ -1,7 +1,7 @@
 """The committed results of one machine: operators and training steps, for the generated pages.
 
 A machine may have several result files. Of each benchmark case and each preset the newest
-measurement counts, separately for MKL as installed and MKL unthrottled.
+measurement counts, separately for MKL as installed and MKL unthrottled. One run may have both.
 """
 
 import json
@@ -68,6 +68,11 @@ def add(measurements, result):
         for entry in result["rows"]:
             if entry["dtype"] == "float32":
                 put_last(measurements.cases[mode], entry["name"], (result, entry))
+                if lifted := metrics.unthrottled(entry):
+                    rates = {"gemm": result["gemm, MKL unthrottled"]}
+                    put_last(
+                        measurements.cases["unthrottled"], entry["name"], (result | rates, lifted)
+                    )
             elif entry["dtype"] == "bfloat16" and mode == "as-installed":
                 put_last(measurements.bf16, entry["name"], (result, entry))
         return

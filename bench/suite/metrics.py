@@ -9,6 +9,7 @@ BASELINES = (
     "torch",
 )  # the gain is over the faster of these, unless a target names another
 MEMORY = "memory of "  # prefix of a target on the peak memory of a provider
+UNTHROTTLED = ", MKL unthrottled"  # suffix of a baseline that the second process has timed
 BUSY = 0.1  # cores: if other processes use more, an entry counts as disturbed
 
 
@@ -16,6 +17,18 @@ def gain(entry, against):
     """Returns how many times as fast as a provider `fused` is; None if that was left out."""
     median = entry["median"]
     return median[against] / median["fused"] if against in median else None
+
+
+def unthrottled(entry):
+    """Returns the entry with the baselines of the second process in place of those with MKL as
+    installed; None if there was no second process."""
+    median = entry["median"]
+    baselines = {
+        name.removesuffix(UNTHROTTLED): t
+        for name, t in median.items()
+        if name.endswith(UNTHROTTLED)
+    }
+    return {**entry, "median": {"fused": median["fused"], **baselines}} if baselines else None
 
 
 def baseline(entry):

@@ -13,17 +13,30 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import torch
+
 MODES = ("as-installed", "unthrottled")
+BOTH = "both"  # of the operators' suite: as installed, and the baselines in a second process, too
 SOURCE = "int mkl_serv_intel_cpu_true(void) { return 1; }\n"
 
 
-def add_argument(parser):
+def add_argument(parser, *more):
     parser.add_argument(
         "--mkl",
-        choices=MODES,
+        choices=[*MODES, *more],
         default=MODES[0],
         help="unthrottled: preload a library that makes MKL use AVX-512 on AMD processors too "
         "(default: %(default)s)",
+    )
+
+
+def is_limited(facts):
+    """Returns whether MKL limits itself on the machine of these facts: torch has MKL, and the
+    processor is AMD's and has AVX-512."""
+    return (
+        torch.backends.mkl.is_available()
+        and facts["machine"]["cpu"].startswith("AMD")
+        and facts["machine"]["torch isa"] == "AVX512"
     )
 
 

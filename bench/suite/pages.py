@@ -104,11 +104,11 @@ def has_readme_cases(machine):
 def readme_numbers(machine):
     """Returns the table of a few numbers for README.md."""
     both = any(machine.cases["unthrottled"].values())
-    head = ["", "fused", "PyTorch", "speed-up", *(["MKL unthrottled"] if both else [])]
-    lines = [head]
+    head = ["", "fused", "PyTorch", "speed-up, MKL unthrottled", "speed-up"]
+    lines = [head if both else [*head[:3], head[4]]]
     for name in README:
         line = operator_line(machine, name) if name in OPERATORS else training_line(machine, name)
-        lines += [line if both else line[:-1]] if line else []
+        lines += [line if both else [*line[:3], line[4]]] if line else []
     facts, versions = machine.result["machine"], machine.result["versions"]
     torch = versions["torch"].partition("+")[0]
     where = f"{measurements.processor(facts)}, {facts['cores']} cores, fp32, torch {torch}."
@@ -128,7 +128,7 @@ def operator_line(machine, name):
         milliseconds[1] += f" ({own})"
     found = machine.cases["unthrottled"].get(name)
     unthrottled = f"{measurements.speedup(found[1])[0]:.2f}×" if found else ""
-    return [label, *milliseconds, f"{value:.2f}×", unthrottled]
+    return [label, *milliseconds, unthrottled, f"{value:.2f}×"]
 
 
 def training_line(machine, preset):
@@ -142,7 +142,7 @@ def training_line(machine, preset):
     ]
     found = machine.presets["unthrottled"].get(preset)
     unthrottled = f"{found[1]['ratio']['fused / baselines']:.2f}×" if found else ""
-    return [TRAINING[preset], *shown, f"{entry['ratio']['fused / baselines']:.2f}×", unthrottled]
+    return [TRAINING[preset], *shown, unthrottled, f"{entry['ratio']['fused / baselines']:.2f}×"]
 
 
 def with_numbers(readme, numbers):

@@ -16,6 +16,7 @@ HEAD = [
     "case",
     "mode",
     *(f"{name} ms" for name in COLUMNS),
+    "gain, MKL unthrottled",
     "gain",
     "peak MB (baseline)",
     "rate",
@@ -59,8 +60,17 @@ def three_digits(x):
     return f"{x:.0f}" if x >= 100 else f"{x:.3g}"
 
 
-def cells(result, entry):
-    """Returns the entry's cells under HEAD."""
+def unthrottled_gain(lifted):
+    """Returns the gain of an entry whose baselines ran with MKL unthrottled, as text; None: ""."""
+    if not lifted:
+        return ""
+    against = metrics.baseline(lifted)
+    gain = metrics.gain(lifted, against)
+    return "" if gain is None else f"{gain:.2f}× {against}"
+
+
+def cells(result, entry, lifted=None):
+    """Returns the entry's cells under HEAD. lifted: the entry of a run with MKL unthrottled."""
     ms, memory, against = entry["median"], entry["memory"], metrics.baseline(entry)
 
     def milliseconds(name):
@@ -76,6 +86,7 @@ def cells(result, entry):
         entry["name"].removesuffix("-forward") + " *" * metrics.disturbed(entry),
         entry["mode"],
         *map(milliseconds, COLUMNS),
+        unthrottled_gain(lifted or metrics.unthrottled(entry)),
         f"{metrics.gain(entry, against):.2f}× {against}",
         f"{megabytes('fused')} ({megabytes(against)})",
         f"{three_digits(rate)} {unit}",
@@ -95,7 +106,7 @@ def notes(result):
         more = [
             f"{name} {three_digits(t * 1e3)} ms"
             for name, t in entry["median"].items()
-            if name not in COLUMNS
+            if name not in COLUMNS and not name.endswith(metrics.UNTHROTTLED)
         ]
         more += [f"{name} {reason}" for name, reason in entry["left out"].items()]
         if more:

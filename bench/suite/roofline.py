@@ -14,6 +14,14 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
+def seconds(call, device):
+    """Returns how long a call takes."""
+    start = time.perf_counter()
+    call()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
 def gemm_rates(device, dtype, n=2048, rounds=8):
     """Returns {name: FLOP/s}, the best of several n x n x n products.
 

@@ -29,6 +29,7 @@ from bench.suite import (
     mkl,
     report,
     roofline,
+    second_process,
 )
 from bench.suite.case_list import CASES
 
@@ -370,6 +371,13 @@ def test_the_suite_measures_checks_and_writes(tmp_path):
     assert result["mkl"] == "as-installed"
     (measured,) = result["rows"]
     assert len(measured["rounds"]["fused"]) == len(measured["rounds"]["eager"]) >= 5
+    lifted = metrics.unthrottled(measured)
+    assert (lifted is not None) == mkl.is_limited(result)
+    if lifted:
+        assert len(measured["rounds"]["eager, MKL unthrottled"]) >= 5
+        assert "eager, MKL unthrottled" not in measured["memory"]
+        assert {*lifted["median"]} == {"fused", "eager"}
+        assert result["gemm, MKL unthrottled"]["torch.float32"]["torch.mm"] > 0
     assert measured["error"] <= 1
     assert measured["left out"] == {"compiled": "not requested"}
 
@@ -459,6 +467,43 @@ def test_a_preloaded_library_of_the_user_is_retained(monkeypatch):
     monkeypatch.setenv("CC", "true")  # compiles nothing
     with mkl.environment("unthrottled") as environment:
         assert environment["LD_PRELOAD"].endswith(os.pathsep + "libother.so")
+
+
+@pytest.fixture
+def second():
+    process = second_process.SecondProcess()
+    yield process
+    process.close()
+
+
+def test_the_second_process_times_the_baselines(second):
+    """No comparison of times: only that it makes any case and goes on after a failure."""
+    (case,) = (case for case in CASES if case.name == "lstm-T5-B20-32-128")
+    calls = second.prepare(case, full=False)
+    assert [*calls] == ["eager, MKL unthrottled", "torch, MKL unthrottled"]
+    assert all(call.seconds() > 0 for call in calls.values())
+    with pytest.raises(RuntimeError, match="the process with MKL unthrottled: KeyError: 'none'"):
+        second.seconds("none")
+    assert calls["torch, MKL unthrottled"].seconds() > 0
+    before = machine.cpu_seconds_of_others(second.pid)
+    assert before < machine.cpu_seconds_of_others()
+
+
+def test_a_second_process_that_ends_is_reported(second):
+    os.kill(second.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="has ended"):
+        second.seconds("eager")
+
+
+def test_gains_with_mkl_unthrottled(result):
+    lifted = {"eager, MKL unthrottled": 0.25, "torch, MKL unthrottled": 0.15}
+    measured, plain, _ = result["rows"]
+    measured["median"] |= lifted
+    assert metrics.unthrottled(plain) is None
+    column = report.HEAD.index("gain, MKL unthrottled")
+    assert report.cells(result, measured)[column] == "1.50× torch"
+    assert report.cells(result, plain)[column] == ""
+    assert not any("unthrottled" in note for note in report.notes(result))
 
 
 def test_the_mkl_mode_is_in_the_result_and_in_its_name(tmp_path):
