@@ -454,7 +454,7 @@ EXPLANATIONS = [  # L, dtype, what explain says after "attention on cpu, "
         r"float32: csrc/cpu/attention/packed\.h, .* 1 threads; all keys .* in one vector",
     ),
     (90, torch.float32, r"float32: csrc/cpu/attention/blocks\.h, .* \d+ queries at a time"),
-    (90, torch.bfloat16, r"bfloat16: csrc/cpu/attention/blocks\.h, .*, computed in float32"),
+    (90, torch.bfloat16, r"bfloat16: csrc/cpu/attention/blocks\.h, .* in float32"),
     (90, torch.float16, r"float16: .* its tensors converted to float32 and back"),
 ]
 

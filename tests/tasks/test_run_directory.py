@@ -338,6 +338,15 @@ def signalled(out, number):
     return run
 
 
+@pytest.fixture
+def terminal_signals():
+    """SIGHUP has its default effect, although the tests may run under nohup."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, previous)
+
+
+@pytest.mark.usefixtures("terminal_signals")
 def test_sighup_ends_a_run_like_sigterm(tmp_path):
     for number in (signal.SIGTERM, signal.SIGHUP):
         assert signalled(tmp_path / str(number), number).fit() == "interrupted"
@@ -355,6 +364,7 @@ def test_sighup_stays_ignored_under_nohup(tmp_path):
         signal.signal(signal.SIGHUP, previous)
 
 
+@pytest.mark.usefixtures("terminal_signals")
 def test_a_run_whose_terminal_ends_is_saved(tmp_path):
     code = (
         "import sys\nfrom pathlib import Path\n"

@@ -43,7 +43,9 @@ def made():
     module = task_module("en-fr")
     settings = override(module.PRESETS["base"], [*SMALL, "steps=80", "epochs=none"])
     torch.manual_seed(0)
-    return module.build(settings, "synthetic", ops=fused, seed=0), settings.training
+    task = module.build(settings, "synthetic", ops=fused, seed=0)
+    task.model.eval()
+    return task, settings.training
 
 
 @pytest.fixture(scope="module")

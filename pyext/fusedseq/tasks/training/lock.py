@@ -72,7 +72,8 @@ def run_directory(out: Path, processes: Processes) -> Iterator[None]:
     with new_directory(out) if processes.first else _nothing():
         taken = _try_run_lock(out / LOCK) if processes.first else None
         try:
-            if not processes.from_first(lambda: taken is not None):
+            refused = processes.first and taken is None
+            if processes.from_first(lambda: refused):
                 raise ValueError(
                     f"another process is working on the run in {out}: wait until it has ended, "
                     "or choose another directory"
