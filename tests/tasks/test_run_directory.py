@@ -140,10 +140,10 @@ def test_a_lock_that_this_process_holds_for_another_run_is_not_taken_again(tmp_p
 
 
 class Refused(Processes):
-    """The second process of a run whose first one did not get the lock."""
+    """The second process of a run whose first one was refused the lock."""
 
     def from_first(self, function):
-        return False
+        return True
 
 
 def test_every_process_of_a_refused_run_says_so(tmp_path):
