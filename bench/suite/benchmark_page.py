@@ -44,9 +44,8 @@ AMD = """
 !!! note "MKL on AMD processors"
     On an AMD processor MKL, which torch uses for matrix products, takes its AVX2 kernels although
     the processor has AVX-512. {rates} Part of every gain of a case with large products comes from
-    that. It is also what somebody who installs torch on this processor gets. A preloaded library of
-    one line lifts the limit. On such a processor `fusedseq bench` runs the baselines in a second
-    process with that library, too, in turn with the other calls, and shows both gains. {measured}
+    that. It is also what somebody who installs torch on this processor gets. `fusedseq bench --mkl
+    unthrottled` lifts the limit by preloading a library of one line, and measures again. {measured}
 """
 OPERATORS_PICTURE = """### All operators
 

@@ -74,11 +74,8 @@ class BenchmarkCase:
         return "-".join(filter(None, words))
 
     def in_dtype(self, dtype):
-        """Returns the case in another dtype, without targets: these are set for float32 alone."""
-        if dtype == self.dtype:
-            return self
-        targets = self.targets if dtype == torch.float32 else ()
-        return replace(self, dtype=dtype, targets=targets)
+        """Returns the case in another dtype, without targets: these are set for its own alone."""
+        return self if dtype == self.dtype else replace(self, dtype=dtype, targets=())
 
     def inputs(self, device):
         return testing.Case(self.op, self.id, self.make).inputs(device, self.dtype)

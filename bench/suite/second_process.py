@@ -4,13 +4,16 @@ The limit of MKL (mkl.py) can only be lifted before torch is loaded. So a proces
 the same inputs and calls the same baselines. The first process asks for one call at a time, between
 calls of its own: both see the same machine, and only one of them computes.
 
-The two exchange lines of JSON through the second one's standard input and output.
+The two exchange lines of JSON through the second one's standard input and output. Before the turn
+changes, each waits until its threads sleep: those of OpenMP spin for some milliseconds after a
+call, and would take a core from the other process.
 """
 
 import contextlib
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -19,6 +22,7 @@ from bench.suite import metrics, mkl, roofline
 from bench.suite.case_list import CASES
 
 ROOT = Path(__file__).parents[2]
+THREADS_SLEEP = 0.03  # seconds after which the threads of OpenMP no longer spin
 
 
 class SecondProcess:
@@ -46,8 +50,10 @@ class SecondProcess:
 
     def close(self):
         """Ends the process."""
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
+        self._process.stdout.close()
         self._resources.close()
 
     def prepare(self, case, full):
@@ -57,6 +63,7 @@ class SecondProcess:
 
     def seconds(self, name):
         """Returns how long one call of this provider takes."""
+        time.sleep(THREADS_SLEEP)
         return self._ask({"time": name})
 
     def gemm_rates(self, dtype):
@@ -64,9 +71,11 @@ class SecondProcess:
         return self._ask({"gemm": str(dtype)[6:]})
 
     def _ask(self, request):
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+        answer = ""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError("the process with MKL unthrottled has ended")
         found = json.loads(answer)
@@ -98,7 +107,11 @@ class Baselines:
         if "gemm" in request:
             rates = roofline.gemm_rates("cpu", getattr(torch, request["gemm"]))
             return {name: rate for name, rate in rates.items() if name.startswith("torch")}
-        return roofline.seconds(self.calls[request["time"]], "cpu")
+        call = self.calls[request["time"]]
+        call()  # wakes the threads: the first call after a pause takes longer
+        seconds = roofline.seconds(call, "cpu")
+        time.sleep(THREADS_SLEEP)
+        return seconds
 
     def prepare(self, case, dtype, full):
         chosen = self.cases[case]

@@ -365,7 +365,7 @@ def parse(*words):
 
 def test_the_suite_measures_checks_and_writes(tmp_path):
     options = "--seconds", "0.01", "--compile-seconds", "0", "--out", str(tmp_path)
-    assert bench_cli.run(parse("weight_drop", *options)) == 0
+    assert bench_cli.run(parse("weight_drop", "--mkl", "both", *options)) == 0
     (written,) = tmp_path.glob("*-cpu-weight_drop.json")
     result = json.loads(written.read_text())
     assert result["mkl"] == "as-installed"
