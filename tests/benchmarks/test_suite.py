@@ -479,8 +479,10 @@ def second():
 def test_the_second_process_times_the_baselines(second):
     """No comparison of times: only that it makes any case and goes on after a failure."""
     (case,) = (case for case in CASES if case.name == "lstm-T5-B20-32-128")
+    names = ["eager, MKL unthrottled", "torch, MKL unthrottled"]
+    assert [*second.prepare(case.in_dtype(torch.float64), full=False)] == names
     calls = second.prepare(case, full=False)
-    assert [*calls] == ["eager, MKL unthrottled", "torch, MKL unthrottled"]
+    assert [*calls] == names
     assert all(call.seconds() > 0 for call in calls.values())
     with pytest.raises(RuntimeError, match="the process with MKL unthrottled: KeyError: 'none'"):
         second.seconds("none")
