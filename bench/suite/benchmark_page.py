@@ -103,8 +103,8 @@ REMARKS = {
 
 - **bf16**: the products alone, at the rate of our own product of 2048 × 2048 matrices, would take
   29 of the 44 ms of the LSTM of width 650, 7.3 of the 14 ms at width 256, and 104 of the 137 ms of
-  the loss of 32,000 words. In a training step, Adam and the casts of autocast take the same time with
-  all operators.
+  the loss of 32,000 words. In a training step, Adam and the casts of autocast take the same time
+  with all operators.
 
 Two targets are not met in every run. `dropout` is limited by the Philox generator and not by
 memory: in an earlier run it reached 51 % of the copy bandwidth, below its target of 70 %. The
