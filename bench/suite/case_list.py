@@ -6,6 +6,7 @@ from bench.suite.case import Target
 from bench.suite.cases import (
     attention,
     cross_entropy,
+    decoding,
     elementwise,
     embedding,
     feed_forward,
@@ -131,6 +132,11 @@ CASES = [
         )
     ),
     attention(2, 8, 1024, 64, suffix="-causal", causal=True),
+    decoding(1, 8, 200, 64, Target("torch", 1.2)),
+    *(
+        decoding(*sizes, full=True)
+        for sizes in ((1, 8, 50, 64), (32, 8, 200, 64), (1, 12, 1024, 64))
+    ),
     nt_asgd(Target("eager", 3.0), Target("torch", 3.0)),
     norm(2048 * 6, 256, Target("eager", 3.0)),
     norm(64 * 90, 512, Target("eager", 3.0)),

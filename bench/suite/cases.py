@@ -144,6 +144,26 @@ def attention(B, N, L, D, *targets, tensors=(), suffix="", **options):
     )
 
 
+def decoding(B, N, S, D, *targets, **fields):
+    """One query over S cached keys, forward only: it reads the keys and values once."""
+    cached = B * N * S * D
+    return BenchmarkCase(
+        "attention",
+        f"L1-S{S}-B{B}-N{N}-D{D}",
+        testing.attention_case(B, N, 1, S, D).make,
+        backward=False,
+        flops=4.0 * cached,
+        traffic=2 * cached,
+        copied=(B * N * S, D),
+        roofline="copy",
+        targets=targets,
+        eager=baselines.attention_eager,
+        # Without the options of baselines.attention, which would take a tenth of the time.
+        others={"torch": torch.nn.functional.scaled_dot_product_attention},
+        **fields,
+    )
+
+
 def words(randn, tokens, V):
     """Returns word ids as frequent as words in text (Zipf's law: ranks are log-uniform)."""
     u = 0.5 + 0.5 * torch.erf(randn(tokens) / 2**0.5)

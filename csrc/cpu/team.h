@@ -44,13 +44,17 @@ class Barrier {
   alignas(64) int turn_ = 0;     // how often all parts have met
 };
 
-// Returns the columns of [0, width) that parts [begin, end) of `parts` own: whole vectors, and at
-// least whole blocks of four, which is how Philox produces a mask.
+// The columns that parts of the work own are whole vectors, and at least whole blocks of four,
+// which is how Philox produces a mask.
 template <class T>
-HD Range own_columns(int64_t width, int64_t begin, int64_t end, int64_t parts) {
-  constexpr int64_t UNIT = LANES<T> < 4 ? 4 : LANES<T>;
-  const int64_t units = (width + UNIT - 1) / UNIT;
-  const int64_t first = units * begin / parts * UNIT, last = units * end / parts * UNIT;
+constexpr int64_t COLUMN_UNIT = LANES<T> < 4 ? 4 : LANES<T>;
+
+// Returns the columns of [0, width) that parts [begin, end) of `parts` own, in whole units.
+template <class T>
+HD Range own_columns(int64_t width, int64_t begin, int64_t end, int64_t parts,
+                     int64_t unit = COLUMN_UNIT<T>) {
+  const int64_t units = (width + unit - 1) / unit;
+  const int64_t first = units * begin / parts * unit, last = units * end / parts * unit;
   return {first < width ? first : width, last < width ? last : width};
 }
 

@@ -12,8 +12,8 @@ namespace fusedseq {
 namespace {
 
 // Whether fused/attention.py would accept q, k and v of a call without options. Its checks take a
-// fifth of the time of a small call.
-bool is_self_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
+// fifth of the time of a small call, and half of that of a decoding step.
+bool is_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   constexpr int64_t MAX_HEAD_DIM = 2048;
   const auto type = q.scalar_type();
   const bool on_cpu = q.device().is_cpu();
@@ -22,19 +22,21 @@ bool is_self_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   if (q.dim() != 4 || !is_known || !(on_cpu || q.device().is_cuda())) return false;
   if (q.size(1) == 0 || q.size(2) == 0 || q.size(3) == 0 || q.size(3) > MAX_HEAD_DIM) return false;
   for (const Tensor* t : {&k, &v})
-    if (t->sizes() != q.sizes() || t->scalar_type() != type || t->device() != q.device())
-      return false;
+    if (t->dim() != 4 || t->scalar_type() != type || t->device() != q.device()) return false;
+  if (k.sizes() != v.sizes() || k.size(0) != q.size(0) || k.size(3) != q.size(3)) return false;
+  if (k.size(1) == 0 || q.size(1) % k.size(1) != 0 || k.size(2) == 0) return false;
   return !at::autocast::is_autocast_enabled(q.device().type()) &&
          !at::impl::torch_function_mode_enabled();
 }
 
 // attention without options, or NotImplemented where Python has to check the arguments.
-py::object self_attention(py::handle q, py::handle k, py::handle v, std::optional<double> scale) {
+py::object attention_without_options(py::handle q, py::handle k, py::handle v,
+                                     std::optional<double> scale) {
   for (const py::handle t : {q, k, v})
     if (!THPVariable_CheckExact(t.ptr())) return not_implemented();
   const Tensor &query = THPVariable_Unpack(q.ptr()), &key = THPVariable_Unpack(k.ptr()),
                &value = THPVariable_Unpack(v.ptr());
-  if (!is_self_attention(query, key, value)) return not_implemented();
+  if (!is_attention(query, key, value)) return not_implemented();
   // The operator's inputs by name, once; a call replaces q, k, v and scale.
   static const Operator& op = all_operators().at("attention");
   static const auto& formula = static_cast<const Attention&>(*op.formula);
@@ -128,8 +130,8 @@ PYBIND11_MODULE(_autograd, m) {
       py::arg("function"),
       "Sets the function (operator, inputs, outputs, grads, needs) -> gradients of the inputs, "
       "which computes the gradients that C++ does not.");
-  m.def("self_attention", &self_attention, py::arg("q"), py::arg("k"), py::arg("v"),
-        py::arg("scale"),
+  m.def("attention_without_options", &attention_without_options, py::arg("q"), py::arg("k"),
+        py::arg("v"), py::arg("scale"),
         "fusedseq.fused.attention(q, k, v, scale=scale), or NotImplemented if Python has to make "
         "the call.");
   m.def(

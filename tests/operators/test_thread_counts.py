@@ -57,6 +57,20 @@ def test_recurrences_with_options(options, threads):
         assert_independent_of_threads(case, threads, dtype)
 
 
+@pytest.mark.parametrize("B", [16, 17, 23, 24, 33, 41, 49, 70, 147])
+def test_recurrences_of_many_rows(B, threads):
+    """Threads that get 8 rows or more each share the rows of the batch, otherwise the columns."""
+    options = {"zoneout_h": 0.5, "state_dropout": 0.3, "seed": 3}
+    for case in (
+        lstm_case(3, B, 33, 40),
+        lstm_case(3, B, 70, 130, weight_drop=0.4, seed=3),
+        mogrifier_lstm_case(3, B, 33, 72, 5, **options),
+        mogrifier_lstm_case(3, B, 72, 40, 4, rank=20),
+    ):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            assert_independent_of_threads(case, threads, dtype)
+
+
 @PRODUCTS
 @pytest.mark.parametrize("M", [1, 5, 12, 29, 64, 150])
 def test_linear(M, number, threads):

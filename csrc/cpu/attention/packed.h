@@ -65,17 +65,19 @@ class AttentionPacked {
 
   // The memory of one thread. The rows are only needed where rows are staged.
   struct Workspace {
-    Buffer<E> q;     // (L, Dp)
-    Buffer<E> k;     // (S, Dp)
-    Buffer<E> v;     // (S, Dp)
-    Buffer<E> dout;  // (L, Dp)
-    Buffer<T> row;   // (Dp,)  a row in the type of computing while it is staged
-    Buffer<T> to;    // (L, Dp)  results before they are stored
-    Buffer<T> dk;    // (S, Dp)
-    Buffer<T> dv;    // (S, Dp)
-    Buffer<T> keep;  // (MASK_BATCH, L, keep_stride)  the dropout's factors
-    Buffer<T> P;     // (MAX_PACKED_QUERIES + QUERIES, KEYS)  probabilities, with dropout
-    Buffer<T> dS;    // (MAX_PACKED_QUERIES + QUERIES, KEYS)  the gradient of the logits
+    Buffer<E> q;        // (L, Dp)
+    Buffer<E> k;        // (S, Dp)
+    Buffer<E> v;        // (S, Dp)
+    Buffer<E> dout;     // (L, Dp)
+    Buffer<T> row;      // (Dp,)  a row in the type of computing while it is staged
+    Buffer<T> to;       // (L, Dp)  results before they are stored
+    Buffer<T> dk;       // (S, Dp)
+    Buffer<T> dv;       // (S, Dp)
+    Buffer<T> keep;     // (MASK_BATCH, L, keep_stride)  the dropout's factors
+    Buffer<T> P;        // (MAX_PACKED_QUERIES + QUERIES, KEYS)  probabilities, with dropout
+    Buffer<T> dS;       // (MAX_PACKED_QUERIES + QUERIES, KEYS)  the gradient of the logits
+    Buffer<T> max;      // (MAX_PACKED_QUERIES + QUERIES,)  the largest logit of each query
+    Buffer<T> exp_sum;  // (MAX_PACKED_QUERIES + QUERIES,)  the sum of exp(logit - max)
     Workspace(const Problem& p, bool staged)
         : Workspace(p, staged ? p.a.L * p.Dp : 0, staged ? p.a.S * p.Dp : 0) {}
     Workspace(const Problem& p, int64_t queries, int64_t keys)
@@ -89,7 +91,9 @@ class AttentionPacked {
           dv(keys),
           keep(p.a.dropped ? MASK_BATCH * p.a.L * p.keep_stride + 2 * LANES<T> : 0),
           P((MAX_PACKED_QUERIES + QUERIES) * KEYS),
-          dS((MAX_PACKED_QUERIES + QUERIES) * KEYS) {}
+          dS((MAX_PACKED_QUERIES + QUERIES) * KEYS),
+          max(MAX_PACKED_QUERIES + QUERIES),
+          exp_sum(MAX_PACKED_QUERIES + QUERIES) {}
   };
 
   // The key and the query (within its vector) of each lane.
@@ -216,11 +220,15 @@ class AttentionPacked {
       const Mask no_key = total.v == zero.v;
       const V exp_sum = select<T>(no_key, V(T(1)), total), y = e / exp_sum;
       (a.dropped ? p.dropped(y, head.keep + i * p.keep_stride) : y).store(w.P + i * KEYS);
-      const V l = select<T>(no_key, V(INFINITE<T>), max + log_(exp_sum));
 #pragma GCC unroll 4
-      for (int r = 0; r < QUERIES; ++r)
-        if (i + r < a.L) lse[i + r] = l.v[r * KEYS];
+      for (int r = 0; r < QUERIES; ++r) {
+        w.max[i + r] = no_key[r * KEYS] ? INFINITE<T> : max.v[r * KEYS];
+        w.exp_sum[i + r] = exp_sum.v[r * KEYS];
+      }
     }
+    // The log-sum-exp of all queries at once: one logarithm for a vector of them.
+    for (int64_t i = 0; i < a.L; i += LANES<T>)
+      (V::load(w.max + i) + log_(V::load(w.exp_sum + i))).store(lse + i, a.L - i);
     E* out = static_cast<E*>(a.out) + (b * a.L * a.N + h) * a.D;  // (L, N, D)
     store(w, out, a.L, a.N * a.D, false,
           [&](auto* to, int64_t ld) { weighted_sum(w.P, head.v, head.keys, to, ld); });

@@ -87,12 +87,13 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
   }
 }
 
-// Calls f(first row, rows, left operand) with the rows of A (M, K) in chunks. scratch: left_size
-// elements.
+// Calls f(first row, rows, left operand) with the rows of A (M, K) in chunks of equal size. scratch:
+// left_size elements.
 template <class E, class S, class F>
 HD void each_chunk(int64_t M, int64_t K, Matrix<const S> A, E* scratch, F f) {
-  for (int64_t m = 0; m < M; m += CHUNK) {
-    const int64_t rows = M - m < CHUNK ? M - m : CHUNK;
+  const int64_t chunks = (M + CHUNK - 1) / CHUNK;
+  for (int64_t i = 0; i < chunks; ++i) {
+    const int64_t m = M * i / chunks, rows = M * (i + 1) / chunks - m;
     f(m, rows, left_operand(rows, K, Matrix<const S>{A.p + m * A.ld, A.ld}, scratch));
   }
 }

@@ -13,6 +13,7 @@
 // read where they are if S is bfloat16 and the number K of a row's elements is even.
 #pragma once
 #include "cpu/buffer.h"
+#include "cpu/gemm/column_sums.h"
 #include "cpu/gemm/dot_products.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/transposed.h"
@@ -197,19 +198,6 @@ void linear(const cpu::Linear<S>& l, cpu::Parallel run, int threads) {
       columns(n, n_end, packed + panel * begin, own_scratch, as_elements<E>(l.W + next * l.K));
     }
   });
-}
-
-// out[j] = the sum over the M rows of A[m * lda + j]. Blocks of 64 rows are summed by themselves
-// first, so that a long sum stays precise. `block` is a workspace of `columns` elements.
-template <class S, class T>
-void column_sums(int64_t M, const S* A, int64_t lda, int64_t columns, T* out, T* block) {
-  memset(out, 0, columns * sizeof(T));
-  for (int64_t m0 = 0; m0 < M; m0 += 64) {
-    memset(block, 0, columns * sizeof(T));
-    for (int64_t m = m0; m < M && m < m0 + 64; ++m)
-      add_row(A + m * lda, block, columns, T(1));
-    add_row((const T*)block, out, columns, T(1));
-  }
 }
 
 template <class E, class S>

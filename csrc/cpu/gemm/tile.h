@@ -64,11 +64,10 @@ void tile(int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C, bool ac
       for (int n = 0; n < nv; ++n)
         c[u][m][n] = Vec<T>(T(0));
 
-  // C is read at the end only: fetch it meanwhile.
-  if (accumulate)
-    for (int m = 0; m < M; ++m)
-      for (int n = 0; n < nv; ++n)
-        __builtin_prefetch(C.p + m * C.ld + n * LANES<T>, 1);
+  // C is read and written at the end only: fetch its cache lines meanwhile.
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < nv; ++n)
+      __builtin_prefetch(C.p + m * C.ld + n * LANES<T>, 1);
 
   // For each k, nv vectors of B are loaded once and multiplied by M broadcast elements of A.
   int64_t k = 0;

@@ -6,7 +6,8 @@
 // T * B rows.
 //
 // The split of the work and what limits it are those of forward.h: each part owns columns, and
-// there is a barrier before each product that needs the columns of all parts.
+// there is a barrier before each product that needs the columns of all parts; or it owns rows.
+// After the loop each part computes the gradients of its columns.
 #pragma once
 #include "cpu/gemm/gemm.h"
 #include "cpu/recurrence/backward_workspace.h"
@@ -22,38 +23,40 @@ template <class T, class E, bool cap>
 class RecurrentBackward {
  public:
   RecurrentBackward(const cpu::RecurrenceBackward<T>& g, int parts)
-      : g(g), r(g.forward), s(r), w(g, s, parts), parts(parts), barrier(parts) {}
+      : g(g),
+        r(g.forward),
+        s(r),
+        w(g, s, parts),
+        parts(parts),
+        by_rows(shares_rows<E>(s, r, parts)),
+        barrier(parts) {}
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    Part p{int(end - begin),
-           begin,
-           end,
-           own_columns<T>(s.H, begin, end, parts),
-           own_columns<T>(s.X, begin, end, parts),
-           own_columns<T>(s.rank, begin, end, parts),
-           w.zoneout + 2 * s.ldh * begin,
-           w.scratch + w.scratch_size * begin,
-           w.lefts + w.left * begin};
-    pack_weights(p);
+    const Part p{{s, begin, end, parts, by_rows, PANEL<E>},
+                 w.zoneout + 2 * s.ldh * begin,
+                 w.scratch + w.scratch_size * begin,
+                 w.lefts + w.left * begin,
+                 w.sums + 2 * w.sums_size * begin};
+    pack_weights(p.packed);
+    if (by_rows) barrier.wait(p.parts());
     prepare_state(p);
     for (int64_t t = s.steps - 1; t >= 0; --t)
       step(p, t);
-    barrier.wait(p.weight);
     store_state_gradients(p);
+    barrier.wait(p.parts());
+    gradient_of_x(p);
     gate_weight_gradients(p);
     round_weight_gradients(p);
   }
 
  private:
-  // What the parts [begin, end), which one thread runs, own together.
-  struct Part {
-    int weight;  // how many parts they are, for the barrier
-    int64_t begin, end;
-    Range h, x, r;  // hidden units, inputs and low-rank columns
-    T* zoneout;     // (2, ldh)  for h and for c
-    E* scratch;     // of gemm_transposed
-    E* left;        // a left operand as elements of the products
+  // What one thread computes, and its workspaces.
+  struct Part : Share {
+    T* zoneout;  // (2, ldh)  for h and for c
+    E* scratch;  // of gemm_transposed
+    E* left;     // a left operand as elements of the products
+    T* sums;     // (2, sums_size)  of column_sums
   };
 
   const cpu::RecurrenceBackward<T>& g;
@@ -61,6 +64,7 @@ class RecurrentBackward {
   const Sizes<T> s;
   BackwardWorkspace<T, E> w;
   const int parts;
+  const bool by_rows;
   Barrier barrier;
 
   int64_t rounds_on_x() const { return (s.rounds + 1) / 2; }
@@ -71,18 +75,13 @@ class RecurrentBackward {
     return r.round_gates + row * s.round_width + s.round_offset[k];
   }
 
-  // Sets or adds the part's columns of one row.
-  static void zero(T* p, Range columns) {
-    for (int64_t j = columns.begin; j < columns.end; j += LANES<T>)
-      Vec<T>(T(0)).store(p + j);
-  }
-  static void add(const T* step, T* total, Range columns) {
-    for (int64_t j = columns.begin; j < columns.end; j += LANES<T>)
-      (Vec<T>::load(total + j) + Vec<T>::load(step + j)).store(total + j);
+  // Waits until all parts have come here, unless no part needs what another one computes.
+  void wait(const Part& p) {
+    if (!by_rows) barrier.wait(p.parts());
   }
 
-  // Packs the part's columns of the weights, this time as right operands of dz W.
-  void pack_weights(const Part& p) {
+  // Packs columns of the weights, this time as right operands of dz W.
+  void pack_weights(const Columns& p) {
     if (s.rounds || g.dx)
       pack(r.W_ih + p.x.begin, s.X, 1, 4 * s.H, p.x.size(), w.W_ih + depth<E>(4 * s.H) * p.x.begin);
     pack(r.W_hh + p.h.begin, s.H, 1, 4 * s.H, p.h.size(), w.W_hh + depth<E>(4 * s.H) * p.h.begin);
@@ -98,18 +97,14 @@ class RecurrentBackward {
     }
   }
 
-  // Generates the mask of the state's dropout, clears the sums and loads dh and dc.
+  // Generates the mask of the state's dropout and loads dh and dc.
   void prepare_state(const Part& p) {
     memset(p.zoneout, 0, 2 * s.ldh * sizeof(T));  // so that no load reads uninitialised padding
-    for (int64_t k = 0; k < s.rounds; ++k)
-      zero(w.dbias[k], s.on_x(k) ? p.x : p.h);
-    for (int gate = 0; gate < 4; ++gate)
-      zero(w.db + gate * s.ldh, p.h);
-    for (int64_t b = 0; b < s.B; ++b) {
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
       if (r.state.threshold)
-        mask_values(r.state, b, s.H, p.h.begin, p.h.end, T(r.state.scale), T(0),
-                    w.state_mask + b * s.ldh + p.h.begin);
-      for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+        mask_values(r.state, b, s.H, p.own.h.begin, p.own.h.end, T(r.state.scale), T(0),
+                    w.state_mask + b * s.ldh + p.own.h.begin);
+      for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
         Vec<T>::load(g.dh + b * s.H + j, s.H - j).store(w.dh_carried + b * s.ldh + j);
         Vec<T>::load(g.dc + b * s.H + j, s.H - j).store(w.dc_carried + b * s.ldh + j);
       }
@@ -117,44 +112,41 @@ class RecurrentBackward {
   }
 
   void step(const Part& p, int64_t t) {
-    // Through the cell: dz of the part's hidden units, and the sums for db.
+    // Through the cell: dz of the part's hidden units.
     const int64_t first = t * s.B;  // the step's first row of T * B
-    for (int gate = 0; gate < 4; ++gate)
-      zero(w.db_step + gate * s.ldh, p.h);
-    for (int64_t b = 0; b < s.B; ++b) {
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
       recompute_operands(p, t, b);
       cell(p, t, b);
     }
-    for (int gate = 0; gate < 4; ++gate)
-      add(w.db_step + gate * s.ldh, w.db + gate * s.ldh, p.h);
-    barrier.wait(p.weight);
+    wait(p);
 
     // Through the gates' products into both operands, then through the rounds. Without rounds dx
     // is one product after the loop.
-    const Matrix<const T> dz{w.dz + first * w.ldz, w.ldz};
-    each_chunk(s.B, 4 * s.H, dz, p.left, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
+    const Matrix<const T> dz{w.dz + (first + p.rows.begin) * w.ldz, w.ldz};
+    T* const dh = w.dh + p.rows.begin * s.ldh + p.own.h.begin;
+    T* const dx = w.dx + p.rows.begin * s.ldx + p.own.x.begin;
+    const auto chunk = [&](int64_t m, int64_t rows, LeftOperand<E> left) {
       const int64_t K = depth<E>(4 * s.H);
-      const E *const W_hh = w.W_hh + K * p.h.begin, *const W_ih = w.W_ih + K * p.x.begin;
-      gemm_chunk<E>(rows, K, p.h.size(), left, W_hh,
-                    {w.dh + m * s.ldh + p.h.begin, s.ldh, true, false}, nullptr,
-                    s.rounds ? W_ih : W_hh);
+      const E *const W_hh = w.W_hh + K * p.own.h.begin, *const W_ih = w.W_ih + K * p.own.x.begin;
+      gemm_chunk<E>(rows, K, p.own.h.size(), left, W_hh, {dh + m * s.ldh, s.ldh, true, false},
+                    nullptr, s.rounds ? W_ih : W_hh);
       if (s.rounds)
-        gemm_chunk<E>(rows, K, p.x.size(), left, W_ih,
-                      {w.dx + m * s.ldx + p.x.begin, s.ldx, true, false}, nullptr,
-                      first_of_round(p, s.rounds - 1));
-    });
+        gemm_chunk<E>(rows, K, p.own.x.size(), left, W_ih, {dx + m * s.ldx, s.ldx, true, false},
+                      nullptr, first_of_round(p, s.rounds - 1));
+    };
+    each_chunk(p.rows.size(), 4 * s.H, dz, p.left, chunk);
     for (int64_t k = s.rounds - 1; k >= 0; --k)
       round(p, t, k);
 
     // Through the state's dropout into the state of the previous step; dx is complete.
-    for (int64_t b = 0; b < s.B; ++b) {
-      for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
+      for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
         Vec<T> d = Vec<T>::load(w.dh + b * s.ldh + j);
         if (r.state.threshold) d = d * Vec<T>::load(w.state_mask + b * s.ldh + j);
         (Vec<T>::load(w.dh_carried + b * s.ldh + j) + d).store(w.dh_carried + b * s.ldh + j);
       }
       if (s.rounds && g.dx)
-        for (int64_t j = p.x.begin; j < p.x.end; j += LANES<T>)
+        for (int64_t j = p.own.x.begin; j < p.own.x.end; j += LANES<T>)
           Vec<T>::load(w.dx + b * s.ldx + j).store(g.dx + (first + b) * s.X + j, s.X - j);
     }
   }
@@ -164,7 +156,7 @@ class RecurrentBackward {
   void recompute_operands(const Part& p, int64_t t, int64_t b) {
     const int64_t row = t * s.B + b;
     const T* h_before = t ? r.y + (row - s.B) * s.H : r.h0 + b * s.H;  // (H,)
-    for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+    for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
       Vec<T> h = Vec<T>::load(h_before + j, s.H - j);
       if (r.state.threshold) h = h * Vec<T>::load(w.state_mask + b * s.ldh + j);
       h.store(w.h_operand[0] + row * s.ldh + j);
@@ -174,7 +166,7 @@ class RecurrentBackward {
       }
     }
     if (s.rounds || w.x_operand[0])
-      for (int64_t j = p.x.begin; j < p.x.end; j += LANES<T>) {
+      for (int64_t j = p.own.x.begin; j < p.own.x.end; j += LANES<T>) {
         Vec<T> x = load_input(r, t, b, j);
         if (w.x_operand[0]) x.store(w.x_operand[0] + row * s.ldx + j);
         for (int64_t k = 0; k < s.rounds; k += 2) {
@@ -193,17 +185,17 @@ class RecurrentBackward {
     // Beyond the end of the sequence the state is copied, and so is its gradient.
     if (has_ended(r, t, b)) {
       for (int gate = 0; gate < 4; ++gate)
-        for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>)
+        for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>)
           Vec<T>(T(0)).store(out + gate * s.H + j, s.H - j);
       return;
     }
 
     const T* a = r.gates + row * 4 * s.Hp;             // (4, Hp)
     const T* c_before = r.cells + (row - s.B) * s.Hp;  // (Hp,)  only for t > 0
-    if (r.zoneout_h.threshold) zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.h, row, p.zoneout);
+    if (r.zoneout_h.threshold) zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.own.h, row, p.zoneout);
     if (r.zoneout_c.threshold)
-      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.h, row, p.zoneout + s.ldh);
-    for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.own.h, row, p.zoneout + s.ldh);
+    for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
       const int64_t n = s.H - j;
       const LstmGates<Vec<T>> gates{Vec<T>::load(a + j), Vec<T>::load(a + s.Hp + j),
                                     Vec<T>::load(a + 2 * s.Hp + j), Vec<T>::load(a + 3 * s.Hp + j)};
@@ -216,12 +208,12 @@ class RecurrentBackward {
       // Zoneout: the fraction 1 - u of the gradient bypasses the cell.
       Vec<T> bypass_h(T(0)), bypass_c(T(0));
       if (r.zoneout_h.threshold) {
-        const Vec<T> u = Vec<T>::load(p.zoneout + j - p.h.begin);
+        const Vec<T> u = Vec<T>::load(p.zoneout + j - p.own.h.begin);
         bypass_h = (1.f - u) * d_h;
         d_h = u * d_h;
       }
       if (r.zoneout_c.threshold) {
-        const Vec<T> u = Vec<T>::load(p.zoneout + s.ldh + j - p.h.begin);
+        const Vec<T> u = Vec<T>::load(p.zoneout + s.ldh + j - p.own.h.begin);
         bypass_c = (1.f - u) * d_c;
         d_c = u * d_c;
       }
@@ -232,22 +224,19 @@ class RecurrentBackward {
       bypass_h.store(carried_h);
       (d_c + bypass_c).store(carried_c);
       const Vec<T> all[4] = {d.i, d.f, d.g, d.o};
-      for (int gate = 0; gate < 4; ++gate) {
+      for (int gate = 0; gate < 4; ++gate)
         all[gate].store(out + gate * s.H + j, n);
-        T* sum = w.db_step + gate * s.ldh + j;
-        (Vec<T>::load(sum) + all[gate]).store(sum);
-      }
     }
   }
 
   // The part's columns of the weights through which the gradient of round k goes first and last: A
   // and F with a low rank, else A twice.
   const E* first_of_round(const Part& p, int64_t k) const {
-    const Range own = s.rank ? p.r : s.on_x(k) ? p.h : p.x;
+    const Range own = s.rank ? p.own.r : s.on_x(k) ? p.own.h : p.own.x;
     return w.A[first_use(r.A, k)] + depth<E>(s.out(k)) * own.begin;
   }
   const E* last_of_round(const Part& p, int64_t k) const {
-    const Range in = s.on_x(k) ? p.h : p.x;
+    const Range in = s.on_x(k) ? p.own.h : p.own.x;
     return s.rank ? w.F[first_use(r.F, k)] + depth<E>(s.rank) * in.begin : first_of_round(p, k);
   }
 
@@ -255,14 +244,13 @@ class RecurrentBackward {
   void round(const Part& p, int64_t t, int64_t k) {
     const bool on_x = s.on_x(k);
     const int64_t first = t * s.B;  // the step's first row of T * B
-    const Range out = on_x ? p.x : p.h, in = on_x ? p.h : p.x;
+    const Range out = on_x ? p.own.x : p.own.h, in = on_x ? p.own.h : p.own.x;
     const int64_t ld = s.ld_out(k), ld_in = on_x ? s.ldh : s.ldx;
     T* d_operand = on_x ? w.dx : w.dh;   // (B, ld)
     T* d_out = w.dgate[k] + first * ld;  // (B, ld)
 
     // Through the scaling: the pre-activation's gradient and that of the scaled operand.
-    zero(w.dbias_step[k], out);
-    for (int64_t b = 0; b < s.B; ++b)
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
       for (int64_t j = out.begin; j < out.end; j += LANES<T>) {
         const int64_t row = first + b;
         const Vec<T> operand = !on_x   ? Vec<T>::load(w.h_operand[k / 2] + row * ld + j)
@@ -272,24 +260,25 @@ class RecurrentBackward {
         const Vec<T> dg = mogrify_backward(Vec<T>::load(gate(k, row) + j), operand, d);
         d.store(d_operand + b * ld + j);
         dg.store(d_out + b * ld + j);
-        (Vec<T>::load(w.dbias_step[k] + j) + dg).store(w.dbias_step[k] + j);
       }
-    add(w.dbias_step[k], w.dbias[k], out);
-    barrier.wait(p.weight);
+    wait(p);
 
-    // Through the product (two with a low rank), which adds to the gradient of the operand it read.
-    T* target = (on_x ? w.dh : w.dx) + in.begin;
-    const E* next = k ? first_of_round(p, k - 1) : w.W_hh + depth<E>(4 * s.H) * p.h.begin;
+    // Through the product of the part's rows (two with a low rank), which adds to the gradient of
+    // the operand that it read.
+    const int64_t own = p.rows.begin, rows = p.rows.size();
+    const Matrix<const T> left{d_out + own * ld, ld};
+    const Output<T> target{(on_x ? w.dh : w.dx) + own * ld_in + in.begin, ld_in, true, true};
+    const E* next = k ? first_of_round(p, k - 1) : w.W_hh + depth<E>(4 * s.H) * p.own.h.begin;
     if (s.rank) {
-      T* u = w.dfactors[k] + first * s.ldr;  // (B, ldr)
-      gemm<E, T>(s.B, s.out(k), p.r.size(), {d_out, ld}, first_of_round(p, k),
-                 {u + p.r.begin, s.ldr, true, false}, p.left, nullptr, last_of_round(p, k));
-      barrier.wait(p.weight);
-      gemm<E, T>(s.B, s.rank, in.size(), {u, s.ldr}, last_of_round(p, k),
-                 {target, ld_in, true, true}, p.left, nullptr, next);
+      T* u = w.dfactors[k] + (first + own) * s.ldr;  // (rows, ldr)
+      gemm<E, T>(rows, s.out(k), p.own.r.size(), left, first_of_round(p, k),
+                 {u + p.own.r.begin, s.ldr, true, false}, p.left, nullptr, last_of_round(p, k));
+      wait(p);
+      gemm<E, T>(rows, s.rank, in.size(), {u, s.ldr}, last_of_round(p, k), target, p.left, nullptr,
+                 next);
     } else {
-      gemm<E, T>(s.B, s.out(k), in.size(), {d_out, ld}, first_of_round(p, k),
-                 {target, ld_in, true, true}, p.left, nullptr, next);
+      gemm<E, T>(rows, s.out(k), in.size(), left, first_of_round(p, k), target, p.left, nullptr,
+                 next);
     }
   }
 
@@ -303,36 +292,45 @@ class RecurrentBackward {
                          p.scratch);
   }
 
-  // out (width,) (+)= the part's columns of `sums`, unless out is null.
-  static void store_sums(T* out, const T* sums, Range columns, int64_t width, bool accumulate) {
+  // out (width,) (+)= the sums of the columns of d over all T * B rows, unless out is null. Each
+  // part computes columns.
+  void bias_gradient(const Part& p, T* out, int64_t width, Matrix<const T> d, bool accumulate) {
     if (!out) return;
-    for (int64_t j = columns.begin; j < columns.end; j += LANES<T>) {
-      Vec<T> v = Vec<T>::load(sums + j);
-      if (accumulate) v = v + Vec<T>::load(out + j, width - j);
-      v.store(out + j, width - j);
-    }
+    const Range own = own_columns<T>(width, p.begin, p.end, parts);
+    column_sums(w.rows, d.p + own.begin, d.ld, own.size(), p.sums, p.sums + w.sums_size);
+    if (accumulate)
+      add_row((const T*)p.sums, out + own.begin, own.size(), T(1));
+    else
+      memcpy(out + own.begin, p.sums, own.size() * sizeof(T));
   }
 
   void store_state_gradients(const Part& p) {
-    for (int64_t b = 0; b < s.B; ++b)
-      for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
+      for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
         Vec<T>::load(w.dh_carried + b * s.ldh + j).store(g.dh0 + b * s.H + j, s.H - j);
         Vec<T>::load(w.dc_carried + b * s.ldh + j).store(g.dc0 + b * s.H + j, s.H - j);
       }
   }
 
-  // After the loop: the gradients of W_ih, W_hh and b, and without rounds that of x.
+  // After the loop, without rounds: the gradient of x. Where the parts own rows of the batch, each
+  // computes rows of dx.
+  void gradient_of_x(const Part& p) {
+    if (s.rounds || !g.dx) return;
+    const int64_t first = by_rows ? w.rows * p.begin / parts : 0;
+    const int64_t last = by_rows ? w.rows * p.end / parts : w.rows;
+    gemm<E, T>(last - first, 4 * s.H, p.own.x.size(), {w.dz + first * w.ldz, w.ldz},
+               w.W_ih + depth<E>(4 * s.H) * p.own.x.begin,
+               {g.dx + first * s.X + p.own.x.begin, s.X, false, false}, p.left);
+  }
+
+  // After the loop: the gradients of W_ih, W_hh and b.
   void gate_weight_gradients(const Part& p) {
-    if (s.rounds == 0 && g.dx)
-      gemm<E, T>(w.rows, 4 * s.H, p.x.size(), {w.dz, w.ldz}, w.W_ih + depth<E>(4 * s.H) * p.x.begin,
-                 {g.dx + p.x.begin, s.X, false, false}, p.left);
     const T* operand = w.x_operand[rounds_on_x()];  // null without rounds and lengths
     const Matrix<const T> x = operand ? Matrix<const T>{operand, s.ldx} : Matrix<const T>{r.x, s.X};
     weight_gradient(p, g.dW_ih, 4 * s.H, s.X, {w.dz, w.ldz}, x, false);
     weight_gradient(p, g.dW_hh, 4 * s.H, s.H, {w.dz, w.ldz}, {w.h_operand[rounds_on_h()], s.ldh},
                     false);
-    for (int gate = 0; gate < 4; ++gate)
-      if (g.db) store_sums(g.db + gate * s.H, w.db + gate * s.ldh, p.h, s.H, false);
+    bias_gradient(p, g.db, 4 * s.H, {w.dz, w.ldz}, false);
   }
 
   // After the loop: the gradients of the rounds' weights. Those of a shared weight are summed.
@@ -353,7 +351,7 @@ class RecurrentBackward {
       } else {
         weight_gradient(p, g.dA[k], s.out(k), s.in(k), dgate, operand, repeated(g.dA));
       }
-      store_sums(g.dbias[k], w.dbias[k], on_x ? p.x : p.h, s.out(k), repeated(g.dbias));
+      bias_gradient(p, g.dbias[k], s.out(k), dgate, repeated(g.dbias));
     }
   }
 };

@@ -1,5 +1,6 @@
 // The packed weights and the intermediate gradients of a recurrence's backward pass.
 #pragma once
+#include "cpu/gemm/column_sums.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/transposed.h"
 #include "cpu/recurrence/sizes.h"
@@ -15,6 +16,7 @@ struct BackwardWorkspace {
   const int64_t ldz;           // the row length of dz
   const int64_t scratch_size;  // of gemm_transposed
   const int64_t left;          // the elements of a converted left operand, see gemm.h
+  const int64_t sums_size;     // the most columns of a bias's gradient
 
   // Weights, packed as right operands of dz W. Rounds that share a weight share the packed copy.
   Buffer<E> W_ih;           // (4H, X)
@@ -31,18 +33,13 @@ struct BackwardWorkspace {
   Buffer<T> dgate[MAX_ROUNDS];     // (T, B, ld_out)  of the rounds' pre-activations
   Buffer<T> dfactors[MAX_ROUNDS];  // (T, B, ldr)  of the products with F
 
-  // Gradients of the biases.
-  Buffer<T> db;                      // (4, ldh)  summed over the steps
-  Buffer<T> db_step;                 // (4, ldh)  summed within a step
-  Buffer<T> dbias[MAX_ROUNDS];       // (ld_out,)  summed over the steps
-  Buffer<T> dbias_step[MAX_ROUNDS];  // (ld_out,)  summed within a step
-
   // The operands of the products, recomputed. x_operand[0] is x with zeros behind the ends of the
   // sequences; only where the product for dW_ih reads it, see reads_masked_x.
   Buffer<T> x_operand[MAX_ROUNDS / 2 + 2];  // (T, B, ldx)  x after i rounds on it
   Buffer<T> h_operand[MAX_ROUNDS / 2 + 2];  // (T, B, ldh)  h after i rounds on it
   Buffer<T> state_mask;                     // (B, ldh)  the factors of the state's dropout
   Buffer<T> zoneout;                        // (parts, 2, ldh)
+  Buffer<T> sums;                           // (parts, 2, sums_size)  of column_sums
   Buffer<E> scratch;                        // (parts, scratch_size)
   Buffer<E> lefts;                          // (parts, left)
 
@@ -61,6 +58,7 @@ struct BackwardWorkspace {
         ldz(leading_dimension<T>(4 * s.H)),
         scratch_size(round_up<E>(TRANSPOSED_SCRATCH<E>)),
         left(left_size<E, T>(s.widest())),
+        sums_size(round_up<T>(s.widest())),
         W_ih(packed_size<E>(4 * s.H, s.X)),
         W_hh(packed_size<E>(4 * s.H, s.H)),
         dz(rows * ldz),
@@ -68,10 +66,9 @@ struct BackwardWorkspace {
         dx(s.B * s.ldx),
         dh_carried(s.B * s.ldh),
         dc_carried(s.B * s.ldh),
-        db(4 * s.ldh),
-        db_step(4 * s.ldh),
         state_mask(r.state.threshold ? s.B * s.ldh : 0),
         zoneout(2 * s.ldh * parts),
+        sums(2 * sums_size * parts),
         scratch(scratch_size * parts),
         lefts(left * parts) {
     if (masked_x) x_operand[0] = Buffer<T>(rows * s.ldx);
@@ -82,8 +79,6 @@ struct BackwardWorkspace {
       if (s.rank && first_use(r.F, k) == k) F[k] = Buffer<E>(packed_size<E>(s.rank, s.in(k)));
       if (s.rank) dfactors[k] = Buffer<T>(rows * s.ldr);
       dgate[k] = Buffer<T>(rows * s.ld_out(k));
-      dbias[k] = Buffer<T>(s.ld_out(k));
-      dbias_step[k] = Buffer<T>(s.ld_out(k));
       (s.on_x(k) ? x_operand[k / 2 + 1] : h_operand[k / 2 + 1]) = Buffer<T>(rows * s.ld_out(k));
     }
   }

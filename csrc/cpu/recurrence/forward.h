@@ -3,16 +3,18 @@
 // One team of threads runs all time steps. Each part of the work owns a range of hidden units (and
 // of inputs, and of a low rank's columns). It packs its own columns of every weight once, and after
 // each product does the pointwise work of the columns that it has just computed. A step has a
-// barrier after each round (two if the rank is low) and one after the gates. No memory is allocated
-// in the loop.
+// barrier after each round (two if the rank is low) and one after the gates. Where the batch has
+// many rows and the weights are small, each part owns rows of the batch instead, of which it
+// computes all columns, and no step has a barrier: see shares_rows. No memory is allocated in the
+// loop.
 //
 // Layout: rows are those of the batch; within a row, the four gates of all hidden units follow each
 // other. Rows of saved tensors are padded to PAD elements, rows of workspaces also to avoid cache
 // conflicts (see buffer.h), so that all loops run over whole vectors.
 //
 // What limits it: with 20 rows and more the multiply-add units; with one row reading the weights
-// from the L3 cache, which happens once a step. Without rounds the product x W_ih^T of all steps is
-// computed before the loop; with rounds it cannot be, because x is then modified in each step.
+// from the L3 cache, which happens once a step. Without rounds the product x W_ih^T is computed for
+// blocks of steps; with rounds it cannot be, because x is then modified in each step.
 #pragma once
 #include "cpu/gemm/gemm.h"
 #include "cpu/recurrence/sizes.h"
@@ -31,6 +33,11 @@ class RecurrentForward {
       : r(r),
         s(r),
         parts(parts),
+        by_rows(shares_rows<E>(s, r, parts)),
+        input_block(s.rounds || by_rows ? 0
+                    : s.B <= CHUNK / 2  ? CHUNK / s.B
+                    : s.B < 2 * CHUNK   ? 2 * CHUNK / s.B
+                                        : 1),
         barrier(parts),
         W_ih(4 * packed_size<E>(s.X, s.H)),
         W_hh(4 * packed_size<E>(s.H, s.H)),
@@ -52,42 +59,38 @@ class RecurrentForward {
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    Part p{int(end - begin),
-           own_columns<T>(s.H, begin, end, parts),
-           own_columns<T>(s.X, begin, end, parts),
-           own_columns<T>(s.rank, begin, end, parts),
-           zoneout + 2 * s.ldh * begin,
-           lefts + left * begin};
-    pack_weights(p);
+    const Part p{{s, begin, end, parts, by_rows, PANEL<E>},
+                 zoneout + 2 * s.ldh * begin,
+                 lefts + left * begin};
+    pack_weights(p.packed);
     prepare_state(p);
-
-    // Without rounds the inputs' product does not depend on the state: all steps at once. The rows
-    // behind the end of a sequence are computed too, and not used.
-    if (s.rounds == 0)
-      add_gates(p, s.steps * s.B, s.X, {r.x, s.X}, W_ih, r.gates, false, first_of_step(p));
-    barrier.wait(p.weight);
+    barrier.wait(p.parts());
 
     for (int64_t t = 0; t < s.steps; ++t) {
+      if (input_block && t % input_block == 0) add_inputs(p, t);
       for (int64_t k = 0; k < s.rounds; ++k)
         round(p, t, k);
       gates(p, t);
-      barrier.wait(p.weight);
+      wait(p);
     }
     store_last_state(p);
   }
 
  private:
-  // What the parts that one thread runs own together.
-  struct Part {
-    int weight;     // how many parts they are, for the barrier
-    Range h, x, r;  // hidden units, inputs and low-rank columns
-    T* zoneout;     // (2, ldh)  for h and for c
-    E* left;        // a left operand as elements of the products
+  // What one thread computes, and its workspaces.
+  struct Part : Share {
+    T* zoneout;  // (2, ldh)  for h and for c
+    E* left;     // a left operand as elements of the products
   };
 
   const cpu::Recurrence<T>& r;
   const Sizes<T> s;
   const int parts;
+  const bool by_rows;
+  // Without rounds the inputs' product does not depend on the state. It is computed for a block of
+  // so many steps at once: enough rows that W_ih is seldom read, and few enough that the block's
+  // gates are still in the L2 cache when their step comes. 0: each step computes its own.
+  const int64_t input_block;
   Barrier barrier;
   Buffer<E> W_ih;           // packed, (4)(X, H)
   Buffer<E> W_hh;           // packed, (4)(H, H)
@@ -103,26 +106,31 @@ class RecurrentForward {
   const int64_t left;     // the elements of a converted left operand, see gemm.h
   Buffer<E> lefts;        // (parts, left)
 
+  // Waits until all parts have come here, unless no part needs what another one computes.
+  void wait(const Part& p) {
+    if (!by_rows) barrier.wait(p.parts());
+  }
+
   // The part's columns of one gate's packed weight with K rows.
   const E* packed(const E* weight, int64_t K, int gate, const Part& p) const {
-    return weight + gate * packed_size<E>(K, s.H) + depth<E>(K) * p.h.begin;
+    return weight + gate * packed_size<E>(K, s.H) + depth<E>(K) * p.own.h.begin;
   }
 
   // The part's columns of the weights that round k multiplies first and last: F and A with a low
   // rank, else A twice.
   const E* last_of_round(const Part& p, int64_t k) const {
     const int64_t K = s.rank ? s.rank : s.in(k);
-    return A[first_use(r.A, k)] + depth<E>(K) * (s.on_x(k) ? p.x : p.h).begin;
+    return A[first_use(r.A, k)] + depth<E>(K) * (s.on_x(k) ? p.own.x : p.own.h).begin;
   }
   const E* first_of_round(const Part& p, int64_t k) const {
-    return s.rank ? F[first_use(r.F, k)] + depth<E>(s.in(k)) * p.r.begin : last_of_round(p, k);
+    return s.rank ? F[first_use(r.F, k)] + depth<E>(s.in(k)) * p.own.r.begin : last_of_round(p, k);
   }
   // The weight that a step multiplies first.
   const E* first_of_step(const Part& p) const {
     return s.rounds ? first_of_round(p, 0) : packed(W_hh, s.H, 0, p);
   }
 
-  void pack_weights(const Part& p) {
+  void pack_weights(const Columns& p) {
     for (int64_t g = 0; g < 4; ++g) {
       const int64_t row = g * s.H + p.h.begin;
       pack(r.W_ih + row * s.X, 1, s.X, s.X, p.h.size(),
@@ -144,11 +152,11 @@ class RecurrentForward {
   // Generates the mask of the state's dropout and copies h0 and c0 to padded rows.
   void prepare_state(const Part& p) {
     memset(p.zoneout, 0, 2 * s.ldh * sizeof(T));  // so that no load reads uninitialised padding
-    for (int64_t b = 0; b < s.B; ++b) {
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
       if (r.state.threshold)
-        mask_values(r.state, b, s.H, p.h.begin, p.h.end, T(r.state.scale), T(0),
-                    state_mask + b * s.ldh + p.h.begin);
-      for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+        mask_values(r.state, b, s.H, p.own.h.begin, p.own.h.end, T(r.state.scale), T(0),
+                    state_mask + b * s.ldh + p.own.h.begin);
+      for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
         Vec<T>::load(r.c0 + b * s.H + j, s.H - j).store(c_first + b * s.Hp + j);
         const Vec<T> h = Vec<T>::load(r.h0 + b * s.H + j, s.H - j);
         h.store(h_carried + b * s.ldh + j);
@@ -166,30 +174,32 @@ class RecurrentForward {
   // with the other operand.
   void round(const Part& p, int64_t t, int64_t k) {
     const bool on_x = s.on_x(k);
-    const Range out = on_x ? p.x : p.h;
+    const Range out = on_x ? p.own.x : p.own.h;
     const T* operand = on_x ? (k < 2 ? h_in[t % 2] : h_mogrified) : x_mogrified;
     const int64_t ld = on_x ? s.ldh : s.ldx, K = s.rank ? s.rank : s.in(k);
     T* gate = r.round_gates + t * s.B * s.round_width + s.round_offset[k];  // (B, round_width)
     const E* weight = last_of_round(p, k);
     const E* next = k + 1 < s.rounds ? first_of_round(p, k + 1) : packed(W_ih, s.X, 0, p);
+    const int64_t first = p.rows.begin, rows = p.rows.size();
+    const Matrix<const T> left{operand + first * ld, ld};
+    const Output<T> product{gate + first * s.round_width + out.begin, s.round_width, true, false};
 
-    // The product. With a low rank there are two, and the second needs all columns of the first.
+    // The product of the part's rows. With a low rank there are two, and the second needs all
+    // columns of the first.
     if (s.rank) {
-      T* u = r.factors + (k * s.steps + t) * s.B * s.rp;  // (B, rp)
-      gemm<E, T>(s.B, s.in(k), p.r.size(), {operand, ld}, first_of_round(p, k),
-                 {u + p.r.begin, s.rp, true, false}, p.left, nullptr, weight);
-      barrier.wait(p.weight);
-      gemm<E, T>(s.B, K, out.size(), {u, s.rp}, weight,
-                 {gate + out.begin, s.round_width, true, false}, p.left, nullptr, next);
+      T* u = r.factors + ((k * s.steps + t) * s.B + first) * s.rp;  // (rows, rp)
+      gemm<E, T>(rows, s.in(k), p.own.r.size(), left, first_of_round(p, k),
+                 {u + p.own.r.begin, s.rp, true, false}, p.left, nullptr, weight);
+      wait(p);
+      gemm<E, T>(rows, K, out.size(), {u, s.rp}, weight, product, p.left, nullptr, next);
     } else {
-      gemm<E, T>(s.B, K, out.size(), {operand, ld}, weight,
-                 {gate + out.begin, s.round_width, true, false}, p.left, nullptr, next);
+      gemm<E, T>(rows, K, out.size(), left, weight, product, p.left, nullptr, next);
     }
 
     // Bias, sigmoid (saved for backward) and the operand's new value. The first round on x and the
     // first one on h start from the step's inputs, later rounds from the previous one's result.
     const T* bias = r.bias[k];  // (out,) or null
-    for (int64_t b = 0; b < s.B; ++b)
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
       for (int64_t j = out.begin; j < out.end; j += LANES<T>) {
         T* z = gate + b * s.round_width + j;
         Vec<T> g = Vec<T>::load(z);
@@ -205,7 +215,7 @@ class RecurrentForward {
           mogrify(g, Vec<T>::load(k == 1 ? h_in[t % 2] + b * s.ldh + j : h)).store(h);
         }
       }
-    barrier.wait(p.weight);
+    wait(p);
   }
 
   // The part's columns of z (rows, 4, Hp) (+)= operand (rows, K) times the packed weight. next: the
@@ -214,20 +224,33 @@ class RecurrentForward {
                  T* z, bool accumulate, const E* next) {
     each_chunk(rows, K, operand, p.left, [&](int64_t m, int64_t height, LeftOperand<E> left) {
       for (int g = 0; g < 4; ++g)
-        gemm_chunk<E>(height, depth<E>(K), p.h.size(), left, packed(weight, K, g, p),
-                      {z + (m * 4 + g) * s.Hp + p.h.begin, 4 * s.Hp, true, accumulate}, nullptr,
+        gemm_chunk<E>(height, depth<E>(K), p.own.h.size(), left, packed(weight, K, g, p),
+                      {z + (m * 4 + g) * s.Hp + p.own.h.begin, 4 * s.Hp, true, accumulate}, nullptr,
                       g < 3 ? packed(weight, K, g + 1, p) : next);
     });
   }
 
+  // The inputs' part of the gates of the steps of a block, from step t on. The rows behind the end
+  // of a sequence are computed too, and not used.
+  void add_inputs(const Part& p, int64_t t) {
+    const int64_t steps = s.steps - t < input_block ? s.steps - t : input_block;
+    add_gates(p, steps * s.B, s.X, {r.x + t * s.B * s.X, s.X}, W_ih, r.gates + t * s.B * 4 * s.Hp,
+              false, packed(W_hh, s.H, 0, p));
+  }
+
   // The gates of step t and, from them, the new state.
   void gates(const Part& p, int64_t t) {
+    const int64_t first = p.rows.begin, rows = p.rows.size();
     T* out = r.gates + t * s.B * 4 * s.Hp;  // (B, 4, Hp)
+    T* z = out + first * 4 * s.Hp;          // (rows, 4, Hp)
     const T* h = s.rounds < 2 ? h_in[t % 2] : h_mogrified;
-    if (s.rounds > 0)
-      add_gates(p, s.B, s.X, {x_mogrified, s.ldx}, W_ih, out, false, packed(W_hh, s.H, 0, p));
-    add_gates(p, s.B, s.H, {h, s.ldh}, W_hh, out, true, first_of_step(p));
-    for (int64_t b = 0; b < s.B; ++b)
+    if (!input_block) {
+      const Matrix<const T> x = s.rounds ? Matrix<const T>{x_mogrified + first * s.ldx, s.ldx}
+                                         : Matrix<const T>{r.x + (t * s.B + first) * s.X, s.X};
+      add_gates(p, rows, s.X, x, W_ih, z, false, packed(W_hh, s.H, 0, p));
+    }
+    add_gates(p, rows, s.H, {h + first * s.ldh, s.ldh}, W_hh, z, true, first_of_step(p));
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
       cell(p, t, b, out + b * 4 * s.Hp);
   }
 
@@ -240,11 +263,11 @@ class RecurrentForward {
     T* h = h_carried + b * s.ldh;                                                       // (ldh,)
     T* next_in = h_in[(t + 1) % 2] + b * s.ldh;                                         // (ldh,)
     if (r.zoneout_h.threshold)
-      zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.h, t * s.B + b, p.zoneout);
+      zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.own.h, t * s.B + b, p.zoneout);
     if (r.zoneout_c.threshold)
-      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.h, t * s.B + b, p.zoneout + s.ldh);
+      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.own.h, t * s.B + b, p.zoneout + s.ldh);
 
-    for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+    for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
       // Activate the gates and save them.
       const int64_t n = s.H - j;
       const Vec<T> c_old = Vec<T>::load(c_before + j), h_old = Vec<T>::load(h + j);
@@ -261,8 +284,9 @@ class RecurrentForward {
 
       // The new state. A row whose sequence has ended retains its state, and its output is zero.
       LstmState<Vec<T>> state = lstm_cell<cap>(a, c_old);
-      if (r.zoneout_h.threshold) state.h = mix(p.zoneout + j - p.h.begin, state.h, h_old);
-      if (r.zoneout_c.threshold) state.c = mix(p.zoneout + s.ldh + j - p.h.begin, state.c, c_old);
+      if (r.zoneout_h.threshold) state.h = mix(p.zoneout + j - p.own.h.begin, state.h, h_old);
+      if (r.zoneout_c.threshold)
+        state.c = mix(p.zoneout + s.ldh + j - p.own.h.begin, state.c, c_old);
       if (!alive) state = {h_old, c_old};
       (alive ? state.h : Vec<T>(T(0))).store(y + j, n);
       state.c.store(c_after + j);
@@ -279,8 +303,8 @@ class RecurrentForward {
 
   void store_last_state(const Part& p) {
     const T* c = r.cells + (s.steps - 1) * s.B * s.Hp;  // (B, Hp)
-    for (int64_t b = 0; b < s.B; ++b)
-      for (int64_t j = p.h.begin; j < p.h.end; j += LANES<T>) {
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
+      for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
         Vec<T>::load(h_carried + b * s.ldh + j).store(r.h + b * s.H + j, s.H - j);
         Vec<T>::load(c + b * s.Hp + j).store(r.c + b * s.H + j, s.H - j);
       }

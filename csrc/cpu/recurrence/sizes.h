@@ -3,6 +3,7 @@
 #include "cpu/buffer.h"
 #include "cpu/kernels.h"
 #include "cpu/random_mask.h"
+#include "cpu/simd/bf16_pair.h"
 #include "cpu/team.h"
 
 namespace fusedseq {
@@ -67,6 +68,60 @@ template <class T>
 bool has_ended(const cpu::Recurrence<T>& r, int64_t t, int64_t b) {
   return r.lengths && t >= r.lengths[b];
 }
+
+// Whether the parts of the team share the rows of the batch during the steps, instead of the
+// columns (see forward.h). A part that owns rows needs no barrier, but reads all weights in every
+// step: they have to fit in its L2 cache, or to be used for many rows.
+//
+// A part gets at least 8 rows. Then all tiles of a product have 4 rows or more, whichever way the
+// work is split, and so the same order of additions.
+template <class E, class T>
+bool shares_rows(const Sizes<T>& s, const cpu::Recurrence<T>& r, int parts) {
+  constexpr int64_t MIN_ROWS = 8, MANY_ROWS = 32, SMALL = 3 << 19, LARGE = 4 << 20;  // bytes
+  int64_t numbers = 4 * s.H * (s.H + s.X);
+  for (int64_t k = 0; k < s.rounds; ++k)
+    if (first_use(r.A, k) == k)
+      numbers += s.rank ? s.rank * (s.in(k) + s.out(k)) : s.in(k) * s.out(k);
+  const int64_t rows = s.B / parts, bytes = numbers * int64_t(sizeof(E)) / NUMBERS<E>;
+  return parts > 1 && rows >= MIN_ROWS && bytes <= (rows >= MANY_ROWS ? LARGE : SMALL);
+}
+
+// Columns of the matrices of a recurrence.
+struct Columns {
+  Range h, x, r;  // hidden units, inputs and low-rank columns
+};
+template <class T>
+Columns all_columns(const Sizes<T>& s) {
+  return {{0, s.H}, {0, s.X}, {0, s.rank}};
+}
+// Returns the columns that parts [begin, end) of the team own, in whole units.
+template <class T>
+Columns columns_of(const Sizes<T>& s, int64_t begin, int64_t end, int64_t parts, int64_t unit) {
+  return {own_columns<T>(s.H, begin, end, parts, unit),
+          own_columns<T>(s.X, begin, end, parts, unit),
+          own_columns<T>(s.rank, begin, end, parts, unit)};
+}
+
+// What one thread computes: the parts [begin, end) of the work. During the steps it multiplies its
+// own rows of the batch by its own columns of the weights. Of each weight it packs the columns
+// `packed`: its own ones, or where the parts own rows, whole panels, because all parts multiply by
+// them.
+struct Share {
+  int64_t begin, end;
+  Range rows;
+  Columns own, packed;
+
+  // panel: the columns of a panel of packed weights.
+  template <class T>
+  Share(const Sizes<T>& s, int64_t begin, int64_t end, int64_t parts, bool by_rows, int64_t panel)
+      : begin(begin),
+        end(end),
+        rows{by_rows ? s.B * begin / parts : 0, by_rows ? s.B * end / parts : s.B},
+        own(by_rows ? all_columns(s) : columns_of(s, begin, end, parts, COLUMN_UNIT<T>)),
+        packed(by_rows ? columns_of(s, begin, end, parts, panel) : own) {}
+
+  int64_t parts() const { return end - begin; }
+};
 
 // Returns the units from j on of x in row b at step t, or zeros behind the end of the sequence.
 template <class T>

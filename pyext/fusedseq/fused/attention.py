@@ -72,7 +72,11 @@ def attention(
         and (scale is None or type(scale) is float)
         and not is_transformed()
     ):
-        fast_path = autograd.recorder.self_attention if autograd.recorder else self_attention
+        fast_path = (
+            autograd.recorder.attention_without_options
+            if autograd.recorder
+            else attention_without_options
+        )
         out: Tensor = fast_path(q, k, v, scale)
         if out is not NotImplemented:
             return out
@@ -112,26 +116,28 @@ def attention(
     return out
 
 
-def self_attention(q: Any, k: Any, v: Any, scale: float | None) -> Any:
+def attention_without_options(q: Any, k: Any, v: Any, scale: float | None) -> Any:
     """The fast path of a call without options, whose checks would take a fifth of the time of a
     small call. Returns NotImplemented unless q, k and v are known to be valid.
     csrc/python/_autograd.cpp has the same in C++.
     """
-    if not is_self_attention(q, k, v):
+    if not is_attention(q, k, v):
         return NotImplemented
     scale = q.size(3) ** -0.5 if scale is None else scale
     return autograd.call_by_name(OP, NO_OPTIONS | {"q": q, "k": k, "v": v, "scale": scale})[0]
 
 
-def is_self_attention(q: Any, k: Any, v: Any) -> bool:
+def is_attention(q: Any, k: Any, v: Any) -> bool:
     if not type(q) is type(k) is type(v) is Tensor:
         return False
     shape, device, dtype = q.shape, q.device, q.dtype
-    if not shape == k.shape == v.shape or not dtype is k.dtype is v.dtype:
+    if not q.dim() == k.dim() == 4 or k.shape != v.shape or not dtype is k.dtype is v.dtype:
         return False
     if not device == k.device == v.device or torch.is_autocast_enabled(device.type):
         return False
-    if len(shape) != 4 or 0 in shape[1:] or shape[3] > attention_checks.MAX_HEAD_DIM:
+    if 0 in shape[1:] or 0 in k.shape[1:] or shape[3] > attention_checks.MAX_HEAD_DIM:
+        return False
+    if shape[0] != k.size(0) or shape[1] % k.size(1) or shape[3] != k.size(3):
         return False
     return dtype in DTYPES.get(device.type, ())
 

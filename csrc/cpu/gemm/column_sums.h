@@ -1,0 +1,22 @@
+// The sums of the columns of a matrix, which are the gradients of biases.
+#pragma once
+#include "cpu/simd/row_arithmetic.h"
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+// out[j] = the sum over the M rows of A[m * lda + j]. Blocks of 64 rows are summed by themselves
+// first, so that a long sum stays precise. `block` is a workspace of `columns` elements.
+template <class S, class T>
+void column_sums(int64_t M, const S* A, int64_t lda, int64_t columns, T* out, T* block) {
+  memset(out, 0, columns * sizeof(T));
+  for (int64_t m0 = 0; m0 < M; m0 += 64) {
+    memset(block, 0, columns * sizeof(T));
+    for (int64_t m = m0; m < M && m < m0 + 64; ++m)
+      add_row(A + m * lda, block, columns, T(1));
+    add_row((const T*)block, out, columns, T(1));
+  }
+}
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq
