@@ -9,6 +9,7 @@ from bench.suite.cases import (
     decoding,
     elementwise,
     embedding,
+    encoder_layer,
     feed_forward,
     linear,
     lstm,
@@ -136,6 +137,11 @@ CASES = [
     *(
         decoding(*sizes, full=True)
         for sizes in ((1, 8, 50, 64), (32, 8, 200, 64), (1, 12, 1024, 64))
+    ),
+    encoder_layer(64, 20, 512, Target("torch", 1.6)),
+    *(
+        encoder_layer(*sizes, Target("torch", 1.6), full=True)
+        for sizes in ((32, 128, 256), (8, 512, 512))
     ),
     nt_asgd(Target("eager", 3.0), Target("torch", 3.0)),
     norm(2048 * 6, 256, Target("eager", 3.0)),

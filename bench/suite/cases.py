@@ -7,11 +7,12 @@ documented models.
 
 import itertools
 import math
+from functools import partial
 
 import torch
 from fusedseq import fused, testing
 
-from bench.suite import baselines, optimizers
+from bench.suite import baselines, encoder_layers, optimizers
 from bench.suite.case import BenchmarkCase, OptimizerStepCase
 
 CASE_FIELDS = ("dtype", "full", "roofline", "whole")
@@ -160,6 +161,22 @@ def decoding(B, N, S, D, *targets, **fields):
         eager=baselines.attention_eager,
         # Without the options of baselines.attention, which would take a tenth of the time.
         others={"torch": torch.nn.functional.scaled_dot_product_attention},
+        **fields,
+    )
+
+
+def encoder_layer(B, L, E, *targets, **fields):
+    """A Transformer encoder layer in training, with a feed-forward network of 4E.
+
+    Its linear maps have 12 E^2 weights; the two products of attention are L E each per position.
+    """
+    return encoder_layers.EncoderLayerCase(
+        "encoder_layer",
+        f"B{B}-L{L}-E{E}",
+        partial(encoder_layers.inputs, B, L, E),
+        flops=2.0 * B * L * (12 * E * E + 2 * L * E),
+        targets=targets,
+        width=E,
         **fields,
     )
 

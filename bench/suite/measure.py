@@ -14,7 +14,7 @@ import pytest
 import torch
 from fusedseq import testing
 
-from bench.suite import machine, optimizers, report, roofline, second_process
+from bench.suite import encoder_layers, machine, optimizers, report, roofline, second_process
 from bench.suite.case import OptimizerStepCase
 
 MAX_ROUNDS, MIN_ROUNDS = 101, 5
@@ -120,6 +120,8 @@ def check(case, args, kwargs):
     """
     if isinstance(case, OptimizerStepCase):
         return optimizers.check(args)
+    if isinstance(case, encoder_layers.EncoderLayerCase):
+        return encoder_layers.check(case, args)
     parts = case.parts(args, kwargs) if case.parts else [(case.op, args, kwargs)]
     return max(testing.check(op, a, k, backward=case.backward) for op, a, k in parts)
 
