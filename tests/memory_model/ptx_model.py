@@ -15,6 +15,7 @@ A relation is a list of integers: bit j of relation[i] says that event i precede
 """
 
 from dataclasses import dataclass
+from itertools import pairwise, permutations
 
 SCOPES = ("cta", "gpu", "sys")
 
@@ -120,35 +121,37 @@ class Program:
 
     def __init__(self, events):
         self.events = events
-        size = range(len(events))
-        self.strong_pairs = [
-            sum(1 << j for j in size if morally_strong(events[i], events[j])) for i in size
-        ]
-        self.overlapping = [sum(1 << j for j in size if overlap(events[i], events[j])) for i in size]
         self.fences = [e for e in events if e.fence and e.order == "sc"]
+        self.of_thread = _grouped((e.thread, e) for e in events)
+        self.of_location = _grouped((e.location, e) for e in events if e.accesses)
+        self.overlapping = [_mask(self.of_location.get(e.location, ())) for e in events]
+        self.strong_pairs = [
+            _mask(other for other in self._related(e) if morally_strong(e, other)) for e in events
+        ]
         self.base = transitive(len(events), self._base_pairs())
         self._synchronization = {}
 
+    def _related(self, event):
+        """The operations that can be morally strong relative to this one, and for which it matters:
+        memory operations that overlap, and fences.
+        """
+        if event.accesses:
+            return [*self.of_location[event.location], *(e for e in self.events if e.fence)]
+        return self.events if event.fence else ()
+
     def _base_pairs(self):
         """The part of base causality order that does not depend on values. 8.9.5"""
-        last = {}
-        for event in self.events:
-            if event.thread is None:
+        for thread, events in self.of_thread.items():
+            if thread is None:
                 continue
-            if event.thread in last:  # program order
-                yield last[event.thread].index, event.index
-            else:
-                # 8.2.6: the initial write is executed before any thread starts. 8.9.4, API
-                # synchronization: so is what precedes the kernel in its stream.
-                yield from ((w.index, event.index) for w in self.events if w.thread is None)
-            last[event.thread] = event
-        # 8.9.4 (2), and 9.7.13 "bar.warp.sync": it guarantees memory ordering among the threads
+            # 8.2.6: the initial write is executed before any thread starts. 8.9.4, API
+            # synchronization: so is what precedes the kernel in its stream.
+            yield from ((w.index, events[0].index) for w in self.of_thread.get(None, ()))
+            yield from ((a.index, b.index) for a, b in pairwise(events))  # program order
+        # 8.9.4 (2); and 9.7.13, "bar.warp.sync": it guarantees memory ordering among the threads
         # that participate.
-        waits = [e for e in self.events if e.barrier]
-        for a in waits:
-            for b in waits:
-                if a.barrier == b.barrier and a.index != b.index:
-                    yield a.index, b.index
+        for waits in _grouped((e.barrier, e) for e in self.events if e.barrier).values():
+            yield from ((a.index, b.index) for a, b in permutations(waits, 2))
 
     def morally_strong(self, a, b):
         return bool(self.strong_pairs[a.index] >> b.index & 1)
@@ -169,7 +172,7 @@ class Program:
         """The first operations of the release patterns that have this write. 8.8"""
         if not write.strong:
             return
-        for e in self.events:
+        for e in self.of_thread[write.thread]:
             if e.index == write.index and e.releases:
                 yield e
             elif e.releases and before_in_program(e, write):
@@ -180,7 +183,7 @@ class Program:
         """The last operations of the acquire patterns that have this read. 8.8, 8.11.1"""
         if not read.strong or read.reduction:
             return
-        for e in self.events:
+        for e in self.of_thread[read.thread]:
             if e.index == read.index and e.acquires:
                 yield e
             elif e.acquires and before_in_program(read, e):
@@ -284,13 +287,15 @@ class Execution:
         )
 
     def _is_sequential_per_location(self):  # 8.10.5
-        events, strong = self.program.events, self.program.strong_pairs
+        strong = self.program.strong_pairs
         communication = [(write, read) for read, write in self.sources.items()]
         communication += self.from_reads()
         communication += [(i, j) for i, row in enumerate(self.coherence) for j in bits(row)]
         pairs = [(i, j) for i, j in communication if strong[i] >> j & 1]
-        pairs += [(a.index, b.index) for a in events for b in events if _in_program(a, b)]
-        return is_acyclic(transitive(len(events), pairs))
+        for accesses in self.program.of_location.values():
+            ordered = [pair for pair in permutations(accesses, 2) if before_in_program(*pair)]
+            pairs += [(a.index, b.index) for a, b in ordered]
+        return is_acyclic(transitive(len(self.program.events), pairs))
 
     def races(self):
         """Pairs of conflicting operations that are neither ordered nor morally strong. 8.7.1"""
@@ -303,8 +308,15 @@ class Execution:
                         yield a, b
 
 
-def _in_program(a, b):
-    return overlap(a, b) and before_in_program(a, b)
+def _mask(events):
+    return sum({1 << e.index for e in events})
+
+
+def _grouped(pairs):
+    groups = {}
+    for key, event in pairs:
+        groups.setdefault(key, []).append(event)
+    return groups
 
 
 def _ordered_pairs(program, order):
