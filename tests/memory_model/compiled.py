@@ -20,7 +20,8 @@ KINDS = (
     ("release", r"st\.release\.gpu\."),
     ("acquire", r"ld\.acquire\.gpu\."),
     ("store", r"st\.relaxed\.gpu\.global\."),
-    ("load", r"ld\.relaxed\.gpu\.global\."),
+    ("load", r"ld\.relaxed\.gpu\.global\.v4\."),  # of a vector
+    ("linked load", r"ld\.relaxed\.gpu\.global\."),  # of what the other layer has stored
     ("syncwarp", r"bar\.warp\.sync$"),
     ("barrier", r"bar(rier)?\.sync$"),
     ("shared store", r"st\.shared\."),
@@ -35,11 +36,15 @@ KINDS = (
 # kinds without one of the second kinds between them. `start` stands at the beginning of a kernel.
 RULES = {
     "a barrier stands between the stores and the release": (("store",), ("barrier",), ("release",)),
-    "a barrier stands between the loads and the release": (("load",), ("barrier",), ("release",)),
+    "a barrier stands between the loads and the release": (
+        ("load", "linked load"),
+        ("barrier",),
+        ("release",),
+    ),
     "the warp synchronizes after an acquire": (
         ("acquire",),
         ("syncwarp",),
-        ("load", "store", "release", "barrier", "shared store", "shared load"),
+        ("load", "linked load", "store", "release", "barrier", "shared store", "shared load"),
     ),
     "every load follows a wait of its warp": (("start", "barrier"), ("syncwarp",), ("load",)),
     "a barrier stands between partial sums and their reads": (

@@ -59,8 +59,13 @@ def test_the_other_layer_waits_for_this_epoch():
     wait = "uint32_t(steps) * link.epochs + epochs_before + 1"
     assert wait in code("persistent_group.cuh")
     assert "int(a.rounds) + 1" in code("wavefront.cu")  # LayerLink.epochs
-    assert "g.wait(p.link, columns_x, t + 1, 1)" in code("persistent_forward.cuh")
-    assert "g.wait(p.link, columns_h, r.steps - t, 0)" in code("persistent_backward_step.cuh")
+    # The first layer has no flags to wait for: its x is no layer's output.
+    assert "if (LINKED && p.link.flags && t < r.steps) g.wait(p.link, columns_x, t + 1, 1);" in code(
+        "persistent_forward.cuh"
+    )
+    assert "g.wait(p.link, columns_h, r.steps - t, 0); const S* from = step_of<S>(p.link." in code(
+        "persistent_backward_step.cuh"
+    )
     for forward, before in ((True, 1), (False, 0)):
         consumer = Handover(forward, rounds=3, steps=1).consumer(0, 0)
         assert f"until >= {1 * (3 + 1) + before + 1}" in consumer
