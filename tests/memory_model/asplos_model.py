@@ -3,7 +3,8 @@ of the NVIDIA PTX Memory Consistency Model", ASPLOS 2019, as relations of pairs.
 
 It shares only the events and `morally_strong` with ptx_model.py, whose text of the PTX ISA is
 newer: there base causality order contains program order, and causality order relates accesses of
-one address. Unlike in the paper an atomic operation is one event, not a read and a write. The tests require the same verdict of both for every candidate execution.
+one address. Unlike in the paper an atomic operation is one event, not a read and a write. The tests
+require the same verdict of both for every candidate execution.
 """
 
 from tests.memory_model.ptx_model import before_in_program, morally_strong, overlap

@@ -4,7 +4,7 @@ A program is {thread: "instruction; instruction; ..."}. A thread's name is "bloc
 "gpu/block.thread". Registers belong to the whole program, so each is written once.
 
     ld.acquire.gpu r, [flag] until >= 3     only executions in which this holds: the last turn of a
-                                            loop that waits (docs/gpu-proofs.md says why it suffices)
+                                            loop that waits (docs/gpu-proofs.md says why)
     st.relaxed.gpu [x], 1                   the value is a number or a register
     atom.acq_rel.gpu.add r, [x], 1          add or exch;   red.relaxed.gpu.add [x], 1
     fence.acq_rel.gpu                       acquire, release, acq_rel or sc
@@ -18,20 +18,13 @@ import operator
 import re
 from dataclasses import dataclass
 
-from tests.memory_model.ptx_model import (
-    SCOPES,
-    Event,
-    Execution,
-    Program,
-    Thread,
-    add_edge,
-    bits,
-)
+from tests.memory_model.ptx_model import SCOPES, Event, Execution, Program, Thread, add_edge, bits
 
 COMPARISONS = {">=": operator.ge, "==": operator.eq, "!=": operator.ne}
 ACCESS = re.compile(
-    r"(?P<opcode>(?:ld|st|atom|red)\S*)(?: (?P<register>\w+),)? \[(?P<location>[^\]]+)\](?:@(?P<width>\d))?"
-    r"(?:, (?P<value>\w+))?(?: until (?P<comparison>\S+) (?P<bound>\d+))?"
+    r"(?P<opcode>(?:ld|st|atom|red)\S*)(?: (?P<register>\w+),)?"
+    r" \[(?P<location>[^\]]+)\](?:@(?P<width>\d))?(?:, (?P<value>\w+))?"
+    r"(?: until (?P<comparison>\S+) (?P<bound>\d+))?"
 )
 ORDERS = ("weak", "relaxed", "acquire", "release", "acq_rel", "sc")
 
@@ -63,8 +56,9 @@ def parse(threads, initial=None):
         for line in filter(None, (part.strip() for part in re.split(r"[;\n]", text))):
             parsed.append(_instruction(line, thread, uses))
     locations = sorted({fields["location"] for fields, _ in parsed if "location" in fields})
+    values = {x: str((initial or {}).get(x, 0)) for x in locations}
     starts = [
-        ({"thread": None, "writes": True, "location": x}, Effect(operand=str((initial or {}).get(x, 0))))
+        ({"thread": None, "writes": True, "location": x}, Effect(operand=values[x]))
         for x in locations
     ]
     events = [Event(index=i, **fields) for i, (fields, _) in enumerate(starts + parsed)]
@@ -183,10 +177,10 @@ def values(program, effects, sources):
     A write depends on the register that is its operand, and on nothing else: a loop that waits
     orders no write behind it. So more executions are possible than if it did.
     """
-    registers, written = {}, {}
+    known = Values({}, {})
     pending = [e.index for e in program.events if e.accesses]
     while pending:
-        left = [i for i in pending if not _evaluate(program, effects, sources, registers, written, i)]
+        left = [i for i in pending if not _evaluate(program, effects, sources, known, i)]
         if len(left) == len(pending):
             return None
         pending = left
@@ -194,13 +188,14 @@ def values(program, effects, sources):
         effect = effects[read]
         if effect.comparison:
             holds = COMPARISONS[effect.comparison]
-            if not holds(registers[effect.register], effect.bound):
+            if not holds(known.registers[effect.register], effect.bound):
                 return None
-    return Values(registers, written)
+    return known
 
 
-def _evaluate(program, effects, sources, registers, written, i):
+def _evaluate(program, effects, sources, known, i):
     """Computes the values of access i. Returns whether all that it depends on was known."""
+    registers, written = known.registers, known.written
     effect, source = effects[i], sources.get(i)
     if source is not None and source not in written:
         return False
@@ -226,9 +221,8 @@ def write_orders(program):
             writes.setdefault(e.location, []).append(e)
     choices = []
     for location, events in sorted(writes.items()):
-        by_thread = [
-            [e.index for e in events if e.thread == thread] for thread in {e.thread: 0 for e in events}
-        ]
+        threads = {e.thread: 0 for e in events}
+        by_thread = [[e.index for e in events if e.thread == thread] for thread in threads]
         distinct = {}
         for order in _interleavings(by_thread):
             pairs = frozenset(

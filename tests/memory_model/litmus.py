@@ -83,7 +83,7 @@ r1 == 1 and r2 != 1
 a.0: st.relaxed.sys [x], 1; fence.sc.gpu; st.relaxed.sys [y], 1
 b.0: ld.relaxed.sys r1, [y]; fence.sc.cta; ld.relaxed.sys r2, [x]
 
-MP+release, later relaxed write | forbidden | ISA 8.8, release pattern 2; Dat3M Nvidia/Release-acquire-pattern
+MP+release, later relaxed write | forbidden | ISA 8.8; Dat3M Nvidia/Release-acquire-pattern
 r1 == 2 and r2 == 0
 a.0: st.weak [x], 1; st.release.sys [y], 1; st.relaxed.sys [y], 2
 b.0: ld.relaxed.sys r1, [y]; fence.acq_rel.sys; ld.weak r2, [x]
@@ -119,7 +119,7 @@ r1 != 1
 a.0: st.weak [x], 1; bar.sync 1
 a.1: bar.sync 2; ld.weak r1, [x]
 
-MP+bar.warp.sync | forbidden | ISA 9.7.13 bar.warp.sync: "then safely read values stored by other threads"
+MP+bar.warp.sync | forbidden | ISA 9.7.13: "safely read values stored by other threads"
 r1 != 1
 a.0: st.weak [x], 1; bar.warp.sync w
 a.1: bar.warp.sync w; ld.weak r1, [x]

@@ -30,16 +30,21 @@ class Layer:
     widths: dict | None = None
     last_epoch: bool = True
 
-    def owners(self, kind, begin=0, end=None):
+    def each(self, kind):
+        return (self.columns or {}).get(kind, 1)
+
+    def width(self, kind):
+        return (self.widths or {}).get(kind, self.blocks)
+
+    def owners(self, kind, begin, end):
         """The blocks that own the columns [begin, end) of a vector."""
-        columns, width = (self.columns or {}).get(kind, 1), (self.widths or {}).get(kind, self.blocks)
-        end = width if end is None else end
-        return range(begin // columns, (end - 1) // columns + 1) if end > begin else range(0)
+        each = self.each(kind)
+        return range(begin // each, (end - 1) // each + 1) if end > begin else range(0)
 
 
 def slice_of(layer, kind, warp):
     """The columns that a warp reads: WarpGroup::wait, with k-steps of one column."""
-    width = (layer.widths or {}).get(kind, layer.blocks)
+    width = layer.width(kind)
     return width * warp // layer.warps, width * (warp + 1) // layer.warps
 
 
@@ -64,8 +69,8 @@ def warp_program(layers, number, block, warp):
             return
         other = layers[layer.reads]
         kind = "x" if layer.forward else "h"
-        columns, width = (layer.columns or {}).get(kind, 1), (layer.widths or {}).get(kind, layer.blocks)
-        begin, end = min(block * columns, width), min((block + 1) * columns, width)
+        each, width = layer.each(kind), layer.width(kind)
+        begin, end = min(block * each, width), min((block + 1) * each, width)
         owners = other.owners("h" if layer.forward else "x", begin, end)
         target = (step + 1) * (other.rounds + 1) + layer.forward + 1
         steps.append(("wait", frozenset((layer.reads, b) for b in owners), target))

@@ -175,9 +175,8 @@ class Program:
         for e in self.of_thread[write.thread]:
             if e.index == write.index and e.releases:
                 yield e
-            elif e.releases and before_in_program(e, write):
-                if e.fence or overlap(e, write):
-                    yield e
+            elif e.releases and before_in_program(e, write) and (e.fence or overlap(e, write)):
+                yield e
 
     def acquires_of(self, read):
         """The last operations of the acquire patterns that have this read. 8.8, 8.11.1"""
@@ -186,9 +185,8 @@ class Program:
         for e in self.of_thread[read.thread]:
             if e.index == read.index and e.acquires:
                 yield e
-            elif e.acquires and before_in_program(read, e):
-                if e.fence or overlap(e, read):
-                    yield e
+            elif e.acquires and before_in_program(read, e) and (e.fence or overlap(e, read)):
+                yield e
 
 
 class Execution:
@@ -303,9 +301,9 @@ class Execution:
         for a in program.events:
             for j in bits(program.overlapping[a.index] >> a.index + 1 << a.index + 1):
                 b = program.events[j]
-                if (a.writes or b.writes) and not program.morally_strong(a, b):
-                    if not (self.causality[a.index] >> j | self.causality[j] >> a.index) & 1:
-                        yield a, b
+                ordered = (self.causality[a.index] >> j | self.causality[j] >> a.index) & 1
+                if (a.writes or b.writes) and not ordered and not program.morally_strong(a, b):
+                    yield a, b
 
 
 def _mask(events):

@@ -13,7 +13,7 @@ GRIDS = [(1, 2, 3, 2), (2, 1, 3, 3), (2, 2, 2, 1), (3, 1, 2, 2), (4, 1, 2, 1), (
 
 
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
-@pytest.mark.parametrize("blocks, warps, steps, rounds", GRIDS)
+@pytest.mark.parametrize(("blocks", "warps", "steps", "rounds"), GRIDS)
 def test_a_resident_layer_finishes(blocks, warps, steps, rounds, forward):
     layer = Layer(blocks, warps, steps, rounds, forward)
     assert stuck(Machine([layer]))[0] is None
@@ -47,10 +47,10 @@ def wavefront(forward, blocks=(1, 1), warps=1, steps=2, rounds=(1, 1), last_epoc
 
 
 WAVEFRONTS = [
-    dict(blocks=(1, 1), warps=2),
-    dict(blocks=(2, 2), steps=1),
-    dict(blocks=(1, 2), rounds=(2, 1)),
-    dict(blocks=(2, 1), rounds=(1, 2)),
+    {"blocks": (1, 1), "warps": 2},
+    {"blocks": (2, 2), "steps": 1},
+    {"blocks": (1, 2), "rounds": (2, 1)},
+    {"blocks": (2, 1), "rounds": (1, 2)},
 ]
 
 
