@@ -173,9 +173,8 @@ class Program:
         if not write.strong:
             return
         for e in self.of_thread[write.thread]:
-            if e.index == write.index and e.releases:
-                yield e
-            elif e.releases and before_in_program(e, write) and (e.fence or overlap(e, write)):
+            precedes = before_in_program(e, write) and (e.fence or overlap(e, write))
+            if e.releases and (e.index == write.index or precedes):
                 yield e
 
     def acquires_of(self, read):
@@ -183,9 +182,8 @@ class Program:
         if not read.strong or read.reduction:
             return
         for e in self.of_thread[read.thread]:
-            if e.index == read.index and e.acquires:
-                yield e
-            elif e.acquires and before_in_program(read, e) and (e.fence or overlap(e, read)):
+            follows = before_in_program(read, e) and (e.fence or overlap(e, read))
+            if e.acquires and (e.index == read.index or follows):
                 yield e
 
 

@@ -22,7 +22,7 @@ def test_a_resident_layer_finishes(blocks, warps, steps, rounds, forward):
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
 def test_a_layer_finishes_whose_last_block_owns_no_columns_of_x(forward):
     layer = Layer(3, 1, 2, 3, forward, columns={"x": 2}, widths={"x": 4})
-    assert list(layer.owners("x")) == [0, 1]
+    assert list(layer.owners("x", 0, 4)) == [0, 1]
     assert stuck(Machine([layer]))[0] is None
 
 
