@@ -245,6 +245,8 @@ def _guaranteed(program, effects, wait):
     assert effects[wait.index].comparison == ">="
     if not sources or len({w.thread for w in sources}) > 1 or sources[0].thread is None:
         return
+    if not all(program.morally_strong(w, wait) for w in sources):
+        return  # then the wait does not observe the write (8.9.2)
     for x, y in program.synchronization(sources[0], wait):
         # Every later source synchronizes with y, too, by an operation that follows x.
         if all(

@@ -2,6 +2,7 @@
 
 Sources of the verdicts:
   ISA 8.x   the example or the rule in that section of the PTX ISA, version 9
+  ISA, NAME the section on that instruction
   fig. N    Lustig, Sahasrabuddhe and Giroux, ASPLOS 2019
   mixed     NVlabs/mixedproxy, commit 0807da2, tests/: NVIDIA's tests of the model of PTX 7.5
   Dat3M     hernanponcedeleon/Dat3M, commit 3064012, PTXv6_0-expected.csv: the test of that name in
@@ -119,7 +120,7 @@ r1 != 1
 a.0: st.weak [x], 1; bar.sync 1
 a.1: bar.sync 2; ld.weak r1, [x]
 
-MP+bar.warp.sync | forbidden | ISA 9.7.13: "safely read values stored by other threads"
+MP+bar.warp.sync | forbidden | ISA, bar.warp.sync: "safely read values stored by other threads"
 r1 != 1
 a.0: st.weak [x], 1; bar.warp.sync w
 a.1: bar.warp.sync w; ld.weak r1, [x]

@@ -148,8 +148,8 @@ class Program:
             # synchronization: so is what precedes the kernel in its stream.
             yield from ((w.index, events[0].index) for w in self.of_thread.get(None, ()))
             yield from ((a.index, b.index) for a, b in pairwise(events))  # program order
-        # 8.9.4 (2); and 9.7.13, "bar.warp.sync": it guarantees memory ordering among the threads
-        # that participate.
+        # 8.9.4 (2); and the section on bar.warp.sync, which guarantees memory ordering among the
+        # threads that participate.
         for waits in _grouped((e.barrier, e) for e in self.events if e.barrier).values():
             yield from ((a.index, b.index) for a, b in permutations(waits, 2))
 

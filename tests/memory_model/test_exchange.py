@@ -150,6 +150,17 @@ def test_links_that_the_memory_model_does_not_need(link):
         assert is_proved(exchange)
 
 
+def test_guaranteed_order_needs_flags_of_a_wide_enough_scope():
+    """Fences of scope gpu do not help where the flag itself has the scope of a block."""
+    fences = {
+        "release": "fence.acq_rel.gpu; st.relaxed.cta [{flag}], {epoch}",
+        "acquire": "ld.relaxed.gpu {register}, [{flag}] until >= {epoch}; fence.acq_rel.gpu",
+    }
+    exchange = Exchange(vectors=ALL[:2], instructions=fences)
+    assert not is_proved(exchange)
+    assert found(exchange) == "stale"
+
+
 def test_with_the_fewest_slots_the_barrier_before_the_sums_orders_reuse():
     kinds = vectors("forward", 0, 4)
     without = {"sum barrier": ""}

@@ -9,7 +9,15 @@ import pytest
 from tests.memory_model.progress import Layer, Machine, run, stuck
 
 # One layer: blocks, warps, steps, rounds. Every interleaving of these is visited.
-GRIDS = [(1, 2, 3, 2), (2, 1, 3, 3), (2, 2, 2, 1), (3, 1, 2, 2), (4, 1, 2, 1), (3, 2, 1, 1)]
+GRIDS = [
+    (1, 2, 3, 2),
+    (2, 1, 3, 3),
+    (2, 2, 2, 1),
+    (3, 1, 2, 2),
+    (4, 1, 3, 2),
+    (3, 2, 1, 1),
+    (4, 2, 1, 0),
+]
 
 
 @pytest.mark.parametrize("forward", [True, False], ids=["forward", "backward"])
