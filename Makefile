@@ -34,7 +34,7 @@ test-all: test $(if $(ARGS),,test-slow test-tools test-triton)
 test-slow: $(INSTALLED)
 	$(PYTHON) -m pytest -n auto -m slow tests/operators tests/modules tests/tasks
 test-tools: $(INSTALLED)
-	$(PYTHON) -m pytest -n auto tests/triton tests/simt tests/ptx tests/packaging tests/benchmarks
+	$(PYTHON) -m pytest -n auto tests/triton tests/simt tests/ptx tests/memory_model tests/packaging tests/benchmarks
 test-triton: $(INSTALLED)
 	$(PYTHON) -m pytest -n auto --device triton
 

@@ -57,6 +57,7 @@ FOLDERS = {
         "triton",
         "simt",
         "ptx",
+        "memory_model",
         "packaging",
         "benchmarks",
         "support",

@@ -17,8 +17,11 @@
 // meet at a barrier, then one thread stores the epoch to the block's flag with release semantics. A
 // consumer warp loads, with acquire semantics, the flags of the blocks whose columns it reads,
 // until all of them show the epoch; after __syncwarp its relaxed loads see the columns. Every block
-// reads each vector before it publishes the next one, so having received all of vector e - 1 proves
-// that vector e - 2 is no longer read: two slots would be enough.
+// reads each vector before it publishes the next one. Every block owns columns of all vectors but
+// x, and x never follows x. So having received the vectors e - 1 and e - 2 proves that vector e - 3
+// is no longer read: three slots would be enough. Two would not, because nobody waits for a block
+// that owns no columns of x when x is exchanged. tests/memory_model proves this under the memory
+// model of PTX.
 //
 // What limits the speed: rounds + 1 exchanges a step, about 1 us each by arithmetic; at B 64 and
 // more, the transfer of the vectors from L2 to every SM. Nothing of this has been timed on a GPU.

@@ -1,0 +1,126 @@
+"""Which orders of memory instructions occur on the paths through a compiled kernel.
+
+The programs of exchange.py assume an order of instructions around a flag. This file finds, in
+nvcc's PTX, every path on which it does not hold.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from tests.ptx.parse import ENTRY
+
+STATEMENT = re.compile(
+    r"^\s*(?:(?P<label>\$?\w+):|(?P<guard>@!?%\w+\s+)?(?P<opcode>[a-z]\w*(?:\.[\w:]+)*)\s*(?P<operands>[^;]*);)",
+    re.M,
+)
+ENDS = re.compile(r"(bra|ret|exit|trap)\b")
+# The kinds of instructions that a path consists of. Any other that synchronizes is UNKNOWN, as is
+# a relaxed, acquire or release operation of another scope than .gpu.
+KINDS = (
+    ("release", r"st\.release\.gpu\."),
+    ("acquire", r"ld\.acquire\.gpu\."),
+    ("store", r"st\.relaxed\.gpu\.global\."),
+    ("load", r"ld\.relaxed\.gpu\.global\.v4\."),  # of a vector
+    ("linked load", r"ld\.relaxed\.gpu\.global\."),  # of what the other layer has stored
+    ("syncwarp", r"bar\.warp\.sync$"),
+    ("barrier", r"bar(rier)?\.sync$"),
+    ("shared store", r"st\.shared\."),
+    ("shared load", r"ld\.shared\."),
+    (
+        "UNKNOWN",
+        r"(bar|barrier|fence|membar|atom|red|mbarrier|cp|griddepcontrol)\b"
+        r"|.*\.(relaxed|acquire|release|acq_rel|volatile|mmio|cta|cluster|sys)\b",
+    ),
+)
+# A path breaks a rule if, after an instruction of the first kinds, it reaches one of the third
+# kinds without one of the second kinds between them. `start` stands at the beginning of a kernel.
+RULES = {
+    "a barrier stands between the stores and the release": (("store",), ("barrier",), ("release",)),
+    "a barrier stands between the loads and the release": (
+        ("load", "linked load"),
+        ("barrier",),
+        ("release",),
+    ),
+    "the warp synchronizes after an acquire": (
+        ("acquire",),
+        ("syncwarp",),
+        ("load", "linked load", "store", "release", "barrier", "shared store", "shared load"),
+    ),
+    "every load follows a wait of its warp": (("start", "barrier"), ("syncwarp",), ("load",)),
+    "a barrier stands between partial sums and their reads": (
+        ("shared store",),
+        ("barrier",),
+        ("shared load",),
+    ),
+}
+
+
+@dataclass
+class Node:
+    kind: str  # of KINDS, or "start", or empty
+    text: str
+    next: list = field(default_factory=list)
+
+
+def kind_of(opcode):
+    return next((kind for kind, pattern in KINDS if re.match(pattern, opcode)), "")
+
+
+def kernels(text):
+    """{name: nodes} of the kernels of a PTX module."""
+    heads = list(ENTRY.finditer(text))
+    ends = [head.start() for head in heads[1:]] + [len(text)]
+    return {h[1]: nodes(text[h.end() : end]) for h, end in zip(heads, ends, strict=True)}
+
+
+def nodes(body):
+    """The control flow graph of a kernel, of which node 0 is the start."""
+    graph, labels, branches, open_ends = [Node("start", "start")], {}, [], [0]
+    for found in STATEMENT.finditer(re.sub(r"//[^\n]*", "", body)):
+        if found["label"]:
+            labels[found["label"]] = len(graph)
+            graph.append(Node("", found["label"]))
+        else:
+            opcode = found["opcode"]
+            kind = kind_of(opcode)
+            if not (kind or ENDS.match(opcode)):
+                continue
+            graph.append(Node(kind, found[0].strip()))
+            if opcode.startswith("bra"):
+                branches.append((len(graph) - 1, found["operands"].strip()))
+        this = len(graph) - 1
+        for end in open_ends:
+            graph[end].next.append(this)
+        # A guarded instruction may also be passed over.
+        passes = found["label"] or found["guard"] or not ENDS.match(found["opcode"])
+        skipped = open_ends if found["guard"] and not graph[this].text.count("bra") else []
+        open_ends = [*skipped, *([this] if passes else [])]
+    for node, label in branches:
+        graph[node].next.append(labels[label])
+    return graph
+
+
+def broken(graph, rule):
+    """The instructions at which a path breaks a rule: (first instruction, last instruction)."""
+    after, between, at = RULES[rule]
+    for first in graph:
+        if first.kind not in after:
+            continue
+        seen, pending = set(), list(first.next)
+        while pending:
+            n = pending.pop()
+            if n in seen or graph[n].kind in between:
+                continue
+            seen.add(n)
+            if graph[n].kind in at:
+                yield first.text, graph[n].text
+                continue
+            pending += graph[n].next
+
+
+def counts(graph):
+    found = {}
+    for node in graph:
+        if node.kind:
+            found[node.kind] = found.get(node.kind, 0) + 1
+    return found

@@ -1,0 +1,131 @@
+"""The kernels have the instructions that the programs of exchange.py assume: in the source, and,
+where nvcc is found, in this order on every path through the compiled kernels.
+"""
+
+import re
+
+import pytest
+
+from tests.memory_model.compiled import RULES, broken, counts, kernels
+from tests.memory_model.exchange import INSTRUCTIONS, SOURCE, Handover
+from tests.ptx import build
+
+RECURRENCE = SOURCE.parent
+PTX_HEADER = RECURRENCE.parent / "ptx.cuh"
+FILES = {path.stem: path for path in build.SOURCES if path.stem.startswith(("persistent", "wave"))}
+needs_nvcc = pytest.mark.skipif(not build.nvcc(), reason="nvcc is not found")
+
+
+def code(name):
+    """A file of csrc/cuda/recurrence without comments, and with single spaces."""
+    text = re.sub(r"//[^\n]*", "", (RECURRENCE / name).read_text())
+    return re.sub(r"\s+", " ", text)
+
+
+def opcode(name):
+    return INSTRUCTIONS[name].split()[0]
+
+
+# ---- the source
+
+
+def test_the_header_has_these_instructions():
+    used = {
+        found.rsplit(".global", 1)[0] for found in re.findall(r'"((?:ld|st)\.[\w.]+)', header())
+    }
+    assert used == {opcode(name) for name in ("store", "release", "acquire", "load")}
+    assert re.findall(r'"(bar[\w.]+)', header()) == [opcode("publish barrier")]
+    for name in ("fence", "membar", "atom", "red."):
+        assert f'"{name}' not in header()
+
+
+def header():
+    return PTX_HEADER.read_text()
+
+
+def test_a_group_publishes_with_a_barrier_and_one_release():
+    assert "{ sync(); if (thread == 0) ptx::store_release(flags + block, epoch); }" in code(
+        "persistent_group.cuh"
+    )
+
+
+def test_a_group_waits_for_a_flag_of_each_block_and_synchronizes_its_warp():
+    text = code("persistent_group.cuh")
+    loop = "while (int32_t(ptx::load_acquire(flags + p) - epoch) < 0) ptx::pause(); __syncwarp(); }"
+    assert f"for (int p = begin / columns + lane; p <= (end - 1) / columns; p += 32) {loop}" in text
+
+
+def test_the_other_layer_waits_for_this_epoch():
+    """Handover in exchange.py has the same arithmetic."""
+    wait = "uint32_t(steps) * link.epochs + epochs_before + 1"
+    assert wait in code("persistent_group.cuh")
+    assert "int(a.rounds) + 1" in code("wavefront.cu")  # LayerLink.epochs
+    # The first layer has no flags to wait for: its x is no layer's output.
+    forward_wait = "if (LINKED && p.link.flags && t < r.steps) g.wait(p.link, columns_x, t + 1, 1);"
+    backward_wait = "g.wait(p.link, columns_h, r.steps - t, 0); const S* from = step_of<S>(p.link."
+    assert forward_wait in code("persistent_forward.cuh")
+    assert backward_wait in code("persistent_backward_step.cuh")
+    for forward, before in ((True, 1), (False, 0)):
+        consumer = Handover(forward, rounds=3, steps=1).consumer(0, 0)
+        assert f"until >= {1 * (3 + 1) + before + 1}" in consumer
+
+
+def test_the_flags_are_zeroed_before_every_launch():
+    assert "cudaMemsetAsync(memory, 0, size_t(bytes.total), stream)" in code(
+        "persistent_launch.cuh"
+    )
+
+
+def test_every_vector_of_a_kind_has_its_own_slots():
+    assert "bytes += int64_t(SLOTS) * l.tiles" in code("persistent_launch.cuh")
+    assert "int64_t(epoch % SLOTS) * V::TILES" in code("persistent_group.cuh")
+
+
+# ---- the compiled kernels
+
+
+@needs_nvcc
+@pytest.mark.parametrize("file", FILES)
+def test_every_path_keeps_the_rules(file):
+    """For sm_90a; test_ptx_mutants.py compares the PTX for sm_80 with it."""
+    found = kernels(build.ptx(FILES[file], "sm_90a"))
+    exchanging = {name: graph for name, graph in found.items() if "release" in counts(graph)}
+    assert len(exchanging) >= {"wavefront": 2}.get(file, 10)
+    for name, graph in exchanging.items():
+        has = counts(graph)
+        assert "UNKNOWN" not in has, name
+        assert has["acquire"] == has["syncwarp"], name
+        for rule in RULES:
+            assert not list(broken(graph, rule)), (name, rule)
+
+
+MUTANTS = {
+    "a barrier stands between the stores and the release": (
+        r"bar\.sync[^;]*;((?:(?!bar\.sync).)*?st\.release)",
+        r"\1",
+    ),
+    "a barrier stands between the loads and the release": (r"bar\.sync[^;]*;", ""),
+    "the warp synchronizes after an acquire": (r"bar\.warp\.sync[^;]*;", ""),
+    "every load follows a wait of its warp": (r"bar\.warp\.sync[^;]*;", ""),
+    "a barrier stands between partial sums and their reads": (r"bar\.sync[^;]*;", ""),
+}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("rule", RULES)
+def test_a_removed_instruction_breaks_its_rule(rule):
+    old, new = MUTANTS[rule]
+    text = re.sub(old, new, build.ptx(FILES["wavefront"], "sm_90a"), flags=re.S)
+    for graph in kernels(text).values():
+        if "release" in counts(graph):
+            assert list(broken(graph, rule))
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("old", "new"), [("st.release.gpu", "st.release.cta"), ("ld.acquire.gpu", "ld.acquire.sys")]
+)
+def test_another_scope_is_unknown(old, new):
+    text = build.ptx(FILES["wavefront"], "sm_90a")
+    assert old in text
+    assert any("UNKNOWN" in counts(graph) for graph in kernels(text.replace(old, new)).values())
