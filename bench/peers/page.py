@@ -73,7 +73,7 @@ def operator_table(rows):
             report.three_digits(row["median"][n] * 1e3) if n in row["median"] else "" for n in names
         ]
         ratios = [f"{metrics.gain(row, n):.2f}×" if n in row["median"] else "" for n in others]
-        lines.append([label(row).removesuffix("-forward"), row["mode"], *ms, *ratios])
+        lines.append([label(row), row["mode"], *ms, *ratios])
     return report.markdown_table(lines)
 
 
@@ -92,7 +92,7 @@ def translation_table(rows):
 
 
 def label(row):
-    return row["name"] + " *" * metrics.disturbed(row)
+    return row["name"].removesuffix("-forward") + " *" * metrics.disturbed(row)
 
 
 def section(pairs):

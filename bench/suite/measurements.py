@@ -47,7 +47,7 @@ class Measurements:
             for mode in group.values()
             for p in mode.values()
         ]
-        pairs += self.peers.values()
+        pairs = pairs or [*self.peers.values()]
         return max((result for result, _ in pairs), key=lambda result: result["date"])
 
 

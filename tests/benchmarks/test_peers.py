@@ -1,5 +1,6 @@
 """JAX, ONNX Runtime and CTranslate2 compute what fused computes; how they are timed."""
 
+import argparse
 import json
 import threading
 import time
@@ -23,7 +24,12 @@ from bench.peers import (
 )
 from bench.suite.case_list import CASES
 from bench.suite.cases import attention, lstm, mogrifier
-from tests.benchmarks.test_suite import parse
+
+
+def parse(*words):
+    parser = argparse.ArgumentParser()
+    bench_cli.add_arguments(parser)
+    return parser.parse_args(words)
 
 
 def needs(peer):
