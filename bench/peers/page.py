@@ -12,7 +12,7 @@ process and in interleaved rounds; a library's turn begins when the threads of t
 LIBRARIES = {
     "jax": "- **JAX**: everything that is timed is one function under `jax.jit`, a recurrence a "
     "`lax.scan` with the product of all inputs before it, attention `jax.nn."
-    "dot_product_attention` on tensors in JAX's own layout. XLA's flags: `{XLA_FLAGS}`. {compiled}",
+    "dot_product_attention` on tensors in JAX's own layout. Flags of XLA: {XLA_FLAGS}. {compiled}",
     "onnxruntime": "- **ONNX Runtime**: inference alone, with the operators LSTM and Attention of "
     "ONNX (CPUExecutionProvider).",
     "ctranslate2": "- **CTranslate2**: the model of en-fr/base with its sizes and vocabularies, "

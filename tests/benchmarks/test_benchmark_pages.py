@@ -134,7 +134,7 @@ def test_other_libraries_are_shown(tmp_path, peers_result):
     assert line in section
     assert "| lstm-T70-B20-650-650 * | forward | 10 |  |  | 30 |  |  | 3.00× |" in section
     assert "| translate-en-fr/base-greedy | 94% | 120 | 3,000 | 6,000 | 3,000 | 2.00× |" in section
-    assert "`--some_flag`" in section
+    assert "Flags of XLA: --some_flag." in section
     assert "took 0.25 to 0.25 s" in section
     assert "the largest difference is 3e-06 of" in section
     assert "400 training steps" in section
