@@ -114,6 +114,10 @@ def small_model():
         embedding=32, heads=2, layers=2, feedforward=64, dropout=0.0, prenorm=False, max_length=100
     )
     model = Translator(200, 210, settings)
+    with torch.no_grad():  # biases begin at 0, and would stay too small to be missed
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
     encoded = generated_pairs.encoded(pairs, languages)
     before = trained_translator.train(model, encoded, 1)
     assert trained_translator.train(model, encoded, 60, lr=3e-3, warmup=10) < before - 2
