@@ -101,34 +101,48 @@ def main(argv=None):
         "rows": [],
     }
     print("\n".join(report.heading(result, machine.load())), file=sys.stderr)
-    failures = measure_all(chosen, result["rows"])
+    failures, interrupted = 0, False
+    try:
+        for failed in measure_all(chosen, result["rows"]):
+            failures += failed
+    except KeyboardInterrupt:
+        interrupted = True
+        finished = f"{len(result['rows'])} of {len(chosen)} cases"
+        print(f"\ninterrupted after {finished}", file=sys.stderr)
     print("\n\n".join(page.tables(result["rows"])))
     if not result["rows"]:
-        return 1
+        return 130 if interrupted else 1
+    write(result, args, interrupted)
+    return 130 if interrupted else int(failures > 0)
+
+
+def write(result, args, interrupted):
+    """Writes the result file, named after the machine and the chosen operators."""
     folder = RECORDED if args.record else args.out or OUT
     folder.mkdir(parents=True, exist_ok=True)
-    parts = [machine.slug(facts, "cpu"), "peers", args.op.replace(",", "-")]
+    parts = [machine.slug(result, "cpu"), "peers", args.op.replace(",", "-")]
+    parts.append("partial" * interrupted)
     path = folder / ("-".join(filter(None, parts)) + ".json")
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written: {path}")
-    return 1 if failures else 0
 
 
 def measure_all(chosen, rows):
-    """Appends the row of each case; returns the number of cases with a wrong result, which have no
-    time."""
-    failures = 0
+    """Appends the row of each case to `rows`; yields for each whether its result is wrong.
+
+    A case with a wrong result has no row.
+    """
     for number, (name, row) in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {name}: ", end="", file=sys.stderr, flush=True)
         torch.manual_seed(0)
         try:
             rows.append(row())
         except ValueError as error:
-            failures += 1
             print(f"WRONG: {error}", file=sys.stderr, flush=True)
+            yield True
         else:
             print(page.times(rows[-1]), file=sys.stderr, flush=True)
-    return failures
+            yield False
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ process and in interleaved rounds; a library's turn begins when the threads of t
 """
 LIBRARIES = {
     "jax": "- **JAX**: everything that is timed is one function under `jax.jit`, a recurrence a "
-    "`lax.scan` with the product of all inputs before it, attention `jax.nn."
+    "`lax.scan`, that of the LSTM after one product of all inputs, attention `jax.nn."
     "dot_product_attention` on tensors in JAX's own layout. Flags of XLA: {XLA_FLAGS}. {compiled}",
     "onnxruntime": "- **ONNX Runtime**: inference alone, with the operators LSTM and Attention of "
     "ONNX (CPUExecutionProvider).",
@@ -96,7 +96,7 @@ def label(row):
 
 
 def section(pairs):
-    """Returns the parts of the page for one machine. pairs: [(result, row)]"""
+    """Returns the parts of the page for one machine. pairs: [(result, row of it)]"""
     rows = [row for _, row in pairs]
     results = {result["date"]: result for result, _ in pairs}
     threads = ", ".join(dict.fromkeys(str(r["machine"]["threads"]) for r in results.values()))

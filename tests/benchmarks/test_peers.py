@@ -244,6 +244,23 @@ def test_a_run_writes_a_result_file(tmp_path, capsys):
 
 
 @needs("jax")
+def test_an_interrupted_run_writes_what_is_finished(tmp_path, monkeypatch, capsys):
+    measured = operators.measure
+
+    def interrupt_the_second(case, *args):
+        if not case.backward:
+            raise KeyboardInterrupt
+        return measured(case, *args)
+
+    monkeypatch.setattr(operators, "measure", interrupt_the_second)
+    argv = ["--peers", "jax", "--case", "attention-L5-B8-N1-D32", "--seconds", "0.01"]
+    assert __main__.main([*argv, "--out", str(tmp_path)]) == 130
+    (written,) = tmp_path.glob("*-cpu-peers-partial.json")
+    assert [row["mode"] for row in json.loads(written.read_text())["rows"]] == ["forward+backward"]
+    assert "interrupted after 1 of 2 cases" in capsys.readouterr().err
+
+
+@needs("jax")
 def test_a_wrong_case_does_not_end_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(operators, "TOLERANCE", -1.0)
     argv = ["--peers", "jax", "--case", "attention-L5-B8-N1-D32", "--out", str(tmp_path)]
