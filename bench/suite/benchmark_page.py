@@ -2,6 +2,7 @@
 
 import statistics
 
+from bench.peers import page as peers_page
 from bench.suite import measurements, metrics, report
 from bench.training import speed
 
@@ -165,13 +166,16 @@ def section(machine, is_front):
     for family, (ops, legend) in FAMILIES.items():
         pairs = [pair for pair in cases.values() if pair[1]["op"] in ops]
         if pairs:
-            parts += [f"### {family}", legend, operator_table(pairs, machine.cases["unthrottled"])]
+            table = operator_table(pairs, machine.cases["unthrottled"], machine.peers)
+            parts += [f"### {family}", legend, table]
             parts.append(report.targets_met(pairs) + ".")
     parts += [OPERATORS_PICTURE] if is_front else []
     parts += [REMARKS[machine.slug]] if machine.slug in REMARKS else []
     if machine.presets["as-installed"]:
         parts += training(machine)
         parts += [TRAINING_PICTURE] if is_front else []
+    if machine.peers:
+        parts += peers_page.section([*machine.peers.values()])
     if machine.bf16:
         parts += [BF16, operator_table(machine.bf16.values()), gemm_sentence(machine)]
         parts.append(report.targets_met([*machine.bf16.values()]) + ".")
@@ -235,18 +239,26 @@ def amd_note(machine):
     return AMD.format(rates=text, measured=measured)
 
 
-def operator_table(pairs, unthrottled=None):
+def operator_table(pairs, unthrottled=None, peers=None):
     """Returns the table of these (result, entry) pairs.
 
     unthrottled: {case name: (result, entry)} with MKL unthrottled; None: a table without that gain
+    peers: {case name: (result, entry)} of other libraries, for a column if any case is among these
     """
+    peers = {entry["name"]: (peers or {}).get(entry["name"]) for _, entry in pairs}
     skipped = ["rate"] if unthrottled else ["rate", "gain, MKL unthrottled"]
     shown = [i for i, column in enumerate(report.HEAD) if column not in skipped]
-    lines = [report.HEAD]
+    lines = [[report.HEAD[i] for i in shown]]
     for result, entry in pairs:
         found = (unthrottled or {}).get(entry["name"])
-        lines.append(report.cells(result, entry, found and found[1]))
-    return report.markdown_table([[line[i] for i in shown] for line in lines])
+        cells = report.cells(result, entry, found and found[1])
+        lines.append([cells[i] for i in shown])
+    if any(peers.values()):
+        place = lines[0].index("gain") + 1
+        gains = [peers_page.gains(found[1]) if found else "" for found in peers.values()]
+        for line, cell in zip(lines, ["gain over other libraries", *gains], strict=True):
+            line.insert(place, cell)
+    return report.markdown_table(lines)
 
 
 def training(machine):

@@ -26,6 +26,7 @@ class Measurements:
     bf16_presets: {preset: (result, entry)}, of training steps in bf16 against those in fp32
     agreements: {preset: [(result, entry)]}, of training losses of fused and reference
     bf16_agreements: {preset: (result, entry)}, of training losses in fp32 and in bf16
+    peers: {case name: (result, entry)}, of other libraries
     """
 
     slug: str
@@ -35,6 +36,7 @@ class Measurements:
     bf16_presets: dict = field(default_factory=dict)
     agreements: dict = field(default_factory=dict)
     bf16_agreements: dict = field(default_factory=dict)
+    peers: dict = field(default_factory=dict)
 
     @property
     def result(self):
@@ -45,6 +47,7 @@ class Measurements:
             for mode in group.values()
             for p in mode.values()
         ]
+        pairs = pairs or [*self.peers.values()]
         return max((result for result, _ in pairs), key=lambda result: result["date"])
 
 
@@ -63,6 +66,10 @@ def load(folder=RESULTS):
 
 
 def add(measurements, result):
+    if "peers" in result:
+        for entry in result["rows"]:
+            put_last(measurements.peers, entry["name"], (result, entry))
+        return
     mode = result.get("mkl", "as-installed")
     if isinstance(result["rows"], list):
         for entry in result["rows"]:

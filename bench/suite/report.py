@@ -241,6 +241,11 @@ def main(argv=None):
     )
     args = parser.parse_args(argv)
     result = json.loads(args.result.read_text())
+    if "peers" in result:
+        from bench.peers import page  # which imports this module
+
+        print("\n\n".join(["\n".join(heading(result)), *page.tables(result["rows"])]))
+        return 0
     print(markdown(result)) if args.markdown else show(result)
     if args.png:
         print(picture(result, args.png).lstrip(";, "))

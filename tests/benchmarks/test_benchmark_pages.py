@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.suite import front_cases, measurements, pages, speedup_figure
+from bench.suite import front_cases, measurements, pages, report, speedup_figure
 from bench.suite.benchmark_page import markdown
 from bench.suite.case_list import CASES
 from bench.suite.speedup_figure import Speedup
@@ -81,6 +81,104 @@ def test_bf16_has_a_table_of_its_own(tmp_path):
     table = text[text.index("### bf16") :]
     assert f"| {entry['name']} |" in table
     assert "in GFLOP/s: torch.mm 800 and own GEMM 900" in table
+
+
+@pytest.fixture
+def peers_result():
+    """A result of `bench.peers` that nothing has measured."""
+    newest = json.loads(max(measurements.RESULTS.glob("*-cpu.json")).read_text())
+
+    def row(name, op, mode, **seconds):
+        times = {"rounds": {n: [t] for n, t in seconds.items()}, "median": seconds}
+        kind = {"name": name, "op": op, "mode": mode, "dtype": "float32", "others busy": 0.0}
+        return kind | times
+
+    checked = {"difference": {"jax": 2e-6}, "compile seconds": {"jax": 0.25}}
+    translated = {"lines": 120, "tokens": 3000, "equal": 0.9375}
+    both = {"fused": 0.01, "torch": 0.02, "jax": 0.005}
+    name = "lstm-T70-B20-650-650"
+    rows = [
+        row(name, "lstm", "forward+backward", **both) | checked,
+        row(f"{name}-forward", "lstm", "forward", fused=0.01, onnxruntime=0.03)
+        | checked
+        | {"others busy": 0.5, "compile seconds": {}, "difference": {"onnxruntime": 3e-6}},
+        row("translate-en-fr/base-greedy", "translate", "greedy", fused=0.5, ctranslate2=1.0)
+        | translated,
+    ]
+    packages = {"jax": "1", "jaxlib": "2", "onnx": "3", "onnxruntime": "4", "ctranslate2": "5"}
+    return newest | {
+        "date": "2031-01-01T00:00:00+00:00",
+        "versions": newest["versions"] | packages,
+        "peers": {
+            "jax": {"XLA_FLAGS": "--some_flag", "threads": 2},
+            "onnxruntime": {"providers": "CPUExecutionProvider", "threads": 2},
+            "ctranslate2": {"compute_type": "float32", "inter_threads": 1, "intra_threads": 2},
+        },
+        "train steps": 400,
+        "rows": rows,
+    }
+
+
+def test_other_libraries_are_shown(tmp_path, peers_result):
+    source = max(measurements.RESULTS.glob("*-cpu.json"))
+    (tmp_path / source.name).write_text(source.read_text())
+    before = markdown(measurements.load(tmp_path))
+    assert "Other libraries" not in before
+    assert "other libraries" not in before
+    (tmp_path / "peers.json").write_text(json.dumps(peers_result))
+    (machine,) = measurements.load(tmp_path)
+    assert "peers" not in machine.result  # its heading is that of the operators
+    text = markdown([machine])
+    section = text[text.index("### Other libraries") :]
+    line = "| lstm-T70-B20-650-650 | forward+backward | 10 | 20 | 5 |  | 2.00× | 0.50× |  |"
+    assert line in section
+    assert "| lstm-T70-B20-650-650 * | forward | 10 |  |  | 30 |  |  | 3.00× |" in section
+    assert "| translate-en-fr/base-greedy | 94% | 120 | 3,000 | 6,000 | 3,000 | 2.00× |" in section
+    assert "Flags of XLA: --some_flag." in section
+    assert "took 0.25 to 0.25 s" in section
+    assert "the largest difference is 3e-06 of" in section
+    assert "400 training steps" in section
+    assert "jax 1, jaxlib 2, onnxruntime 4, onnx 3, ctranslate2 5, commit" in section
+    # In the table of the recurrences the gain stands beside those over torch.
+    table = text[text.index("### Recurrences") : text.index("### Dropouts")]
+    head, _, *lines = (
+        [cell.strip() for cell in line.split("|")] for line in table.splitlines() if line[:1] == "|"
+    )
+    column = head.index("gain over other libraries")
+    gains = {line[1]: line[column] for line in lines if line[2] == "forward+backward"}
+    assert gains["lstm-T70-B20-650-650"] == "0.50× JAX"
+    assert not any(gain for name, gain in gains.items() if name != "lstm-T70-B20-650-650")
+    other_tables = text[text.index("### Dropouts") : text.index("### Other libraries")]
+    assert "other libraries" not in other_tables
+
+
+def test_a_result_of_other_libraries_is_printed(tmp_path, peers_result, capsys):
+    path = tmp_path / "peers.json"
+    path.write_text(json.dumps(peers_result))
+    assert report.main([str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "| lstm-T70-B20-650-650 | forward+backward | 10 | 20 | 5 |" in printed
+    assert "ctranslate2 5" in printed
+
+
+def test_results_of_other_libraries_alone_are_shown(tmp_path, peers_result):
+    (tmp_path / "peers.json").write_text(json.dumps(peers_result))
+    assert "### Other libraries" in markdown(measurements.load(tmp_path))
+
+
+@pytest.mark.parametrize("peer", ["jax", "ctranslate2"])
+def test_one_library_alone_is_shown(tmp_path, peers_result, peer):
+    peers_result["peers"] = {peer: peers_result["peers"][peer]}
+    peers_result["rows"] = [row for row in peers_result["rows"] if peer in row["median"]]
+    (tmp_path / "peers.json").write_text(json.dumps(peers_result))
+    text = markdown(measurements.load(tmp_path))
+    section = text[text.index("### Other libraries") :]
+    assert [name in section for name in ("**JAX**", "**ONNX", "**CTranslate2**")] == [
+        peer == "jax",
+        False,
+        peer == "ctranslate2",
+    ]
+    assert ("largest difference" in section) == (peer == "jax")
 
 
 def test_both_modes_of_mkl_are_shown(both_modes):

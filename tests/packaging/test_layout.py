@@ -62,7 +62,7 @@ FOLDERS = {
         "benchmarks",
         "support",
     },
-    "bench": {"suite", "training", "gpu", "experiments", "results"},
+    "bench": {"suite", "training", "peers", "gpu", "experiments", "results"},
     "tools": {"gpu"},
 }
 # What stands beside the folders.

@@ -11,7 +11,9 @@ from pathlib import Path
 import fusedseq
 
 SUITE = Path("bench/suite/measure.py")  # in a clone
-NEEDED = ("pytest", "pytest_benchmark")
+NEEDED = ("pytest", "pytest_benchmark")  # by the suite; the peers are timed without them
+# The options that the measurement of the peers has, too.
+WITH_PEERS = ("op", "ops", "seconds", "out", "record", "peers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "both: time the baselines with MKL as installed and, in a second process, unthrottled, "
         "which disturbs calls that take less than some milliseconds; the same as as-installed "
         "where MKL has no limit (default: %(default)s)",
+    )
+    add(
+        "--peers",
+        action="store_true",
+        help="time the operators beside other libraries instead: JAX, ONNX Runtime and, for "
+        "OPERATOR translate, CTranslate2; each of them that is installed "
+        "(pip install 'fusedseq[peers]')",
     )
     add("--seconds", type=float, help="measuring time of a case (default 4, with --full 20)")
     add(
@@ -82,7 +91,12 @@ def run(args: argparse.Namespace) -> int:
     if args.compare and not Path(args.compare).is_file():
         print(f"fusedseq bench: --compare: no such file: {args.compare}", file=sys.stderr)
         return 2
-    missing = [name for name in NEEDED if not find_spec(name)]
+    if args.peers and (others := given(args) - {*WITH_PEERS}):
+        known = "OPERATOR, --op, --seconds, --out and --record"
+        got = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
+        print(f"fusedseq bench: --peers takes {known}, got {got}", file=sys.stderr)
+        return 2
+    missing = [name for name in NEEDED if not args.peers and not find_spec(name)]
     if missing:
         packages = " ".join(name.replace("_", "-") for name in missing)
         print(
@@ -110,8 +124,17 @@ def run(args: argparse.Namespace) -> int:
     return 2 if code == 4 else code  # pytest's code for a wrong option
 
 
+def given(args: argparse.Namespace) -> set[str]:
+    """The names of the options that differ from their defaults."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    defaults = vars(parser.parse_args([]))
+    return {name for name, default in defaults.items() if getattr(args, name) != default}
+
+
 def command(args: argparse.Namespace) -> list[str]:
-    """The command of the suite, which is a pytest session in a process of its own."""
+    """The command of the suite, which is a pytest session in a process of its own, or of the
+    peers."""
     options = {
         "device": args.device,
         "mkl": args.mkl,
@@ -123,10 +146,12 @@ def command(args: argparse.Namespace) -> list[str]:
         "out": args.out and Path(args.out).absolute(),
         "compare": args.compare and Path(args.compare).absolute(),
     }
-    suite = [sys.executable, "-m", "bench.suite", *["--full"] * args.full]
-    suite += ["--record"] * args.record
-    given = (f"--{name}={value}" for name, value in options.items() if value not in (None, ""))
-    return [*suite, *given]
+    if args.peers:
+        options = {name: options[name] for name in ("op", "seconds", "out")}
+    flags = [*["--full"] * args.full, *["--record"] * args.record]
+    valued = (f"--{name}={value}" for name, value in options.items() if value not in (None, ""))
+    module = "bench.peers" if args.peers else "bench.suite"
+    return [sys.executable, "-m", module, *flags, *valued]
 
 
 def environment() -> dict[str, str]:
