@@ -18,7 +18,8 @@
 // consumer warp loads, with acquire semantics, the flags of the blocks whose columns it reads,
 // until all of them show the epoch; after __syncwarp its relaxed loads see the columns. Every block
 // reads each vector before it publishes the next one, so having received all of vector e - 1 proves
-// that vector e - 2 is no longer read: two slots would be enough.
+// that vector e - 2 is no longer read: two slots would be enough. A wait that comes to no end is
+// reported by lost_wait.h.
 //
 // What limits the speed: rounds + 1 exchanges a step, about 1 us each by arithmetic; at B 64 and
 // more, the transfer of the vectors from L2 to every SM. Nothing of this has been timed on a GPU.
@@ -29,6 +30,7 @@
 #include <type_traits>
 
 #include "cuda/recurrence/arguments.h"
+#include "cuda/recurrence/lost_wait.h"
 #include "cuda/recurrence/plan.h"
 
 namespace fusedseq::cuda {
@@ -55,6 +57,7 @@ struct Exchange {
   uint32_t* flags;  // (replicas, groups, blocks)  newest published epoch; 0 at launch
   void* vectors;    // (replicas, groups, group_bytes)  S  zero at launch
   int64_t group_bytes;
+  LostWait* lost;  // on the host; null if there is no memory for it
 };
 
 // The columns of a vector that a block owns: the last blocks may own fewer, or none.
