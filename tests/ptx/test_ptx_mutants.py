@@ -119,9 +119,8 @@ def test_a_lost_block_ends_in_a_trap():
 
     path = build.library("plain", "sm_90a", FEW, mutation(change))
     message = r"read the flag of block \d .* for epoch 1, and it shows epoch 0.*must be restarted"
-    with Simulated(path) as kernels, pytest.raises(RuntimeError, match=message):
-        kernels.device(sms=4)
-        operators(kernels, 1, "persistent")["mogrifier_lstm"](*CALL[0], **CALL[1])
+    with pytest.raises(RuntimeError, match=message):
+        check(path, "mogrifier_lstm", *CALL, order=1, sms=4)
 
 
 @pytest.mark.parametrize(

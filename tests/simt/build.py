@@ -134,7 +134,7 @@ def library(mode, changes=None, for_torch=False):
 
     mode: "plain", or "checked", which checks every access to memory
     for_torch: whether to include the operators that call the kernels
-    changes: {source: {old text: new text}}; of a header of csrc/cuda for the sources that include it
+    changes: {source: {old text: new text}}; of a header in csrc/cuda for what includes it
     """
 
     def text_of(path):

@@ -1,8 +1,8 @@
 """Waits that come to no end, on the simulated GPU: a block that loses one of its epochs.
 
-The kernel must end itself, and the error must name the waiting block, the awaited one and the epochs
-(csrc/cuda/recurrence/lost_wait.h). The bound on polls is made smaller here, so that the kernel ends
-before the simulation reports a loop without end.
+The kernel must end itself, and the error must name the waiting block, the awaited one and the
+epochs (csrc/cuda/recurrence/lost_wait.h). The bound on polls is made smaller here, so that the
+kernel ends before the simulation reports a loop without end.
 """
 
 import platform
@@ -81,7 +81,7 @@ def test_the_group_that_waits_is_named(lost):
 def test_a_lost_block_of_a_wavefront(lost, order):
     """Any wait may be the first to give up: for block 1, or for a block that waits for it."""
     lost.device(sms=8)
-    with pytest.raises(RuntimeError, match="waited without end.* must be restarted"):
+    with pytest.raises(RuntimeError, match=r"waited without end.* must be restarted"):
         run(lost, "mogrifier_lstm_pair", order, *pair((4, 5, 9, 17, 12), torch.bfloat16))
 
 

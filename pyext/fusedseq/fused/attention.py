@@ -73,9 +73,12 @@ def attention(
         and not is_transformed()
     ):
         fast_path = autograd.recorder.self_attention if autograd.recorder else self_attention
-        out: Tensor = fast_path(q, k, v, scale)
-        if out is not NotImplemented:
-            return out
+        try:
+            out: Tensor = fast_path(q, k, v, scale)
+            if out is not NotImplemented:
+                return out
+        except autograd.SwitchedOff:
+            pass
     check.tensor(OP, "q", q)
     q, k, v, bias, relative_keys = autocast.cast(q.device.type, q, k, v, bias, relative_keys)
     others = {"k": k, "v": v, "bias": bias, "relative_keys": relative_keys}
@@ -110,6 +113,9 @@ def attention(
     }
     out = autograd.call_by_name(OP, named)[0]
     return out
+
+
+autograd.restarting.add(attention.__code__)
 
 
 def self_attention(q: Any, k: Any, v: Any, scale: float | None) -> Any:
