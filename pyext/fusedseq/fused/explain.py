@@ -112,8 +112,8 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
         )
     if (CALLS.get(name, name), device) in autograd.switched_off:
         return (
-            f"{name} on {device}: fusedseq.reference.{CALLS.get(name, name)}, with which its kernels "
-            "disagreed at their first use"
+            f"{name} on {device}: fusedseq.reference.{CALLS.get(name, name)}, with which its "
+            "kernels disagreed at their first use"
         )
     if device == "cuda":
         return f"{name} on {device}, {dtype}: {on_cuda(name, tensors, args, kwargs)}"
