@@ -7,6 +7,7 @@ Triton is imported at the first call of a launcher, since an installation withou
 
 import functools
 import importlib
+import warnings
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ MODULES = {
     "residual_layer_norm": "residual_layer_norm",
     "residual_layer_norm_backward": "residual_layer_norm",
 }
+# Measured tiles of attention's tiled forward kernel, which fusedseq.kernel_table fills: {(width of
+# the heads, register pressure): (BM, BN, BD, warps, stages)}; and the GPU that they hold for.
+tiles: dict[tuple[int, int], tuple[int, ...]] = {}
+tiles_of_gpu = ""
 # A Library that is garbage-collected unregisters its kernels.
 _registered: list[torch.library.Library] = []
 
@@ -57,8 +62,27 @@ def explain(op: str, *args: Any, **kwargs: Any) -> str:
     return str(module(op).explain(*args, **kwargs))
 
 
+def drop_tiles_of_another_gpu() -> None:
+    """Warns, and forgets the measured tiles, if the current GPU is not the one of the table."""
+    if not tiles or not torch.cuda.is_available():
+        return
+    facts: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    found = f"{facts.name} ({facts.major}.{facts.minor}, {facts.multi_processor_count} "
+    if not tiles_of_gpu.startswith(found):
+        tiles.clear()
+        warnings.warn(
+            f"fusedseq: the kernel table in FUSEDSEQ_KERNEL_TABLE is of {tiles_of_gpu}, this GPU "
+            f"is {found}multiprocessors): its tiles are not used",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 def _launcher(op: str) -> Any:
-    launch = functools.cache(lambda: getattr(module(op), op))
+    @functools.cache
+    def launch() -> Any:
+        drop_tiles_of_another_gpu()
+        return getattr(module(op), op)
 
     def on_its_device(*args):
         """Calls the launcher with the device of its first argument as the current one."""

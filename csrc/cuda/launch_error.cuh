@@ -4,6 +4,8 @@
 
 #include <cstdio>
 
+#include "cuda/recurrence/lost_wait.h"
+
 namespace fusedseq::cuda {
 
 // Names the GPU in use, and the compute capabilities that this file was compiled for.
@@ -22,11 +24,18 @@ inline const char* no_kernel_for_gpu() {
   return text;
 }
 
+// The text of an error; what caused it, if a persistent kernel has ended itself before: every later
+// CUDA call of the process fails then.
+inline const char* error_text(cudaError_t error) {
+  const char* lost = lost_wait();
+  return lost ? lost : cudaGetErrorString(error);
+}
+
 // The error of the launches since the last call, or null.
 inline const char* launch_error() {
   const cudaError_t error = cudaGetLastError();
   if (error == cudaErrorNoKernelImageForDevice) return no_kernel_for_gpu();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return error == cudaSuccess ? nullptr : error_text(error);
 }
 
 }  // namespace fusedseq::cuda

@@ -5,6 +5,7 @@
 
 #include "cpu/dispatch.h"
 #include "cpu/memory.h"
+#include "cuda/recurrence/lost_wait.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -24,6 +25,15 @@ EXPORT const char* fusedseq_isa_used() {
     answer = std::string("error: ") + e.what();
   }
   return answer.c_str();
+}
+
+// Why the CUDA context of this process is gone, or null: see cuda/recurrence/lost_wait.h.
+EXPORT const char* fusedseq_lost_wait() {
+#ifdef FUSEDSEQ_CUDA
+  return fusedseq::cuda::lost_wait();
+#else
+  return nullptr;
+#endif
 }
 
 // Releases the memory that is cached for reuse; returns the number of bytes.

@@ -7,19 +7,32 @@
 #include "cuda/dropout.h"
 #include "cuda/recurrence/arguments.h"
 #include "cuda/recurrence/loop.h"
+#include "cuda/recurrence/lost_wait.h"
 #include "cuda/recurrence/persistent.h"
 #include "cuda/recurrence/weight_gradients.h"
 #include "cuda/recurrence/weight_preparation.h"
 #include "ops/cuda_stream.h"
+#include "ops/engine_table.h"
 #include "ops/vendor_product.h"
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 namespace fusedseq {
 namespace {
 
 using torch::stable::new_empty;
+
+// Returns i. After a kernel that has ended itself no CUDA call succeeds: its reason is raised here,
+// before any other call would raise the error that follows from it.
+const RecurrenceInputs& of_living_context(const RecurrenceInputs& i) {
+  require_launched(i.op, cuda::lost_wait());
+  return i;
+}
 
 // A call of an operator: its device and stream, and the tensors that own the memory whose addresses
 // the kernels receive. They live until the call returns; torch's allocator then reuses the memory
@@ -33,7 +46,7 @@ struct Call {
   std::vector<Tensor> owned;
 
   explicit Call(const RecurrenceInputs& i)
-      : i(i),
+      : i(of_living_context(i)),
         device(i.x.device()),
         guard(i.x.get_device_index()),
         stream(current_stream(i.x.get_device_index())),
@@ -149,31 +162,56 @@ bool forced_loop() {
   const char* value = std::getenv("FUSEDSEQ_RECURRENCE");
   return value && std::strcmp(value, "loop") == 0;
 }
-cuda::Plan plan_of(const cuda::Recurrence& r) {
-  return forced_loop() ? cuda::Plan{} : cuda::persistent_plan(r);
+// The engine that was measured to be the fastest for a layer, or for two in turn; see
+// engine_table.h.
+Engine measured(const cuda::Recurrence& r, const cuda::Recurrence* second = nullptr) {
+  if (!has_measured_engines()) return Engine::by_plan;
+  const cuda::GpuKind gpu = cuda::current_gpu_kind();
+  return measured_engine({gpu.multiprocessors, gpu.capability, int64_t(r.type), r.B, r.X, r.H,
+                          r.rounds, second ? second->H : 0, second ? second->rounds : 0});
 }
+cuda::Plan plan_of(const cuda::Recurrence& r) {
+  if (forced_loop() || measured(r) == Engine::loop) return {};
+  return cuda::persistent_plan(r);
+}
+
+// Whether a launch of persistent kernels has run; false if the driver refused it, which the first
+// call in a process warns of. Raises any other error.
+bool has_run(const Call& call, const cuda::Recurrence& r, const char* error) {
+  if (error != cuda::LAUNCH_REFUSED) {
+    call.require_done(error, r);
+    return true;
+  }
+  static std::atomic<bool> has_warned = false;
+  if (!has_warned.exchange(true)) {
+    const std::string text =
+        std::string("fusedseq: ") + call.i.op + ": " + error +
+        " (limits of MPS, a part of a GPU by MIG, or another process); this call and others like "
+        "it run the loop, which is slower. FUSEDSEQ_RECURRENCE=loop selects it without the attempt";
+    aoti_torch_warn(__func__, __FILE__, __LINE__, text.c_str());
+  }
+  return false;
+}
+
 void run_forward(Call& call, const cuda::Recurrence& r) {
-  const char* error = nullptr;
   if (const cuda::Plan plan = plan_of(r); plan.persistent) {
     void* workspace = call.workspace(cuda::persistent_bytes(r, plan.forward));
-    error = cuda::persistent_forward(r, plan.forward, call.product, workspace, call.stream);
-  } else {
-    void* workspace = call.workspace(cuda::loop_bytes(r));
-    error = cuda::loop_forward(r, call.product, workspace, call.stream);
+    const char* error =
+        cuda::persistent_forward(r, plan.forward, call.product, workspace, call.stream);
+    if (has_run(call, r, error)) return;
   }
-  call.require_done(error, r);
+  void* workspace = call.workspace(cuda::loop_bytes(r));
+  call.require_done(cuda::loop_forward(r, call.product, workspace, call.stream), r);
 }
 void run_backward(Call& call, const cuda::RecurrenceBackward& g) {
   const cuda::Recurrence& r = g.forward;
-  const char* error = nullptr;
   if (const cuda::Plan plan = plan_of(r); plan.persistent) {
     void* workspace = call.workspace(cuda::persistent_backward_bytes(r, plan.backward));
-    error = cuda::persistent_backward(g, plan.backward, workspace, call.stream);
-  } else {
-    void* workspace = call.workspace(cuda::loop_backward_bytes(r));
-    error = cuda::loop_backward(g, call.product, workspace, call.stream);
+    const char* error = cuda::persistent_backward(g, plan.backward, workspace, call.stream);
+    if (has_run(call, r, error)) return;
   }
-  call.require_done(error, r);
+  void* workspace = call.workspace(cuda::loop_backward_bytes(r));
+  call.require_done(cuda::loop_backward(g, call.product, workspace, call.stream), r);
 }
 
 ScalarType computing_type(const RecurrenceInputs& i) {
@@ -281,7 +319,8 @@ cuda::RecurrenceBackward backward_arguments(Call& call, const LayerBackward& l,
 // ---- two layers
 
 cuda::Wavefront wavefront(const cuda::Recurrence& first, const cuda::Recurrence& second) {
-  return forced_loop() ? cuda::Wavefront{} : cuda::wavefront_plan(first, second);
+  if (forced_loop() || measured(first, &second) == Engine::in_turn) return {};
+  return cuda::wavefront_plan(first, second);
 }
 
 // tensor: (T, B, H of the first layer)
@@ -341,12 +380,12 @@ PairOutputs forward_pair_cuda(const RecurrenceInputs& first, RecurrenceInputs se
   // Both layers in one launch if they fit, else one after the other.
   if (const cuda::Wavefront w = wavefront(r, s); w.persistent) {
     void* workspace = call.workspace(cuda::wavefront_bytes(r, s, w));
-    call.require_done(cuda::wavefront_forward(r, s, between, w, workspace, call.stream), r);
-  } else {
-    run_forward(call, r);
-    if (p > 0) drop(second_call, between, s, r.y);
-    run_forward(second_call, s);
+    if (has_run(call, r, cuda::wavefront_forward(r, s, between, w, workspace, call.stream)))
+      return results;
   }
+  run_forward(call, r);
+  if (p > 0) drop(second_call, between, s, r.y);
+  run_forward(second_call, s);
   return results;
 }
 
@@ -362,9 +401,13 @@ std::pair<Gradients, Gradients> backward_pair_cuda(const LayerBackward& first,
   if (r.B == 0) return {d_first, d_second};
   const cuda::LayerInterface between = between_layers(second_call, p, locked, out(d_second.dx));
 
+  bool together = false;
   if (const cuda::Wavefront w = wavefront(r, s); w.persistent) {
     void* workspace = call.workspace(cuda::wavefront_backward_bytes(r, s, w));
-    call.require_done(cuda::wavefront_backward(b, b_second, between, w, workspace, call.stream), r);
+    together =
+        has_run(call, r, cuda::wavefront_backward(b, b_second, between, w, workspace, call.stream));
+  }
+  if (together) {
     gradients(second_call, b_second, d_second);
   } else {
     // The second layer's dx, through the dropout, is a gradient of the first layer's y.

@@ -1,12 +1,15 @@
 """Chooses the kernels of an attention call and their tiles, from shapes, dtype size and options.
 
-Tuning at run time would make a result depend on the clock. None of these tiles has been timed on a
+Tuning at run time would make a result depend on the clock; a user may name a table of measured
+tiles instead (fusedseq/kernel_table.py). None of these tiles has been timed on a
 GPU: they are the largest of those tried that compile without spills for sm_80, sm_90 and sm_100,
 except for a few bytes in some (tests/triton/triton_table.json has registers and shared memory,
 tests/triton/test_triton_compile.py the exceptions).
 """
 
 from typing import NamedTuple
+
+from fusedseq.kernels import tiles as measured
 
 MAX_PACKED = 16  # most queries and keys of the packed kernels
 MAX_ROW = 128  # most keys of the row kernels
@@ -99,7 +102,11 @@ def row(L, S, width, pressure):
 
 
 def tiled(L, width, pressure):
-    kernels = [tiles(*size, width) for size in TILED[min(max(width, 64), 256), pressure]]
+    key = min(max(width, 64), 256), pressure
+    kernels = [tiles(*size, width) for size in TILED[key]]
+    if key in measured:
+        BM, BN, BD, warps, stages = measured[key]
+        kernels[0] = tiles(BM, BN, BD, warps, stages, width)
     if L <= 16:
         kernels[0] = tiles(16, 64, 64 if pressure == RICH else 128, 4, 1, width)
     return tiled_plan(kernels, width)

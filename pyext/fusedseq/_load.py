@@ -1,5 +1,6 @@
 """Loads the compiled operators, or raises an error that names in one sentence what is missing."""
 
+import atexit
 import ctypes
 import functools
 import importlib
@@ -79,7 +80,28 @@ def operators() -> ctypes.CDLL:
             f"fusedseq: {LIBRARY}, built with torch {built}, does not load under torch "
             f"{torch.__version__}: {reason}"
         ) from None
-    return ctypes.CDLL(str(LIBRARY))
+    library = ctypes.CDLL(str(LIBRARY))
+    if build_info().get("cuda_codes"):
+        atexit.register(report_lost_wait, library)
+    return library
+
+
+def report_lost_wait(library: Any) -> None:
+    """Prints why the CUDA context of this process is gone, if a kernel has given up waiting.
+
+    The error of such a kernel is raised by whatever call of torch comes next, which knows nothing
+    of the reason; the operators themselves raise the reason.
+    """
+    if reason := lost_wait(library):
+        print(f"fusedseq: {reason}", file=sys.stderr)
+
+
+def lost_wait(library: Any = None) -> str:
+    """Why the CUDA context of this process is gone; empty while it is not."""
+    function = (library or operators()).fusedseq_lost_wait
+    function.restype = ctypes.c_char_p
+    reason = function()
+    return reason.decode() if reason else ""
 
 
 def how_to_build() -> str:

@@ -30,6 +30,10 @@ COMMANDS = {
         "fusedseq.tasks.commands.bench",
         "time the fused operators against plain PyTorch, in a clone of the repository",
     ),
+    "tune-kernels": (
+        "fusedseq.tune_kernels",
+        "time the kernels of your sizes on this GPU, and write a table that calls can choose by",
+    ),
     "train": ("fusedseq.tasks.commands.train", "train a documented configuration, or resume a run"),
     "tune": (
         "fusedseq.tasks.commands.tune",

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 from argparse import ArgumentParser, Namespace
+from typing import Any
 
 from fusedseq import __version__, _load
 
@@ -33,6 +34,8 @@ def run(args: Namespace) -> int:
     triton(report)
     for device in devices if loaded and not args.no_check else []:
         operators(report, device)
+    for device in devices[1:] if loaded else []:
+        kernel_choice(report, device)
     return report.close()
 
 
@@ -168,6 +171,41 @@ def runs_on(code: str, capability: tuple[int, int]) -> bool:
 
 def triton(report: Report) -> None:
     report.fact("triton", installed("triton", "not installed; only GPUs need it"))
+
+
+def kernel_choice(report: Report, device: str) -> None:
+    """Reports the verdicts of the comparisons at the first use on a GPU, and the kernel table."""
+    import torch
+
+    from fusedseq import kernel_table
+    from fusedseq.first_use import guard, verdicts
+
+    identity = verdicts.identity_of(torch.device(device))
+    found = verdicts.Verdicts(identity)
+    first_use(report, device, identity["capability"] in guard.VERIFIED, found.path, found.read())
+    if path := os.environ.get(kernel_table.VARIABLE):
+        table, gpu = kernel_table.read(path), kernel_table.gpu_of(device)
+        if table.gpu == gpu:
+            report.fact(f"kernel table, {device}", path)
+        else:
+            sentence = f"{path} is of {table.gpu}, this GPU is {gpu}"
+            report.wrong(f"kernel table, {device}", sentence)
+
+
+def first_use(report: Report, device: str, verified: bool, path: Any, found: Any) -> None:
+    """found: {operator: its verdict}    path: of the file that holds them"""
+    from fusedseq.first_use.verdicts import AGREES
+
+    name = f"first use, {device}"
+    if verified:
+        report.fact(name, "not compared: a committed result is of this compute capability")
+        return
+    mode = os.environ.get("FUSEDSEQ_VERIFY") or "first"
+    agreeing = [op for op, verdict in found.items() if verdict.found == AGREES]
+    report.fact(name, f"FUSEDSEQ_VERIFY is {mode}; agree: {', '.join(agreeing) or 'none yet'}")
+    for op, verdict in found.items():
+        if op not in agreeing:
+            report.wrong(f"{name}, {op}", f"{verdict.found}: {verdict.why}; cached in {path}")
 
 
 def operators(report: Report, device: str) -> None:

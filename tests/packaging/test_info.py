@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 from fusedseq import _load, cli, fused, info, reference
+from fusedseq.first_use import verdicts
 
 
 def run(*words, **variables):
@@ -180,3 +181,23 @@ def test_an_error_is_one_line_and_code_2(error, message, monkeypatch, capsys):
     monkeypatch.setenv("FUSEDSEQ_TRACEBACK", "1")
     with pytest.raises(type(error)):
         cli.main(["info"])
+
+
+def test_verdicts_of_the_first_use_are_reported(capsys):
+    found = {
+        "lstm": verdicts.Verdict(verdicts.AGREES),
+        "attention": verdicts.Verdict(verdicts.DISAGREES, "case a: error 3 > budget 1"),
+    }
+    report = info.Report()
+    info.first_use(report, "cuda:0", False, "verdicts/1.json", found)
+    assert report.close() == 1
+    printed = capsys.readouterr().out
+    assert re.search("first use, cuda:0 .*agree: lstm\n", printed)
+    assert "WRONG: disagrees: case a: error 3 > budget 1; cached in verdicts/1.json" in printed
+
+
+def test_a_verified_gpu_is_not_compared(capsys):
+    report = info.Report()
+    info.first_use(report, "cuda:0", True, "verdicts/1.json", {})
+    assert report.close() == 0
+    assert "not compared" in capsys.readouterr().out

@@ -24,7 +24,11 @@ ARROWS = {
     "_load": set(),
     "machine": {"_load", "__version__"},
     "kernels": set(),
-    "fused": {"reference", "kernels", "_load", "_C"},
+    "kernel_table": {"_load", "kernels"},
+    "fused": {"reference", "kernels", "kernel_table", "first_use", "_load", "_C"},
+    # Registered by `fused`; it calls the operators at their first use on a GPU.
+    "first_use": {"fused", "testing", "reference", "kernels", "_load"},
+    "tune_kernels": {"fused", "kernel_table", "kernels"},
     "nn": {"fused", "reference"},
     "models": {"nn", "fused", "reference"},
     "decoding": {"models"},

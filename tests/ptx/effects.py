@@ -134,6 +134,13 @@ def trap(g, item):
     return f'simt::fault_in_kernel("trap at line %d", {item.line});'
 
 
+def membar(g, item):
+    """Parallel Synchronization and Communication Instructions: membar.sys, before a trap."""
+    if item.opcode != "membar.sys":
+        raise PtxError("unknown fence")
+    return "simt::fence();"
+
+
 def call(g, item):
     """Control Flow Instructions: call, of the device library's __assertfail."""
     modifiers(item, {"uniform": "uni"})
@@ -245,6 +252,7 @@ FUNCTIONS = {
     "ret": ret,
     "exit": ret,
     "trap": trap,
+    "membar": membar,
     "call": call,
     "bar": bar,
     "barrier": bar,

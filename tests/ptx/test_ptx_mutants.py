@@ -110,6 +110,19 @@ def test_a_mutant_fails(mutant):
     assert any(fails(path, CALL, order) for order in range(1, 7)) or fails(path, LARGER, 1, 11)
 
 
+def test_a_lost_block_ends_in_a_trap():
+    """Without any release the blocks wait for ever; the bound on their polls is made smaller."""
+
+    def change(entry):
+        entry = replaced(r"st\.release[^;]*;", "")(entry)
+        return replaced(r", 67108864;", ", 5000;")(entry)
+
+    path = build.library("plain", "sm_90a", FEW, mutation(change))
+    message = r"read the flag of block \d .* for epoch 1, and it shows epoch 0.*must be restarted"
+    with pytest.raises(RuntimeError, match=message):
+        check(path, "mogrifier_lstm", *CALL, order=1, sms=4)
+
+
 @pytest.mark.parametrize(
     ("mutant", "message"),
     [

@@ -36,6 +36,7 @@ OPERATORS = (
     "activation_regularization",
     "dropout",
     "embedding",
+    "engine_table",
     "lstm",
     "mogrifier_lstm",
     "nt_asgd",
@@ -133,7 +134,7 @@ def library(mode, changes=None, for_torch=False):
 
     mode: "plain", or "checked", which checks every access to memory
     for_torch: whether to include the operators that call the kernels
-    changes: {source: {old text: new text}}; of a header (name.cuh) for the sources that include it
+    changes: {source: {old text: new text}}; of a header in csrc/cuda for what includes it
     """
 
     def text_of(path):
@@ -143,7 +144,8 @@ def library(mode, changes=None, for_torch=False):
             text = text.replace(old, new)
         return text
 
-    changed = [path for path in ROOT.glob("csrc/cuda/**/*.cuh") if path.name in (changes or {})]
+    all_headers = [*ROOT.glob("csrc/cuda/**/*.cuh"), *ROOT.glob("csrc/cuda/**/*.h")]
+    changed = [path for path in all_headers if path.name in (changes or {})]
     headers = {path.relative_to(ROOT / "csrc").as_posix(): text_of(path) for path in changed}
     sources = [(path.name, path.read_text(), "-O2") for path in sorted(HERE.glob("*.cpp"))]
     for path in sorted([*ROOT.glob("csrc/cuda/**/*.cu"), *HERE.glob("*.cu")]):

@@ -155,6 +155,13 @@ void __tsan_init() {
 }
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
+// std::atomic of a pointer, which host code uses.
+long __tsan_atomic64_load(const volatile long* p, int) {
+  return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
+void __tsan_atomic64_store(volatile long* p, long value, int) {
+  __atomic_store_n(p, value, __ATOMIC_SEQ_CST);
+}
 
 struct Site {
   const char* path;

@@ -4,6 +4,7 @@
 #include "cuda/embedding.h"
 #include "cuda/nt_asgd.h"
 #include "cuda/recurrence/loop.h"
+#include "cuda/recurrence/lost_wait.h"
 #include "cuda/recurrence/persistent.h"
 #include "cuda/recurrence/weight_gradients.h"
 #include "cuda/recurrence/weight_preparation.h"
@@ -129,6 +130,11 @@ EXPORT const char* activation_regularization_backward(int type, int64_t T, int64
   return cuda::activation_regularization_backward(
       {cuda::Type(type), T, N, dropped, raw, alpha, beta, nullptr, nullptr, dloss, ddropped, draw},
       nullptr);
+}
+
+// What a kernel leaves that gives up; zeros stand in for a new process.
+EXPORT void set_lost_wait(uint32_t waiting, uint32_t awaited, uint32_t epoch, uint32_t shown) {
+  *cuda::lost_wait_record() = {waiting, awaited, epoch, shown};
 }
 
 EXPORT int64_t persistent_bytes(const cuda::Recurrence* r) {

@@ -32,6 +32,7 @@ constexpr unsigned MAX_THREADS = 1024, MAX_RESIDENT_THREADS = 2048, MAX_RESIDENT
 struct Device {
   int sms = 4, shared = 232448, cooperative = 1, capability = 90;
 } device;
+size_t resident = 1 << 20;              // blocks of a cooperative grid, as limits of MPS may be
 std::map<const void*, size_t> allowed;  // bytes that cudaFuncSetAttribute allowed, by kernel
 int error;                              // that cudaGetLastError has not returned yet
 std::string text;                       // the description of the last error
@@ -83,7 +84,8 @@ int refused(const Launch& l) {
   if (!l.cooperative) return SUCCESS;
   if (!device.cooperative)
     return refuse(NOT_SUPPORTED, "%s: the device has no cooperative launch", name().c_str());
-  const size_t most = size_t(device.sms) * blocks_on_one(l.kernel, threads, l.shared);
+  const size_t most =
+      std::min(resident, size_t(device.sms) * blocks_on_one(l.kernel, threads, l.shared));
   if (blocks > most)
     return refuse(TOO_LARGE, "%s: a cooperative grid of %zu blocks, %zu fit", name().c_str(),
                   blocks, most);
@@ -169,7 +171,7 @@ int launch(const Launch& launch) {
 
 int last_error() {
   const int last = error;
-  error = SUCCESS;
+  if (error != LAUNCH_FAILURE) error = SUCCESS;  // a failed kernel has destroyed the context
   return last;
 }
 
@@ -274,10 +276,21 @@ int copy(void* p, const void* from, size_t bytes) {
 // the last error.
 EXPORT void simt_seed(unsigned long s) {
   simt::seed = s;
-  simt::last_error();
+  simt::error = simt::SUCCESS;
 }
 EXPORT void simt_accept_any_memory() {
   simt::accept_any_memory = true;
+}
+// The most blocks that a cooperative grid may have, beside the device's own limits.
+EXPORT void simt_limit_residency(int blocks) {
+  simt::resident = size_t(blocks);
+}
+// The least shared memory that a kernel was allowed by cudaFuncSetAttribute; -1 without a call.
+EXPORT int simt_least_allowed() {
+  int least = -1;
+  for (const auto& [kernel, bytes] : simt::allowed)
+    least = least < 0 ? int(bytes) : std::min(least, int(bytes));
+  return least;
 }
 EXPORT void simt_device(int sms, int shared, int cooperative, int capability) {
   simt::device = {sms, shared, cooperative, capability};

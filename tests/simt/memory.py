@@ -168,6 +168,7 @@ class Simulated:
         self.library.simt_allocate.argtypes = [c_size_t, c_size_t]
         self.library.simt_allocate.restype = c_void_p
         self.library.simt_free.argtypes = [c_void_p]
+        self.library.set_lost_wait.argtypes = [c_uint32] * 4
         self.allocated = []
         self.device()
 
@@ -187,11 +188,16 @@ class Simulated:
         if error := getattr(self.library, name)(*arguments):
             raise RuntimeError(error.decode())
 
-    def device(self, sms=4, shared=232448, cooperative=True, capability=90):
+    def forget_lost_wait(self):
+        """Stands in for a new process after a kernel that has given up."""
+        self.library.set_lost_wait(0, 0, 0, 0)
+
+    def device(self, sms=4, shared=232448, cooperative=True, capability=90, resident=1 << 20):
         """Replaces the simulated device. shared: bytes that a block can have    capability: 90 is
-        9.0
+        9.0    resident: the most blocks of a cooperative launch, which no attribute tells
         """
         self.library.simt_device(sms, shared, cooperative, capability)
+        self.library.simt_limit_residency(resident)
 
     def recur(self, name, structure, seed):
         """Calls one of RECURRENCES with a new workspace, which it returns."""

@@ -39,6 +39,7 @@ void sync_grid(int line);
 void sync_warp(unsigned lanes, int line);  // __syncwarp; orders memory
 // A shuffle, vote or mma: `work` runs when all lanes have come. It does not order memory.
 void together(unsigned lanes, void* arguments, Collective work, int line);
+[[noreturn]] void trap();  // ends the launch with an error
 // One iteration of a waiting loop: lets other threads run, and reports a loop without end.
 void spin(int line);
 // d (4,) += a (4,) b (2,): fragments as in csrc/cuda/ptx.cuh, of f16 if `half`, otherwise of bf16.

@@ -250,6 +250,10 @@ void fault_in_kernel(const char* format, ...) {
     to_scheduler();
 }
 
+void trap() {
+  fault_in_kernel("thread %u of block %u: trap", current().number, current().owner->number);
+}
+
 void progress() {
   spins = 0;
 }

@@ -4,13 +4,17 @@ The CUDA side of csrc/ops/*.cpp is compiled for CPU tensors together with the si
 registered as torch.ops.fusedseq_simulated, which replaces torch.ops.fusedseq in these tests.
 """
 
+import ctypes
+import os
 import platform
 import shutil
+import warnings
 from importlib import import_module
 
 import pytest
 import torch
 from fusedseq import fused, testing
+from fusedseq.first_use import compare, verdicts
 from fusedseq.fused import autograd, gradient, recurrence_plan
 from fusedseq.optim import NTASGD
 from torch.utils._pytree import tree_flatten
@@ -199,3 +203,122 @@ def test_tensors_of_two_dtypes_are_rejected_by_the_registered_operator(library):
     (x, *others), _ = testing.lstm_case(3, 2, 5, 7).inputs()
     with pytest.raises(RuntimeError, match="lstm: W_ih must be float64, got float32"):
         library.lstm(x.double(), *others, None, None, 0.0, False)
+
+
+# ---- calls that cannot run as planned
+
+
+def test_after_a_lost_wait_every_call_gives_the_reason(simulated, simulation):
+    """The public operator raises it before any call of CUDA, whose error would hide it."""
+    (args, kwargs), lost = testing.lstm_case(4, 3, 17, 24).inputs(), (1 << 16 | 3, 5, 7, 6)
+    simulation.library.set_lost_wait(*lost)
+    message = r"lstm: .*block 2 \(warp group 1\) read the flag of block 5 .* epoch 7.* epoch 6"
+    try:
+        with pytest.raises(RuntimeError, match=message):
+            fused.lstm(*testing.convert(args, dtype=torch.bfloat16), **kwargs)
+    finally:
+        simulation.forget_lost_wait()
+
+
+@pytest.fixture
+def refusing(simulation):
+    """A device that refuses cooperative launches of more than one block, which no attribute
+    tells.
+    """
+    simulation.device(sms=8, resident=1)
+    yield
+    simulation.device()
+
+
+def test_a_refused_launch_runs_the_loop_and_warns_once(simulated, refusing, capfd):
+    """torch prints a warning of C++ to standard error."""
+    case = testing.mogrifier_lstm_case(4, 3, 17, 24, 5)
+    args, kwargs = testing.convert(case.inputs(), dtype=torch.bfloat16)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        testing.check(case.op, args, kwargs)
+        testing.check(case.op, args, kwargs)
+    warned = [str(w.message) for w in caught] + [capfd.readouterr().err]
+    assert "".join(warned).count("refused the cooperative launch") == 1
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_refused_wavefront_runs_one_layer_after_the_other(simulated, refusing, locked):
+    more = {"input_dropout": 0.4, "locked_input": locked, "seed": 3}
+    case = testing.mogrifier_lstm_pair_case(5, 3, 17, 24, 20, 5, 2, first={"seed": 4}, **more)
+    args, kwargs = testing.convert(case.inputs(), dtype=torch.bfloat16)
+    testing.check(case.op, args, kwargs)
+
+
+@pytest.mark.parametrize("refused", ["forward", "backward"])
+def test_one_direction_persistent_and_the_other_refused(simulated, simulation, refused):
+    """Both engines save the same tensors for backward."""
+    args, kwargs = testing.mogrifier_lstm_case(4, 3, 17, 24, 5).inputs()
+    args = testing.convert(args, dtype=torch.float32)
+    found = {}
+    for name, resident in (("none", (99, 99)), (refused, (1, 99)), ("other", (99, 99))):
+        leaves = [t.detach().requires_grad_() for t in args]
+        first, second = resident if refused == "forward" else resident[::-1]
+        simulation.device(sms=8, resident=first)
+        y, _ = fused.mogrifier_lstm(*leaves, **kwargs)
+        simulation.device(sms=8, resident=second)
+        found[name] = [y, *torch.autograd.grad(y.square().sum(), leaves)]
+    simulation.device()
+    for a, b, c in zip(*found.values(), strict=True):
+        torch.testing.assert_close(a, b)
+        assert torch.equal(a, c)
+
+
+def test_kernels_are_allowed_all_shared_memory_of_the_device(simulated, simulation):
+    """Also by a small layer, as another thread may be about to launch a large one."""
+    simulation.device(sms=8)
+    case = testing.mogrifier_lstm_case(4, 3, 17, 24, 5)
+    testing.check(case.op, *testing.convert(case.inputs(), dtype=torch.bfloat16))
+    assert simulation.library.simt_least_allowed() == 232448
+    simulation.device()
+
+
+# ---- measured engines, and the comparison at the first use
+
+
+@pytest.mark.parametrize(("engine", "as_loop"), [(0, False), (1, True), (2, False)])
+def test_a_measured_engine_is_run(simulated, simulation, monkeypatch, engine, as_loop):
+    """Of the table of csrc/ops/engine_table.h: the loop in place of what the plan prefers."""
+    (T, B, X, H), rounds = (4, 3, 17, 24), 5
+    args, kwargs = testing.mogrifier_lstm_case(T, B, X, H, rounds).inputs()
+    args = testing.convert(args, dtype=torch.float32)
+    simulation.device(sms=8)
+    entry = (ctypes.c_int64 * 9)(8, 90, 0, B, X, H, rounds, 0, 0)
+    simulation.library.fusedseq_set_engine(entry, ctypes.c_int64(engine))
+    found = fused.mogrifier_lstm(*args, **kwargs)[0]
+    simulation.library.fusedseq_set_engine(entry, ctypes.c_int64(0))
+    assert torch.equal(found, fused.mogrifier_lstm(*args, **kwargs)[0]) is not as_loop
+    monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")
+    assert torch.equal(found, fused.mogrifier_lstm(*args, **kwargs)[0]) is as_loop
+    simulation.device()
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_the_simulated_kernels_agree_at_their_first_use(simulated, simulation, op, monkeypatch):
+    monkeypatch.setattr(autograd, "_recorded", {})  # records in C++ call the CPU's kernels
+    simulation.device(sms=8)
+    assert compare.compare(op, torch.device("cpu")).found == verdicts.AGREES
+    assert simulated
+    simulation.device()
+
+
+def test_wrong_persistent_kernels_are_found_at_their_first_use(simulated, simulation, monkeypatch):
+    """A double adds an error to what they return; the loop is right."""
+    monkeypatch.delenv("FUSEDSEQ_RECURRENCE", raising=False)
+    simulation.device(sms=8)
+    right = gradient.overloads["mogrifier_lstm"]
+
+    def wrong(*inputs):
+        y, *others = right(*inputs)
+        return (y if os.environ.get("FUSEDSEQ_RECURRENCE") else 1.1 * y, *others)
+
+    monkeypatch.setitem(gradient.overloads, "mogrifier_lstm", wrong)
+    verdict = compare.compare("mogrifier_lstm", torch.device("cpu"))
+    assert verdict.found == verdicts.LOOP_ALONE
+    assert "result 0: error" in verdict.why
+    simulation.device()

@@ -8,6 +8,19 @@
 
 namespace fusedseq::cuda {
 
+// What the functions below return, compared by its address, if the driver refuses the cooperative
+// launch: fewer blocks are resident at a time than the device's attributes say, as under limits of
+// MPS, on a part of a GPU (MIG), or beside another process. Nothing has been computed then, and the
+// loop computes the same.
+inline constexpr char LAUNCH_REFUSED[] =
+    "the driver refused the cooperative launch, as not all of its blocks can be resident";
+
+// What tells the current GPU from others in a table of measured engines.
+struct GpuKind {
+  int64_t multiprocessors, capability;  // 90: compute capability 9.0
+};
+GpuKind current_gpu_kind();
+
 // The plan for the current GPU.
 Plan persistent_plan(const Recurrence& r, int64_t shortest = SHORTEST);
 

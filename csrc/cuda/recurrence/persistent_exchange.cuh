@@ -21,7 +21,7 @@
 // x, and x never follows x. So having received the vectors e - 1 and e - 2 proves that vector e - 3
 // is no longer read: three slots would be enough. Two would not, because nobody waits for a block
 // that owns no columns of x when x is exchanged. tests/memory_model proves this under the memory
-// model of PTX.
+// model of PTX. A wait that comes to no end is reported by lost_wait.h.
 //
 // What limits the speed: rounds + 1 exchanges a step, about 1 us each by arithmetic; at B 64 and
 // more, the transfer of the vectors from L2 to every SM. Nothing of this has been timed on a GPU.
@@ -32,6 +32,7 @@
 #include <type_traits>
 
 #include "cuda/recurrence/arguments.h"
+#include "cuda/recurrence/lost_wait.h"
 #include "cuda/recurrence/plan.h"
 
 namespace fusedseq::cuda {
@@ -58,6 +59,7 @@ struct Exchange {
   uint32_t* flags;  // (replicas, groups, blocks)  newest published epoch; 0 at launch
   void* vectors;    // (replicas, groups, group_bytes)  S  zero at launch
   int64_t group_bytes;
+  LostWait* lost;  // on the host; null if there is no memory for it
 };
 
 // The columns of a vector that a block owns: the last blocks may own fewer, or none.

@@ -32,16 +32,10 @@ int distinct_weights(const Recurrence& r, int first) {
   return shared ? 1 : int(r.rounds - first + 1) / 2;
 }
 
-int device_attribute(cudaDeviceAttr attribute, int device) {
-  int value = 0;
-  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
-}
-
 Gpu current_gpu() {
   int device = 0;
   cudaGetDevice(&device);
-  return {device_attribute(cudaDevAttrMultiProcessorCount, device),
-          device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+  return {device_attribute(cudaDevAttrMultiProcessorCount, device), most_shared(),
           device_attribute(cudaDevAttrCooperativeLaunch, device) != 0};
 }
 
@@ -55,6 +49,14 @@ int64_t input_gates_bytes(const Recurrence& r) {
 }
 
 }  // namespace
+
+GpuKind current_gpu_kind() {
+  int device = 0;
+  cudaGetDevice(&device);
+  return {device_attribute(cudaDevAttrMultiProcessorCount, device),
+          10 * device_attribute(cudaDevAttrComputeCapabilityMajor, device) +
+              device_attribute(cudaDevAttrComputeCapabilityMinor, device)};
+}
 
 Plan persistent_plan(const Recurrence& r, int64_t shortest) {
   return recurrence_plan(size_of(r), current_gpu(), shortest);

@@ -19,6 +19,7 @@ struct WarpGroup {
   int first_row, rows;     // of the batch
   uint32_t* flags;         // (blocks,)  of this group's counterparts in all blocks
   char* vectors;           // this group's part of the exchange buffer
+  LostWait* lost;          // as in Exchange
   float* partial;          // (SPLIT, 16 PASS, stride)  in shared memory: the warps' partial sums
 
   // block_of_layer: the block's number among all blocks of the layer, of every replica
@@ -28,7 +29,8 @@ struct WarpGroup {
         number(int(threadIdx.x) / V::THREADS),
         warp(int(threadIdx.x) % V::THREADS / 32),
         thread(int(threadIdx.x) % V::THREADS),
-        lane(int(threadIdx.x) % 32) {
+        lane(int(threadIdx.x) % 32),
+        lost(e.lost) {
     const int replica = block_of_layer / l.blocks;
     const int index = replica * V::GROUPS + number;
     // The replica's rows end at `end`. A group has at most `most` of them, whole tiles of 16.
@@ -60,28 +62,46 @@ struct WarpGroup {
   // Waits until the slice's columns of a vector have been published.
   __device__ __forceinline__ void wait(const ExchangedVector& v, KSlice s, uint32_t epoch) const {
     const int end = s.end * K_STEP<S> < v.width ? s.end * K_STEP<S> : v.width;
-    wait(flags, s.begin * K_STEP<S>, end, v.columns_of_block, epoch);
+    const int first_block = int(blockIdx.x) - block;
+    wait({flags, first_block, v.columns_of_block, s.begin * K_STEP<S>, end}, epoch);
   }
 
   // Waits until the other layer has stored the block's columns of its first `steps` steps.
   // epochs_before: that layer's epochs before its first step
   __device__ __forceinline__ void wait(const LayerLink& link, const OwnedColumns& own,
                                        int64_t steps, int epochs_before) const {
-    wait(link.flags, own.first, own.first + own.count, link.columns_of_block,
+    wait({link.flags, link.first_block, link.columns_of_block, own.first, own.first + own.count},
          uint32_t(steps) * link.epochs + epochs_before + 1);
   }
 
-  // Waits until the blocks that own the columns [begin, end), `columns` each, have published the
-  // epoch. The lanes of a warp poll one flag each. The acquire orders a lane's later loads after
-  // the producer's stores; __syncwarp extends this to the other lanes. The difference of epochs is
-  // compared as a signed number, so that the epoch may wrap around.
-  __device__ __forceinline__ void wait(const uint32_t* flags, int begin, int end, int columns,
-                                       uint32_t epoch) const {
-    if (end > begin)
-      for (int p = begin / columns + lane; p <= (end - 1) / columns; p += 32)
-        while (int32_t(ptx::load_acquire(flags + p) - epoch) < 0)
+  // The columns [begin, end) of a vector, whose blocks own `columns` each.
+  struct Awaited {
+    const uint32_t* flags;  // (blocks,)
+    int first_block;        // number in the grid of the block with flag 0
+    int columns, begin, end;
+  };
+
+  // Waits until the blocks that own the columns have published the epoch. The lanes of a warp poll
+  // one flag each. The acquire orders a lane's later loads after the producer's stores; __syncwarp
+  // extends this to the other lanes. The difference of epochs is compared as a signed number, so
+  // that the epoch may wrap around.
+  __device__ __forceinline__ void wait(const Awaited& a, uint32_t epoch) const {
+    if (a.end > a.begin)
+      for (int p = a.begin / a.columns + lane; p <= (a.end - 1) / a.columns; p += 32) {
+        uint32_t polls = 0, shown;
+        while (int32_t((shown = ptx::load_acquire(a.flags + p)) - epoch) < 0) {
+          if (++polls == MAX_POLLS) give_up(a.first_block + p, epoch, shown);
           ptx::pause();
+        }
+      }
     __syncwarp();
+  }
+
+  // Ends the kernel, and leaves the host a LostWait: see lost_wait.h.
+  __device__ __forceinline__ void give_up(int awaited, uint32_t epoch, uint32_t shown) const {
+    const uint32_t waiting = blockIdx.x + 1 + (uint32_t(number) << 16);
+    ptx::leave_and_trap(reinterpret_cast<uint4*>(lost),
+                        uint4{waiting, uint32_t(awaited), epoch, shown});
   }
 };
 

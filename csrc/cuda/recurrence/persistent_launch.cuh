@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "cuda/launch_error.cuh"
 #include "cuda/recurrence/persistent.h"
 #include "cuda/recurrence/persistent_exchange.cuh"
 
@@ -23,7 +24,7 @@ inline int element_bytes(const Recurrence& r) {
 inline const char* message(cudaError_t error) {
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();
-  return cudaGetErrorString(error);
+  return error_text(error);
 }
 
 // Appends the slots of a vector to a group's part of the exchange buffer, `bytes` long so far.
@@ -54,6 +55,7 @@ inline const char* prepare(Exchange& e, const Layout& l, void* memory, cudaStrea
   const ExchangeBytes bytes = exchange_bytes(e, l);
   e.flags = static_cast<uint32_t*>(memory);
   e.vectors = static_cast<char*>(memory) + bytes.flags;
+  e.lost = lost_wait_record();
   return message(cudaMemsetAsync(memory, 0, size_t(bytes.total), stream));
 }
 
@@ -69,13 +71,27 @@ const char* with_variant(const Layout& l, F f) {
   return l.wide ? f(Variant<2, 2, true>()) : f(Variant<2, 3, false>());
 }
 
+inline int device_attribute(cudaDeviceAttr attribute, int device) {
+  int value = 0;
+  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
+}
+
+// Bytes of shared memory that a block of the current device can have.
+inline int most_shared() {
+  int device = 0;
+  cudaGetDevice(&device);
+  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+}
+
 // A cooperative launch: blocks wait for each other, so all of them must run at the same time; the
-// driver refuses the launch if they do not fit.
+// driver refuses the launch if they do not fit. The kernel is always allowed the device's maximum
+// of shared memory: a limit of this launch's size could be lowered by another host thread, with a
+// smaller layer, before the launch.
 template <class P>
 const char* launch_persistent(void (*kernel)(const P), int blocks, int64_t shared, const P& p,
                               cudaStream_t stream) {
   if (const char* error = message(
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared))))
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared())))
     return error;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(blocks));
@@ -87,7 +103,9 @@ const char* launch_persistent(void (*kernel)(const P), int blocks, int64_t share
   cooperative.val.cooperative = 1;
   config.attrs = &cooperative;
   config.numAttrs = 1;
-  return message(cudaLaunchKernelEx(&config, kernel, p));
+  const cudaError_t code = cudaLaunchKernelEx(&config, kernel, p);
+  const char* error = message(code);
+  return code == cudaErrorCooperativeLaunchTooLarge ? LAUNCH_REFUSED : error;
 }
 
 }  // namespace fusedseq::cuda

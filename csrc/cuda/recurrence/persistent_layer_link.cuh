@@ -18,6 +18,7 @@ struct LayerLink {
   const uint32_t* flags;  // (blocks,)  of the producing layer
   int columns_of_block;   // that each of these blocks owns of the tensor
   int epochs;             // that the producing layer publishes in a step
+  int first_block;        // of the producing layer, in the grid
   // Of the producing layer.
   void* tensor;  // (T, B, H of the first layer)  S; null if the layer's own output is what is read
   Mask mask;     // of the dropout between the layers, which the producer applies to the tensor

@@ -63,11 +63,16 @@ struct LinkArguments {
 
 template <class D>
 void link(Layers<D>& p, const LayerInterface& between, const LinkArguments& a) {
-  p.layer[a.producer].link = {nullptr,        0,           0, a.stored_to, between.mask,
-                              between.locked, between.seed};
+  LayerLink& from = p.layer[a.producer].link;
+  from = {};
+  from.tensor = a.stored_to;
+  from.mask = between.mask;
+  from.locked = between.locked;
+  from.seed = between.seed;
   p.layer[1 - a.producer].link = {p.layer[a.producer].e.flags,
                                   a.columns_of_block,
                                   int(a.rounds) + 1,
+                                  a.producer ? p.layer[0].l.blocks : 0,
                                   a.loaded_from,
                                   {},
                                   false,

@@ -7,9 +7,10 @@ followed by what is special to the fused function.
 
 import inspect
 
-from fusedseq import _load, kernels, reference
+from fusedseq import _load, kernel_table, kernels, reference
 
 _load.operators()
+kernel_table.use_environment()
 kernels.register("CUDA")
 
 from fusedseq.fused.activation_regularization import activation_regularization  # noqa: E402
@@ -47,6 +48,10 @@ __all__ = [
     "split_cross_entropy",
     "weight_drop",
 ]
+
+from fusedseq.first_use import guard as _guard  # noqa: E402
+
+_guards = _guard.install()
 
 for _op in reference.__all__:
     _function = globals()[_op]

@@ -77,9 +77,12 @@ def attention(
             if autograd.recorder
             else attention_without_options
         )
-        out: Tensor = fast_path(q, k, v, scale)
-        if out is not NotImplemented:
-            return out
+        try:
+            out: Tensor = fast_path(q, k, v, scale)
+            if out is not NotImplemented:
+                return out
+        except autograd.SwitchedOff:
+            pass
     check.tensor(OP, "q", q)
     q, k, v, bias, relative_keys = autocast.cast(q.device.type, q, k, v, bias, relative_keys)
     others = {"k": k, "v": v, "bias": bias, "relative_keys": relative_keys}
@@ -114,6 +117,9 @@ def attention(
     }
     out = autograd.call_by_name(OP, named)[0]
     return out
+
+
+autograd.restarting.add(attention.__code__)
 
 
 def attention_without_options(q: Any, k: Any, v: Any, scale: float | None) -> Any:

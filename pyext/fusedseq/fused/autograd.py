@@ -30,6 +30,8 @@ _rules: dict[str, Rule] = {}
 _functions: dict[str, type[torch.autograd.Function]] = {}  # operator: what records it in Python
 
 
+# (operator, device type) whose kernels disagreed with the oracle at their first use
+switched_off: set[tuple[str, str]] = set()
 _library = torch.library.Library("fusedseq", "IMPL")
 
 
@@ -120,32 +122,51 @@ def _function(op: str, rule: Rule) -> type[torch.autograd.Function]:
     return Recorded
 
 
+class SwitchedOff(Exception):
+    """Raised inside of a call whose kernels were found wrong at their first use and have been
+    replaced by the oracle meanwhile (first_use/guard.py): one of the functions in `restarting` then
+    makes the call again.
+    """
+
+
+def stop_recording_in_cpp() -> None:
+    """Calls are recorded in Python from now on: records in C++ know gradients by kernels alone."""
+    global recorder
+    recorder = None
+    _recorded.clear()
+
+
 def call(op: str, *inputs: Any) -> Any:
     """`torch.ops.fusedseq.<op>(*inputs)` for an operator with a gradient, without the 45 us that an
     operator registered by torch.library.register_autograd spends in Python. Compilers get the
     registered operator, and transforms that no kernel supports the oracle; outputs that it does not
     compute are None then.
     """
-    if torch.compiler.is_compiling():
-        return getattr(torch.ops.fusedseq, op)(*inputs)
-    if transforms.is_transformed():
-        if transforms.needs_oracle(inputs):
-            rule = _rules[op]
-            found = rule.by_oracle(dict(zip(rule.schema.inputs, inputs, strict=True)))
-            outputs = tuple(found.get(name) for name in rule.schema.outputs)
-            return outputs if len(outputs) > 1 else outputs[0]
-        active = transforms.active_transforms()
-        if active == {TransformType.Grad}:
-            return _functions[op].apply(*inputs)
-        if active:
+    try:
+        if torch.compiler.is_compiling():
             return getattr(torch.ops.fusedseq, op)(*inputs)
-    if op in _recorded:
-        found = _recorded[op](*inputs)
-        if found is not NotImplemented:
-            return found
-    if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs):
-        return _functions[op].apply(*inputs)
-    return below(op, *inputs)
+        if transforms.is_transformed():
+            if transforms.needs_oracle(inputs):
+                rule = _rules[op]
+                found = rule.by_oracle(dict(zip(rule.schema.inputs, inputs, strict=True)))
+                outputs = tuple(found.get(name) for name in rule.schema.outputs)
+                return outputs if len(outputs) > 1 else outputs[0]
+            active = transforms.active_transforms()
+            if active == {TransformType.Grad}:
+                return _functions[op].apply(*inputs)
+            if active:
+                return getattr(torch.ops.fusedseq, op)(*inputs)
+        if op in _recorded:
+            found = _recorded[op](*inputs)
+            if found is not NotImplemented:
+                return found
+        if torch.is_grad_enabled() and any(
+            isinstance(t, Tensor) and t.requires_grad for t in inputs
+        ):
+            return _functions[op].apply(*inputs)
+        return below(op, *inputs)
+    except SwitchedOff:
+        return call(op, *inputs)
 
 
 def call_by_name(op: str, named: Named) -> Any:
@@ -162,7 +183,13 @@ def unchecked(op: str, *inputs: Any) -> Any:
     """
     if not _recorded or transforms.is_transformed():
         return NotImplemented
-    return _recorded[op].checked(*inputs)
+    try:
+        return _recorded[op].checked(*inputs)
+    except SwitchedOff:
+        return NotImplemented
+
+
+restarting = {call.__code__, unchecked.__code__}  # the functions that catch SwitchedOff
 
 
 class _Context:

@@ -66,10 +66,18 @@ def gradient_oracle(named: Named) -> Tensor:
         raise NotImplementedError(
             "embedding: sparse=True supports neither forward-mode AD nor transforms of torch.func"
         )
+    return rows_by_oracle(named)
+
+
+def rows_by_oracle(named: Named) -> Tensor:
+    """`gradient_oracle` also where row i is the gradient of word keys[i] (sparse=True)."""
     dy, ids, V, p, seed = (named[name] for name in ("dy", "ids", "V", "p", "seed"))
+    keys = named["keys"]
     rows: Tensor = dy.reshape(ids.numel(), dy.size(-1))
     dW = rows.new_zeros(V, rows.size(1)).index_add(0, ids.reshape(-1), rows)
-    keep = reference.dropout_mask(seed, p, (V,), dW.device)
+    words = V if keys is None else int(keys.max()) + 1 if len(keys) else 0
+    keep = reference.dropout_mask(seed, p, (words,), dW.device)
+    keep = keep if keys is None else keep[keys]
     return drop(dW, keep[:, None], p) if p else dW
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fusedseq import _load, kernels, reference
-from fusedseq.fused import lstm_cudnn, recurrence_plan
+from fusedseq.fused import autograd, lstm_cudnn, recurrence_plan
 
 # {operator: (file of its CPU kernel, how it computes)}
 CPU_KERNELS = {
@@ -109,6 +109,11 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
         return (
             f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; "
             f"fusedseq.reference.{name} runs there"
+        )
+    if (CALLS.get(name, name), device) in autograd.switched_off:
+        return (
+            f"{name} on {device}: fusedseq.reference.{CALLS.get(name, name)}, with which its "
+            "kernels disagreed at their first use"
         )
     if device == "cuda":
         return f"{name} on {device}, {dtype}: {on_cuda(name, tensors, args, kwargs)}"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusedseq import kernel_table
 from fusedseq.fused.through_oracle import call_reference, through_oracle
 from fusedseq.fused.transforms import is_transformed
 
@@ -57,6 +58,11 @@ def supports(
         return False
     dense = all(t is None or t.is_contiguous() for t in (x, W_ih, W_hh, b, h0, c0))
     capability = torch.cuda.get_device_capability(x.device)
+    if kernel_table.cudnn and dense:
+        key = ".".join(map(str, capability)), str(x.dtype).removeprefix("torch.")
+        measured = kernel_table.cudnn.get((*key, x.size(1), x.size(2), h0.size(1)))
+        if measured is not None:
+            return measured
     return dense and has_persistent_kernel(x.dtype, capability, x.size(1), x.size(2), h0.size(1))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fusedseq import reference
+from fusedseq import kernel_table, reference
 from fusedseq._load import variable
 
 FOLDER = "csrc/cuda/recurrence"
@@ -19,6 +19,7 @@ LOOP = {
     "mogrifier_lstm": f"{FOLDER}/loop.cu, one torch product and one kernel for each round and for"
     " the gates of a step",
 }
+MEASURED = "as FUSEDSEQ_KERNEL_TABLE says"
 Gpu = tuple[int, int, bool]  # see `plan`
 OTHER_PYTHON = "fusedseq._C, which decides, was built for another version of Python"
 
@@ -80,6 +81,17 @@ def this_gpu(device: torch.device) -> Gpu:
     return facts.multi_processor_count, facts.shared_memory_per_block_optin, facts.major >= 6
 
 
+def measured(op: str, gpu: Gpu, x: torch.Tensor, *layers: tuple[int, ...]) -> str | None:
+    """Returns the engine that the kernel table in use names for a call, or None.
+
+    layers: H and the number of rounds of each layer
+    """
+    _, B, X = x.shape
+    dtype = str(x.dtype).removeprefix("torch.")
+    sizes = [number for layer in layers for number in layer]
+    return kernel_table.engines.get((gpu[0], op, dtype, B, X, *sizes))
+
+
 def layout(direction: str, found: dict[str, Any]) -> str:
     """Describes one layout of a plan."""
     replicas = f"{found['replicas']} x " if found["replicas"] > 1 else ""
@@ -100,6 +112,10 @@ def explain_pair(gpu: Gpu, *args: Any, **kwargs: Any) -> str:
         return f"{WAVEFRONT} or one layer after the other: {OTHER_PYTHON}"
     if variable("FUSEDSEQ_RECURRENCE", "loop"):
         return "one layer after the other; FUSEDSEQ_RECURRENCE is loop"
+    given = inspect.signature(reference.mogrifier_lstm_pair).bind(*args, **kwargs).arguments
+    layers = (size(**given[name])[:2] for name in ("first", "second"))
+    if measured("mogrifier_lstm_pair", gpu, given["x"], *layers) == "in turn":
+        return f"one layer after the other, {MEASURED}"
     if not found["persistent"]:
         return f"one layer after the other: {found['why']}"
     layouts = (
@@ -118,6 +134,9 @@ def explain(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> str:
         found = plan(op, gpu, *args, **kwargs)
     except ImportError:
         return f"{PERSISTENT} or {FOLDER}/loop.cu: {OTHER_PYTHON}"
+    given = inspect.signature(getattr(reference, op)).bind(*args, **kwargs).arguments
+    if measured(op, gpu, given["x"], size(**given)[:2]) == "loop":
+        return f"{LOOP[op]}; {MEASURED}"
     if not found["persistent"]:
         return f"{LOOP[op]}; not persistent: {found['why']}"
     layouts = (layout(direction, found[direction]) for direction in ("forward", "backward"))

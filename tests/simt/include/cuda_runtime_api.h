@@ -2,6 +2,7 @@
 // is synchronous: it has run when the call returns, which also returns the errors of the kernel.
 #pragma once
 #include <cstddef>
+#include <new>
 
 #include "../runtime.h"
 
@@ -85,6 +86,17 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(P...)
     if (c->attrs[i].id == cudaLaunchAttributeCooperative) cooperative = c->attrs[i].val.cooperative;
   return cudaError_t(simt::launch(kernel, c->gridDim, c->blockDim, c->dynamicSmemBytes, cooperative,
                                   std::forward<A>(arguments)...));
+}
+
+// The host's memory, which kernels address as the host does.
+enum { cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
+inline cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
+  *p = ::operator new(bytes, std::align_val_t(64));
+  return cudaSuccess;
+}
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  return cudaSuccess;
 }
 
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3, cudaMemcpyDefault = 4 };

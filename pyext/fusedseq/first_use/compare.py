@@ -1,0 +1,114 @@
+"""Compares the kernels of an operator with its oracle on a few small cases."""
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from fusedseq import _load
+from fusedseq.first_use.verdicts import AGREES, DISAGREES, LOOP_ALONE, Verdict
+
+FEW = 2  # cases of an operator, and of a recurrence as many again for the persistent kernels
+SHORTEST = 4  # steps of the persistent kernels: csrc/cuda/recurrence/plan.h
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+
+
+def is_recurrence(op: str) -> bool:
+    return "lstm" in op
+
+
+def cases_of(op: str) -> list[Any]:
+    """Returns the operator's smallest cases that are not empty."""
+    from fusedseq.testing import CASES
+
+    def tensors(case: Any) -> list[torch.Tensor]:
+        return [t for t in tree_leaves(case.inputs()) if isinstance(t, torch.Tensor)]
+
+    sized = [(case, tensors(case)) for case in CASES if case.op == op]
+    sized = [(case, ts) for case, ts in sized if ts and all(t.numel() for t in ts)]
+    sized.sort(key=lambda found: sum(t.numel() for t in found[1]))
+    few = [case for case, _ in sized[:FEW]]
+    if is_recurrence(op):
+        few += [case for case, ts in sized[FEW:] if len(ts[0]) >= SHORTEST][:FEW]
+    return few
+
+
+def disagreement(op: str, device: torch.device) -> str:
+    """Returns in which case and how the kernels differ from the oracle; empty if they agree.
+
+    An error of a kernel counts as a disagreement.
+    Errors: torch.OutOfMemoryError; ImportError without Triton; RuntimeError after a lost wait
+    """
+    from fusedseq.testing import check, convert
+
+    for case, dtype in _pairs(op):
+        args, kwargs = convert(case.inputs(), device, dtype)
+        name = f"case {case.id} in {str(dtype).removeprefix('torch.')}"
+        try:
+            check(op, args, kwargs)
+        except TypeError as error:
+            if str(dtype) not in str(error):  # the dtype is not supported there
+                raise
+        except AssertionError as error:
+            return f"{name}: {' '.join(str(error).split())}"
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if _load.lost_wait():
+                raise
+            return f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    return ""
+
+
+def _pairs(op: str) -> Iterator[tuple[Any, torch.dtype]]:
+    for case in cases_of(op):
+        for dtype in DTYPES:
+            yield case, dtype
+
+
+def compare(op: str, device: torch.device) -> Verdict:
+    """Compares an operator's kernels with its oracle; of a recurrence whose persistent kernels
+    disagree, the loop alone again. FUSEDSEQ_RECURRENCE is left as it was.
+    """
+    why = disagreement(op, device)
+    if not why:
+        return Verdict(AGREES)
+    before = os.environ.get("FUSEDSEQ_RECURRENCE")
+    if not is_recurrence(op) or before:
+        return Verdict(DISAGREES, why)
+    os.environ["FUSEDSEQ_RECURRENCE"] = "loop"
+    try:
+        return Verdict(DISAGREES if disagreement(op, device) else LOOP_ALONE, why)
+    finally:
+        if before is None:
+            del os.environ["FUSEDSEQ_RECURRENCE"]
+        else:
+            os.environ["FUSEDSEQ_RECURRENCE"] = before
+
+
+def compare_in_thread(op: str, device: torch.device) -> Verdict:
+    """`compare` in a thread of its own, which has none of the caller's modes: neither autocast nor
+    inference mode, nor the keys that the dispatcher excludes inside of a kernel.
+    """
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            devices = [device] if device.type == "cuda" else []
+            with torch.random.fork_rng(devices), torch.device(device):
+                if devices:
+                    torch.cuda.set_device(device)
+                found.append(compare(op, device))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, name=f"fusedseq first use of {op}")
+    thread.start()
+    thread.join()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    verdict: Verdict = found[0]
+    return verdict

@@ -1,0 +1,327 @@
+"""The comparison of kernels with their oracles at their first use on a GPU, with the CPU in its
+place: guards before the CPU kernels, and kernels that are wrong on purpose.
+"""
+
+import json
+import multiprocessing
+import os
+import warnings
+
+import pytest
+import torch
+from fusedseq import first_use, fused, reference, testing
+from fusedseq.first_use import compare, guard, verdicts
+from fusedseq.fused import autograd
+from fusedseq.fused.schema import Schema
+
+pytestmark = pytest.mark.cpu
+IDENTITY = {"gpu": "a test", "capability": "7.7", "driver": "1", "torch": "2", "build": "3"}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fusedseq" / "verdicts"
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """A function that returns new Guards of the CPU kernels; they and what they replaced are
+    removed at the end, and calls are recorded in C++ again.
+    """
+    made = []
+    monkeypatch.setattr(autograd, "recorder", autograd.recorder)
+    monkeypatch.setattr(autograd, "_recorded", dict(autograd._recorded))
+
+    def make(**options):
+        guards = guard.Guards("CPU", identity=lambda device: IDENTITY, **options)
+        made.append(guards)
+        guards.install()
+        return guards
+
+    yield make
+    for guards in made:
+        for library in [*guards.libraries.values(), *guards.replaced]:
+            library._destroy()
+    for rule in autograd._rules.values():
+        vars(rule).pop("compute", None)
+    autograd.switched_off.clear()
+
+
+@pytest.fixture
+def wrong():
+    """A function that replaces the CPU kernel of an operator until the end of the test."""
+    replaced = []
+
+    def replace(op, function):
+        replaced.append(guard._registered({op: function}, "CPU"))
+
+    yield replace
+    for library in replaced:
+        library._destroy()
+
+
+def linear_with_an_error(x, W, b):
+    return 1.01 * torch.nn.functional.linear(x, W, b)
+
+
+def inputs():
+    x, W, b = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    return x.requires_grad_(), W.requires_grad_(), b
+
+
+# ---- kernels that agree
+
+
+def test_a_guard_compares_once_and_then_costs_nothing(guarded, cache):
+    compared = []
+
+    def comparing(op, device):
+        compared.append(op)
+        return compare.compare_in_thread(op, device)
+
+    guards = guarded(compare=comparing)
+    for _ in range(2):
+        fused.linear(*inputs())
+    assert compared == ["linear"]
+    assert "linear" not in guards.libraries
+    assert "attention" in guards.libraries
+    (path,) = cache.glob("*.json")
+    content = json.loads(path.read_text())
+    assert content["identity"] == IDENTITY
+    assert content["verdicts"]["linear"]["found"] == verdicts.AGREES
+
+
+@pytest.mark.parametrize("op", reference.__all__)
+def test_the_cpu_kernels_agree(op):
+    assert compare.cases_of(op)
+    assert compare.compare(op, CPU).found == verdicts.AGREES
+
+
+def test_cases_of_recurrences_reach_the_persistent_kernels():
+    steps = [case.inputs()[0][0].size(0) for case in compare.cases_of("lstm")]
+    assert max(steps) >= compare.SHORTEST
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_cached_verdict_is_not_computed_again_unless_always(guarded, always):
+    verdicts.Verdicts(IDENTITY).add("linear", verdicts.Verdict(verdicts.AGREES))
+    compared = []
+    guarded(always=always, compare=lambda op, _: compared.append(op) or verdicts.Verdict("agrees"))
+    fused.linear(*inputs())
+    assert compared == ["linear"] * always
+
+
+def test_a_verified_gpu_is_not_compared(guarded, monkeypatch, cache):
+    monkeypatch.setattr(guard, "VERIFIED", frozenset(["7.7"]))
+    guarded(compare=None)
+    fused.linear(*inputs())
+    assert not cache.exists()
+
+
+def test_the_comparison_has_none_of_the_callers_modes(guarded):
+    """bf16 autocast, inference mode and the random numbers of the caller."""
+    guarded()
+    x, W, b = inputs()
+    state = torch.get_rng_state()
+    with torch.autocast("cpu"), torch.inference_mode():
+        fused.residual_layer_norm(x, x, torch.ones(4), torch.zeros(4))
+    assert torch.equal(state, torch.get_rng_state())
+    assert verdicts.Verdicts(IDENTITY).read()["residual_layer_norm"].found == verdicts.AGREES
+
+
+# ---- kernels that do not
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_wrong_kernel_is_replaced_by_the_oracle_with_one_warning(guarded, wrong, direct):
+    wrong("linear", linear_with_an_error)
+    guarded()
+    call = torch.ops.fusedseq.linear if direct else fused.linear
+    x, W, b = inputs()
+    with pytest.warns(RuntimeWarning, match="linear: .*disagree.*report.*fusedseq info") as warned:
+        y = call(x, W, b)
+    grads = torch.autograd.grad(y.sum(), (x, W))
+    with warnings.catch_warnings(action="error"):
+        again = call(x, W, b)
+    assert len(warned) == 1
+    assert "fusedseq.reference.linear, with which" in fused.explain("linear", x, W, b)
+    wanted = reference.linear(x, W, b)
+    assert torch.equal(y, wanted)
+    assert torch.equal(again, wanted)
+    for got, right in zip(grads, torch.autograd.grad(wanted.sum(), (x, W)), strict=True):
+        torch.testing.assert_close(got, right)
+
+
+def test_a_wrong_verdict_from_the_cache_warns_too(guarded):
+    verdict = verdicts.Verdict(verdicts.DISAGREES, "case of a day before")
+    verdicts.Verdicts(IDENTITY).add("dropout", verdict)
+    guarded(compare=None)
+    with pytest.warns(RuntimeWarning, match="case of a day before"):
+        fused.dropout(torch.ones(8), 0.5, 3)
+
+
+def test_a_wrong_backward_counts(guarded, wrong):
+    def ones(*inputs):
+        named = dict(zip(Schema("bias_activation_dropout_backward").inputs, inputs, strict=True))
+        return torch.ones_like(named["x"]), torch.ones_like(named["b"])
+
+    wrong("bias_activation_dropout_backward", ones)
+    guarded()
+    case = next(case for case in testing.CASES if case.op == "bias_activation_dropout")
+    with pytest.warns(RuntimeWarning, match="gradient of"):
+        testing.check(case.op, *case.inputs())
+
+
+def test_an_error_of_a_kernel_counts(guarded, wrong):
+    def fail(*_):
+        raise RuntimeError("no kernel image")
+
+    wrong("linear", fail)
+    guarded()
+    with pytest.warns(RuntimeWarning, match="no kernel image"):
+        y = fused.linear(*inputs())
+    assert y.shape == (3, 5)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), ImportError("needs Triton")])
+def test_other_errors_are_no_verdict(guarded, wrong, cache, error):
+    def fail(*_):
+        raise error
+
+    wrong("linear", fail)
+    guards = guarded()
+    with pytest.raises(type(error)):
+        fused.linear(*inputs())
+    assert "linear" in guards.libraries
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("op", reference.__all__)
+def test_every_operator_can_be_computed_by_its_oracle(guarded, op):
+    """Forward and backward, through the public function."""
+    guards = guarded(compare=lambda *_: verdicts.Verdict(verdicts.DISAGREES))
+    cases = [case for case in testing.CASES if case.op == op][:12]
+    with warnings.catch_warnings(record=True) as warned:
+        for case in cases:
+            testing.check(op, *case.inputs())
+    assert guards.replaced
+    assert [w for w in warned if "switched off" in str(w.message)]
+
+
+def test_a_call_that_was_recorded_before_raises_in_its_backward(guarded):
+    guards = guarded(compare=lambda *_: verdicts.Verdict(verdicts.AGREES))
+    x, W, b = inputs()
+    y = fused.linear(x, W, b)
+    guards.switch_off("linear")
+    with pytest.raises(RuntimeError, match=r"linear_backward: .*make the call again"):
+        y.sum().backward()
+
+
+def test_wrong_persistent_kernels_leave_the_loop(guarded, monkeypatch):
+    monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "")
+    tried = []
+
+    def disagreement(op, device):
+        tried.append(os.environ.get("FUSEDSEQ_RECURRENCE") or "persistent")
+        return "" if tried[-1] == "loop" else "case a: error 3 > budget 1"
+
+    monkeypatch.setattr(compare, "disagreement", disagreement)
+    guarded(compare=compare.compare)
+    case = next(case for case in testing.CASES if case.op == "lstm")
+    with pytest.warns(RuntimeWarning, match=r"run the loop .*case a: error 3"):
+        fused.lstm(*case.inputs()[0], **case.inputs()[1])
+    assert tried == ["persistent", "loop"]
+    assert os.environ["FUSEDSEQ_RECURRENCE"] == "loop"
+
+
+# ---- calls that cannot be compared
+
+
+def test_a_call_inside_of_a_backward_is_not_compared(guarded):
+    guards = guarded(compare=None)
+    x = torch.ones(3, requires_grad=True)
+    seen = []
+    x.register_hook(lambda g: seen.append(fused.dropout(g.detach(), 0.5, 1)))
+    (2 * x).sum().backward()
+    assert seen
+    assert "dropout" in guards.libraries
+
+
+def test_tracing_meets_no_guard(guarded):
+    guards = guarded(compare=None)
+    x, W, b = inputs()
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        assert torch.ops.fusedseq.linear(x, W, b).shape == (3, 5)
+    assert "linear" in guards.libraries
+
+
+# ---- the cache
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"identity": 3}', json.dumps({"identity": IDENTITY})]
+)
+def test_a_corrupted_file_counts_as_empty_and_is_replaced(cache, text):
+    file = verdicts.Verdicts(IDENTITY)
+    cache.mkdir(parents=True)
+    file.path.write_text(text)
+    assert file.read() == {}
+    file.add("lstm", verdicts.Verdict(verdicts.AGREES))
+    assert file.read() == {"lstm": verdicts.Verdict(verdicts.AGREES)}
+
+
+def test_verdicts_of_another_kind_are_not_read(cache):
+    file = verdicts.Verdicts(IDENTITY)
+    file.add("lstm", verdicts.Verdict("perhaps"))
+    file.add("linear", verdicts.Verdict(verdicts.AGREES))
+    assert {*file.read()} == {"linear"}
+    assert verdicts.Verdicts(IDENTITY | {"driver": "2"}).read() == {}
+
+
+def test_a_cache_that_cannot_be_written_is_left_out(cache):
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file in place of the folder")
+    file = verdicts.Verdicts(IDENTITY)
+    file.add("lstm", verdicts.Verdict(verdicts.AGREES))
+    assert file.read() == {}
+
+
+def add_all(number):
+    for i in range(20):
+        verdicts.Verdicts(IDENTITY).add(f"{number} {i}", verdicts.Verdict(verdicts.AGREES))
+
+
+def test_two_processes_at_once_lose_nothing(cache):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=add_all, args=(n,)) for n in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert len(verdicts.Verdicts(IDENTITY).read()) == 40
+    assert not list(cache.glob("*.part"))
+
+
+# ---- the variable
+
+
+@pytest.mark.parametrize(("value", "installed"), [("off", False), ("first", True), ("", True)])
+def test_the_variable_decides(monkeypatch, value, installed):
+    monkeypatch.setenv("FUSEDSEQ_VERIFY", value)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(guard.Guards, "install", lambda self: None)
+    assert bool(guard.install()) is installed
+
+
+def test_a_wrong_value_of_the_variable(monkeypatch):
+    monkeypatch.setenv("FUSEDSEQ_VERIFY", "sometimes")
+    with pytest.raises(ValueError, match="FUSEDSEQ_VERIFY must be off or first or always"):
+        guard.install()
+
+
+def test_a_build_without_cuda_has_no_guards():
+    assert first_use.__doc__
+    assert torch.version.cuda is not None or fused._guards is None
