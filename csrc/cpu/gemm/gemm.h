@@ -87,8 +87,8 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
   }
 }
 
-// Calls f(first row, rows, left operand) with the rows of A (M, K) in chunks of equal size. scratch:
-// left_size elements.
+// Calls f(first row, rows, left operand) with the rows of A (M, K) in chunks of equal size.
+// scratch: left_size elements.
 template <class E, class S, class F>
 HD void each_chunk(int64_t M, int64_t K, Matrix<const S> A, E* scratch, F f) {
   const int64_t chunks = (M + CHUNK - 1) / CHUNK;
