@@ -154,7 +154,7 @@ cuda::Plan plan_of(const cuda::Recurrence& r) {
 }
 void run_forward(Call& call, const cuda::Recurrence& r) {
   const char* error = nullptr;
-  if (const cuda::Plan plan = plan_of(r); plan.persistent) {
+  if (const cuda::Plan plan = plan_of(r); plan.forward.blocks) {
     void* workspace = call.workspace(cuda::persistent_bytes(r, plan.forward));
     error = cuda::persistent_forward(r, plan.forward, call.product, workspace, call.stream);
   } else {
@@ -166,7 +166,7 @@ void run_forward(Call& call, const cuda::Recurrence& r) {
 void run_backward(Call& call, const cuda::RecurrenceBackward& g) {
   const cuda::Recurrence& r = g.forward;
   const char* error = nullptr;
-  if (const cuda::Plan plan = plan_of(r); plan.persistent) {
+  if (const cuda::Plan plan = plan_of(r); plan.backward.blocks) {
     void* workspace = call.workspace(cuda::persistent_backward_bytes(r, plan.backward));
     error = cuda::persistent_backward(g, plan.backward, workspace, call.stream);
   } else {

@@ -24,14 +24,15 @@ namespace {
 struct Backward {
   RecurrenceBackward b;
   Layout l;
+  BatchRows rows;
   Exchange e;
   ExchangedVector gates, x, h;
   LayerLink link;  // only of a layer of a wavefront
 };
 
 inline Backward arguments(const RecurrenceBackward& b, const Layout& l) {
-  Backward p{b, l, {}, {}, {}, {}, {}};
   const Recurrence& r = b.forward;
+  Backward p{b, l, slice_rows(r, l, 0), {}, {}, {}, {}, {}};
   p.gates = append_vector(p.e.group_bytes, r, l, 4 * r.H, 4 * l.columns_h);
   p.h = append_vector(p.e.group_bytes, r, l, r.rounds ? r.H : 0, l.columns_h);
   p.x = append_vector(p.e.group_bytes, r, l, r.rounds ? r.X : 0, l.columns_x);
@@ -54,7 +55,7 @@ struct BackwardBlock {
   // Without resident weights there is shared memory for the sums of dx and dh at once, and there
   // are registers to load the saved tensors of the next phase early.
   static constexpr bool SPARE = !V::RESIDENT;
-  static constexpr int STRIDE = plan::backward_stride(V::N == 2, V::RESIDENT);
+  static constexpr int STRIDE = plan::backward_stride(V::N == 2, V::RESIDENT, V::PLAIN);
   // k-steps whose loads are in flight, as many as the variant has registers for.
   static constexpr int FEW_LOADS = V::GROUPS * V::N == 4 ? 3 : 6;
   static constexpr int MORE_LOADS = V::TILES == 3 ? 2 : FEW_LOADS;
@@ -87,7 +88,7 @@ struct BackwardBlock {
       : p(p),
         b(p.b),
         r(p.b.forward),
-        g(p.l, p.e, r.B, block_of_layer),
+        g(p.l, p.e, p.rows, block_of_layer),
         rounds(V::PLAIN ? 0 : int(r.rounds)),
         columns_x(g.block, p.l.columns_x, int(r.X)),
         columns_h(g.block, p.l.columns_h, int(r.H)),

@@ -195,9 +195,9 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::operands_of_gates()
 #pragma unroll
   for (int pass = 0; pass < V::PASSES; ++pass) {
     // With SPARE shared memory the partial sums of dh are beside those of dx, and one barrier makes
-    // both visible. Else dh's overwrite dx's, between two barriers.
-    constexpr int SECOND = SPARE ? 8 * V::N : 0;
-    g.template store_partial_sums<STRIDE>(on_x, pass, 0);
+    // both visible. Else dh's overwrite dx's, between two barriers. Without rounds there is no dx.
+    constexpr int SECOND = SPARE && !V::PLAIN ? 8 * V::N : 0;
+    if (!V::PLAIN) g.template store_partial_sums<STRIDE>(on_x, pass, 0);
     if (SPARE) g.template store_partial_sums<STRIDE>(on_h, pass, SECOND);
     g.sync();
     for_elements_of_pass(own_x, pass, [&](int e) {

@@ -24,6 +24,7 @@ namespace {
 struct Forward {
   Recurrence r;
   Layout l;
+  BatchRows rows;
   Exchange e;
   ExchangedVector x, h;
   const float* input_gates;  // (T, B, 4H)  x W_ih^T; only without rounds
@@ -31,7 +32,7 @@ struct Forward {
 };
 
 inline Forward arguments(const Recurrence& r, const Layout& l) {
-  Forward p{r, l, {}, {}, {}, nullptr, {}};
+  Forward p{r, l, slice_rows(r, l, 0), {}, {}, {}, nullptr, {}};
   p.h = append_vector(p.e.group_bytes, r, l, r.H, l.columns_h);
   p.x = append_vector(p.e.group_bytes, r, l, r.rounds ? r.X : 0, l.columns_x);
   return p;
@@ -42,7 +43,7 @@ inline Forward arguments(const Recurrence& r, const Layout& l) {
 template <class S, class V, bool LINKED = false>
 struct ForwardBlock {
   static constexpr int ROUND_STRIDE = plan::stride(8 * V::N);
-  static constexpr int GATE_STRIDE = plan::forward_stride(V::N == 2);
+  static constexpr int GATE_STRIDE = plan::forward_stride(V::N == 2, V::PLAIN);
   // k-steps whose loads are in flight, as many as the variant has registers for.
   static constexpr int FEW_LOADS = V::RESIDENT || V::GROUPS * V::N == 4 ? 3 : 6;
   static constexpr int LOADS = loads_in_flight<S, V>(V::TILES == 3 ? 2 : FEW_LOADS);
@@ -69,7 +70,7 @@ struct ForwardBlock {
   __device__ __forceinline__ ForwardBlock(const Forward& p, int block_of_layer)
       : p(p),
         r(p.r),
-        g(p.l, p.e, r.B, block_of_layer),
+        g(p.l, p.e, p.rows, block_of_layer),
         rounds(V::PLAIN ? 0 : int(p.r.rounds)),
         columns_x(g.block, p.l.columns_x, int(r.X)),
         columns_h(g.block, p.l.columns_h, int(r.H)),
