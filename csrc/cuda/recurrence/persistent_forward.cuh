@@ -38,6 +38,13 @@ inline Forward arguments(const Recurrence& r, const Layout& l) {
   return p;
 }
 
+// The B operands of a k-step of the last round: those of the round, and of the gates.
+template <class V>
+struct RoundAndGates {
+  ColumnFragments<V::N> round;
+  ColumnFragments<V::N_GATES> gates;
+};
+
 // One thread of a block. The arrays are the elements that the thread owns (OwnedElements), in
 // registers. LINKED: the layer is one of a wavefront.
 template <class S, class V, bool LINKED = false>
@@ -50,6 +57,9 @@ struct ForwardBlock {
   using X = OwnedElements<V, V::X_COLUMNS>;
   using H = OwnedElements<V, V::H_COLUMNS>;
   using Gates = Accumulators<V, V::N_GATES>;
+  static constexpr int MOST = X::COUNT > H::COUNT ? X::COUNT : H::COUNT;
+  // Whether there are registers to load the gates' biases and input before the wait.
+  static constexpr bool EARLY_INPUT = H::COUNT <= 2 && !V::RESIDENT && sizeof(S) == 2;
 
   const Forward& p;
   const Recurrence& r;
@@ -66,6 +76,9 @@ struct ForwardBlock {
   float h[H::COUNT];                       // after state dropout and the rounds so far
   float carried_h[H::COUNT], c[H::COUNT];  // the state
   uint32_t state_keep;                     // bit e: state dropout keeps element e
+  // Of the cell to come. Bit e: element e's sequence has not ended; its zoneout draws.
+  uint32_t alive, draws_h, draws_c;
+  float4 gate_inputs[EARLY_INPUT ? H::COUNT : 1];  // bias, and without rounds W_ih's product
 
   __device__ __forceinline__ ForwardBlock(const Forward& p, int block_of_layer)
       : p(p),
@@ -99,16 +112,21 @@ struct ForwardBlock {
   __device__ __forceinline__ SharedWeights<S> weights_of(int k) const;
   __device__ __forceinline__ void round(int64_t t, int k, int64_t offset, Gates& gates);
   template <class O>
+  __device__ __forceinline__ void fetch_bias(const O& own, const OwnedColumns& columns, int k,
+                                             float (&bias)[MOST]) const;
+  template <class O>
   __device__ __forceinline__ void finish_round(const Accumulators<V, V::N>& z, const O& own,
+                                               const float (&bias)[MOST],
                                                const OwnedColumns& columns,
                                                const ExchangedVector& result, int k,
                                                float (&operand)[O::COUNT], int64_t t,
                                                int64_t offset);
   __device__ __forceinline__ void gates_of_newest(Gates& gates);
   __device__ __forceinline__ void cell(int64_t t, const Gates& sums);
+  __device__ __forceinline__ void fetch_cell(int64_t t);
+  __device__ __forceinline__ float4 gate_input(int64_t t, int b, int j) const;
   __device__ __forceinline__ LstmGates<float> activated_gates(int64_t t, int e, int b, int j);
-  __device__ __forceinline__ void save(int64_t t, const GateQuad<S> (&saved)[H::COUNT],
-                                       uint32_t alive);
+  __device__ __forceinline__ void save(int64_t t, const GateQuad<S> (&saved)[H::COUNT]);
   __device__ __forceinline__ void store_y(S* y, S value, int64_t t, int b, int j);
 };
 
@@ -123,8 +141,8 @@ __device__ __forceinline__ S* ForwardBlock<S, V, LINKED>::load_rounds(S* to, int
   for (int k = first; k < rounds; k += 2) {
     if (k > first && r.Q[k] == r.Q[first]) break;  // all rounds share one weight
     const S* q = static_cast<const S*>(r.Q[k]) + int64_t(own.first) * K;
-    to = load_to_shared<V, 0, 0>(to, own.count, K,
-                                 [=](int n, int k) { return q[int64_t(n) * K + k]; });
+    to = load_to_shared<V, 0, 0, Neighbours::rows>(
+        to, own.count, K, [=](int n, int k) { return q[int64_t(n) * K + k]; });
   }
   return to;
 }
@@ -141,7 +159,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::load_weights() {
   // The four gates of a unit are neighbouring columns, so that the cell reads one float4.
   const int columns = 4 * columns_h.count, H = int(r.H), X = int(r.X), first = columns_h.first;
   W_hh = {to, columns};
-  to = load_to_shared<V, 0, 0>(to, columns, H, [&](int n, int k) {
+  to = load_to_shared<V, 0, 0, Neighbours::rows>(to, columns, H, [&](int n, int k) {
     return dropped_weight<S>(r, int64_t(n % 4) * H + first + n / 4, k);
   });
   W_ih = {to, columns};
@@ -150,7 +168,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::load_weights() {
     return w_ih[(int64_t(n % 4) * H + first + n / 4) * X + k];
   };
   if (rounds) {
-    to = load_to_shared<V, V::RESIDENT, 8 * V::N_GATES>(to, columns, X, ih);
+    to = load_to_shared<V, V::RESIDENT, 8 * V::N_GATES, Neighbours::rows>(to, columns, X, ih);
     resident_W_ih.template load<S>(columns, X, g.warp, g.lane, ih);
   }
   g.partial = reinterpret_cast<float*>(to) + g.number * V::SPLIT * V::PASS * 16 * GATE_STRIDE;
@@ -237,7 +255,9 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::run() {
       offset += k % 2 ? r.Hp : r.Xp;
     }
 
-    // x of the next step is loaded while the other blocks finish their part of the last round.
+    // What the cell reads besides the vectors, and x of the next step, are loaded while the other
+    // blocks finish their part of the last round.
+    fetch_cell(t);
     if (rounds) fetch_x(t + 1);
     gates_of_newest(gates);
     cell(t, gates);
