@@ -130,8 +130,8 @@ def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> s
         return kernels.explain(called, *args, **kwargs)
     if name == "lstm" and is_cudnn(*args, **kwargs):
         return (
-            "cuDNN, through torch: its persistent kernel in float16, for sizes that it supports, and "
-            "what would otherwise run the loop over products"
+            "cuDNN, through torch: its persistent kernel in float16, for sizes that it supports, "
+            "and what would otherwise run the loop over products"
         )
     if "lstm" in name:
         gpu = recurrence_plan.this_gpu(tensors[0].device)

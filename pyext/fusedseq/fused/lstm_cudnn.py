@@ -1,5 +1,5 @@
-"""`lstm` by cuDNN: the calls that its persistent kernel supports, and those that would otherwise run
-the loop of csrc/cuda/recurrence/loop.cu.
+"""`lstm` by cuDNN: the calls that its persistent kernel supports, and those that would otherwise
+run the loop of csrc/cuda/recurrence/loop.cu.
 
 It cannot be a kernel of the registered operator: how much memory cuDNN saves for backward is known
 to cuDNN alone, so that the shapes of the results cannot be given to a compiler.
@@ -44,8 +44,8 @@ def has_persistent_kernel(
 
 
 def accepts(x: Tensor) -> bool:
-    """Whether torch gives LSTMs of the dtype of x, which is on CUDA, to cuDNN. fp64 is left out: its
-    errors are not tested."""
+    """Whether torch gives LSTMs of the dtype of x, which is on CUDA, to cuDNN. fp64 is left to the
+    loop."""
     if x.dtype == torch.bfloat16:
         # torch.backends.cudnn.is_acceptable knows no bf16; these are the conditions of aten's RNNs.
         cudnn = torch.backends.cudnn
@@ -95,7 +95,7 @@ def products_of(dtype: torch.dtype) -> Iterator[None]:
     torch's matrix products are allowed to. The setting is global: another thread that calls cuDNN
     at the same time computes without TF32 too.
     """
-    rnn = torch.backends.cudnn.rnn  # type: ignore[attr-defined]
+    rnn: Any = torch.backends.cudnn.rnn
     before = rnn.fp32_precision
     matmul: Any = torch.backends.cuda.matmul
     if dtype != torch.float32 or before != "tf32" or matmul.fp32_precision == "tf32":
