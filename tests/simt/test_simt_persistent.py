@@ -287,13 +287,6 @@ DEFECTS = {  # file, old, new, a call that shows it and on how many SMs
         *mogrifier((2, 40, 9, 17), torch.bfloat16, rounds=2),
         12,
     ),
-    "rows of another slice": (
-        "persistent_launch.cuh",
-        "return {int(number * l.slice_rows)",
-        "return {0",
-        *mogrifier((2, 99, 9, 17), torch.bfloat16, rounds=2),
-        3,
-    ),
 }
 
 
