@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# The variants with weights in registers, and in fp32 the wide ones and those with two groups of rows,
-# use 250 registers and more: a few addresses are spilled before the loop over time, and read again
-# once a phase.
+# The variants with weights in registers, and in fp32 the wide ones and those with two groups of
+# rows, use 250 registers and more: a few addresses are spilled before the loop over time, and read
+# again once a phase.
 FULL = re.compile(
     r"persistent_\w+_kernel<.*, Variant<1, 2, true, [1-9]"
     r"|persistent_\w+_kernel<float, Variant<(2|1, 2, true)"
