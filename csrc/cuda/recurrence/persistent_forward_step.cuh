@@ -47,10 +47,13 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::round(int64_t t, int
   };
 
   float bias[MOST];
-  if (k % 2)
-    fetch_bias(own_h, columns_h, k, bias);
-  else
-    fetch_bias(own_x, columns_x, k, bias);
+  const auto fetch = [&] {
+    if (k % 2)
+      fetch_bias(own_h, columns_h, k, bias);
+    else
+      fetch_bias(own_x, columns_x, k, bias);
+  };
+  if (EARLY_INPUT) fetch();
 
   // The last round is the last to read this vector: it also computes its part of the gates, from
   // W_ih if the vector is x, or from W_hh if it is h.
@@ -68,6 +71,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::round(int64_t t, int
   } else {
     g.template multiply<LOADS>(p.h, epoch, of_both(W_hh, 0), use_both);
   }
+  if (!EARLY_INPUT) fetch();
 
   if (k % 2)
     finish_round(z, own_h, bias, columns_h, p.h, k, h, t, offset);

@@ -30,8 +30,8 @@ __device__ __forceinline__ void clear(Accumulators<V, N>& sums) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         sums.v[m][n][i] = 0;
-  // Only the narrow variants have registers for sums that are set to zero before a wait.
-  if (V::N == 1) {
+  // Only the narrowest variant has registers for sums that are set to zero before a wait.
+  if (V::N == 1 && V::GROUPS == 1) {
 #pragma unroll
     for (int m = 0; m < V::TILES; ++m)
 #pragma unroll
@@ -87,23 +87,30 @@ struct GroupProducts : WarpGroup<S, V> {
   using Base::warp;
   using Base::WarpGroup;
 
+  // The addresses of three row tiles would take too many registers.
+  static constexpr int POINTERS = V::TILES == 3 ? 1 : V::TILES;
+
   // Loads the A operands of COUNT k-steps of which `left` exist. A lane without rows, and what is
   // past the last k-step, leaves them as they are: neither reaches a sum that is used.
-  // from: of each row tile, the lane's part of the first of these k-steps
+  // from: of each row tile, or of the first, the lane's part of the first of these k-steps
+  // tile: from one row tile to the next
   template <int COUNT>
   __device__ __forceinline__ void load_fragments(RowFragments<V> (&a)[COUNT],
-                                                 const uint4* const (&from)[V::TILES],
+                                                 const uint4* const (&from)[POINTERS], int tile,
                                                  int left) const {
 #pragma unroll
     for (int u = 0; u < COUNT; ++u)
 #pragma unroll
       for (int m = 0; m < V::TILES; ++m)
-        if (u < left && m * 16 + lane / 4 < rows) a[u][m] = ptx::load_relaxed(from[m] + u * 32);
+        if (u < left && m * 16 + lane / 4 < rows)
+          a[u][m] = ptx::load_relaxed((POINTERS > 1 ? from[m] : from[0] + m * tile) + u * 32);
   }
 
   // Whether the B operands of the first k-steps are loaded before the wait: only the narrow
-  // variants in 16 bits have registers for them.
-  static constexpr bool EARLY_WEIGHTS = V::N == 1 && sizeof(S) == 2;
+  // variants in 16 bits have registers for them, and not for those of a round and of the gates.
+  template <class Columns>
+  static constexpr bool EARLY_WEIGHTS =
+      V::N == 1 && sizeof(S) == 2 && sizeof(Columns) <= sizeof(ColumnFragments<3>);
 
   // The warp's part of the product of a vector: waits for the columns of its slice, and calls
   // use(a, operands(step)) for each of its k-steps, with the loads of LOADS k-steps in flight.
@@ -113,26 +120,28 @@ struct GroupProducts : WarpGroup<S, V> {
   __device__ __forceinline__ void multiply(const ExchangedVector& v, uint32_t epoch, R use_resident,
                                            B operands, F use) const {
     const KSlice s = k_slice<V>(v.k_steps, warp);
-    const uint4* from[V::TILES];
+    const uint4* from[POINTERS];
+    const int tile = v.k_steps * 32;
 #pragma unroll
-    for (int m = 0; m < V::TILES; ++m) {
-      from[m] =
-          reinterpret_cast<const uint4*>(slot(v, epoch)) + ((m * v.k_steps + s.begin) * 32 + lane);
+    for (int m = 0; m < POINTERS; ++m) {
+      from[m] = reinterpret_cast<const uint4*>(slot(v, epoch)) + (m * tile + s.begin * 32 + lane);
       ptx::compute_now(from[m]);
     }
+    using Columns = decltype(operands(0));
+    constexpr bool EARLY = EARLY_WEIGHTS<Columns>;
     RowFragments<V> a[LOADS] = {};
-    if (EARLY_WEIGHTS) {
+    if (EARLY) {
 #pragma unroll
       for (int u = 0; u < LOADS; ++u)
 #pragma unroll
         for (int m = 0; m < V::TILES; ++m)
           ptx::compute_now(a[u][m]);
     }
-    decltype(operands(0)) b[LOADS];
+    Columns b[LOADS];
     const auto load_operands = [&](int step, int u) {
       b[u] = operands(step + u < s.end ? step + u : s.end - 1);
     };
-    if (EARLY_WEIGHTS && s.begin < s.end) {
+    if (EARLY && s.begin < s.end) {
 #pragma unroll
       for (int u = 0; u < LOADS; ++u)
         load_operands(s.begin, u);
@@ -141,12 +150,12 @@ struct GroupProducts : WarpGroup<S, V> {
     wait(v, s, epoch);
     const auto advance = [&](int steps) {
 #pragma unroll
-      for (int m = 0; m < V::TILES; ++m)
+      for (int m = 0; m < POINTERS; ++m)
         from[m] += steps * 32;
     };
 #pragma unroll
     for (int first = 0; first < RESIDENT; first += LOADS) {
-      load_fragments(a, from, RESIDENT - first);
+      load_fragments(a, from, tile, RESIDENT - first);
       advance(RESIDENT - first < LOADS ? RESIDENT - first : LOADS);
 #pragma unroll
       for (int u = 0; u < LOADS; ++u)
@@ -154,14 +163,14 @@ struct GroupProducts : WarpGroup<S, V> {
     }
 #pragma unroll 1
     for (int step = s.begin + RESIDENT; step < s.end; step += LOADS) {
-      load_fragments(a, from, s.end - step);
+      load_fragments(a, from, tile, s.end - step);
       advance(LOADS);
 #pragma unroll
       for (int u = 0; u < LOADS; ++u) {
-        // In 16 bits the load does not wait for the comparison; in fp32 that takes registers.
+        // The load does not wait for the comparison, except where that takes too many registers.
         const bool exists = step + u < s.end;
-        if ((sizeof(S) == 2 || exists) && (!EARLY_WEIGHTS || step > s.begin))
-          load_operands(step, u);
+        constexpr bool FULL = sizeof(S) == 4 || V::RESIDENT || V::PLAIN == 16;
+        if ((!FULL || exists) && (!EARLY || step > s.begin)) load_operands(step, u);
         if (exists) use(a[u], b[u]);
       }
     }
