@@ -28,7 +28,7 @@ from typing import Any
 
 CSRC = Path("csrc")
 USUAL_TOOLKIT = "/usr/local/cuda"
-DEFAULT_ARCHITECTURES = "8.0;9.0a;10.0+PTX"
+DEFAULT_ARCHITECTURES = "8.0;9.0a;10.0+PTX;12.0"
 
 
 def is_cuda_build(torch: Path) -> bool:

@@ -75,6 +75,19 @@ __device__ __forceinline__ void leave_and_trap(uint4* host, uint4 v) {
 // multiprocessor to itself; the simulated GPU runs other threads.
 __device__ __forceinline__ void pause() {}
 
+// Makes the compiler compute a value before the next of these functions: it would otherwise move
+// the computation behind a wait, next to where the value is used.
+template <class T>
+__device__ __forceinline__ void compute_now(T*& p) {
+  asm volatile("" : "+l"(p));
+}
+__device__ __forceinline__ void compute_now(uint4& v) {
+  asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
+}
+__device__ __forceinline__ void compute_now(float& v) {
+  asm volatile("" : "+f"(v));
+}
+
 // A barrier of some of the block's warps, `threads` threads in all. id: 0 to 15; 0 is also used by
 // __syncthreads.
 __device__ __forceinline__ void barrier(int id, int threads) {

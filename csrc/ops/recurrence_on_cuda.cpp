@@ -194,7 +194,7 @@ bool has_run(const Call& call, const cuda::Recurrence& r, const char* error) {
 }
 
 void run_forward(Call& call, const cuda::Recurrence& r) {
-  if (const cuda::Plan plan = plan_of(r); plan.persistent) {
+  if (const cuda::Plan plan = plan_of(r); plan.forward.blocks) {
     void* workspace = call.workspace(cuda::persistent_bytes(r, plan.forward));
     const char* error =
         cuda::persistent_forward(r, plan.forward, call.product, workspace, call.stream);
@@ -205,7 +205,7 @@ void run_forward(Call& call, const cuda::Recurrence& r) {
 }
 void run_backward(Call& call, const cuda::RecurrenceBackward& g) {
   const cuda::Recurrence& r = g.forward;
-  if (const cuda::Plan plan = plan_of(r); plan.persistent) {
+  if (const cuda::Plan plan = plan_of(r); plan.backward.blocks) {
     void* workspace = call.workspace(cuda::persistent_backward_bytes(r, plan.backward));
     const char* error = cuda::persistent_backward(g, plan.backward, workspace, call.stream);
     if (has_run(call, r, error)) return;

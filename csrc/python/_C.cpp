@@ -43,6 +43,7 @@ std::map<std::string, bool> cpu_features() {
 // A layout of csrc/cuda/recurrence/plan.h as a dict.
 py::dict layout(const fusedseq::cuda::Layout& l) {
   py::dict d;
+  d["slices"] = l.slices;
   d["replicas"] = l.replicas;
   d["blocks"] = l.blocks;
   d["columns_h"] = l.columns_h;
@@ -51,6 +52,8 @@ py::dict layout(const fusedseq::cuda::Layout& l) {
   d["tiles"] = l.tiles;
   d["wide"] = l.wide;
   d["resident"] = l.resident;
+  d["plain"] = l.plain;
+  d["slice_rows"] = l.slice_rows;
   d["rows"] = l.rows;
   d["shared"] = l.shared;
   return d;

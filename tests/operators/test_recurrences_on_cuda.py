@@ -77,6 +77,7 @@ def test_sizes_that_cudnn_s_persistent_kernel_accepts(change, taken):
         ({"weight_drop": 0.5}, False),
         ({"b": None}, True),
         ({"h0": "transposed"}, False),
+        ({"x": torch.zeros(3, 0, 128)}, False),
     ],
 )
 def test_a_call_with_options_that_cudnn_lacks_does_not_go_to_cudnn(monkeypatch, change, taken):
@@ -94,11 +95,65 @@ def test_a_call_with_options_that_cudnn_lacks_does_not_go_to_cudnn(monkeypatch, 
         call = {
             name: torch.empty(shape, dtype=HALF, device="cuda") for name, shape in shapes.items()
         }
-        if change.get("h0"):
+        if "h0" in change:
             change = {"h0": torch.empty(128, 8, dtype=HALF, device="cuda").T}
+        if "x" in change:
+            change = {"x": torch.empty(3, 0, 128, dtype=HALF, device="cuda")}
         assert (
             lstm_cudnn.supports(**{**call, "lengths": None, "weight_drop": 0.0, **change}) == taken
         )
+
+
+SMALL_GPU, H200 = (20, 232448, True), (132, 232448, True)
+
+
+@pytest.mark.parametrize(
+    ("own", "gpu", "cudnn", "taken"),
+    [
+        (torch.float32, SMALL_GPU, 91002, True),
+        (torch.float32, H200, 91002, False),
+        (HALF, SMALL_GPU, 91002, True),
+        (torch.bfloat16, SMALL_GPU, 91300, True),
+        (torch.bfloat16, SMALL_GPU, 91002, False),
+        (torch.bfloat16, H200, 91300, False),
+        (torch.float64, H200, 91300, False),
+    ],
+    ids=str,
+)
+def test_what_would_run_the_loop_goes_to_cudnn(monkeypatch, own, gpu, cudnn, taken):
+    """H 650 fits into the shared memory of an H200 and not into that of 20 multiprocessors."""
+    backend = torch.backends.cudnn
+    monkeypatch.setattr(backend, "is_acceptable", lambda x: x.dtype != torch.bfloat16)
+    monkeypatch.setattr(backend, "is_available", lambda: True)
+    monkeypatch.setattr(backend, "version", lambda: cudnn)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
+    with FakeTensorMode():
+        (x, W_ih, W_hh, b, h0, c0), _ = on_cuda(lstm_case(70, 20, 650, 650), own)
+        call = x, W_ih, W_hh, b, h0, c0, None, 0.0
+        assert lstm_cudnn.supports(*call) == taken
+        monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")
+        assert not lstm_cudnn.supports(*call)
+        monkeypatch.delenv("FUSEDSEQ_RECURRENCE")
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        assert not lstm_cudnn.supports(*call)
+
+
+@pytest.mark.parametrize(
+    ("own", "matmul", "inside"),
+    [(torch.float32, "none", "ieee"), (torch.float32, "tf32", "tf32"), (HALF, "none", "tf32")],
+    ids=str,
+)
+def test_cudnn_rounds_to_tf32_only_where_products_do(own, matmul, inside):
+    rnn = torch.backends.cudnn.rnn
+    before = rnn.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+    try:
+        rnn.fp32_precision, torch.backends.cuda.matmul.fp32_precision = "tf32", matmul
+        with lstm_cudnn.products_of(own):
+            assert rnn.fp32_precision == inside
+        assert rnn.fp32_precision == "tf32"
+    finally:
+        rnn.fp32_precision, torch.backends.cuda.matmul.fp32_precision = before
 
 
 @needs_cuda_code
@@ -162,6 +217,10 @@ def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True), **opt
             ("lstm", 70, 20, 650, 650, torch.float64),
             "loop.cu.*not persistent: .*float32, bfloat16 and float16",
         ),
+        (
+            ("lstm", 70, 512, 650, 650, torch.bfloat16),
+            "persistent_forward.cu.*forward 3 launches of 2 x 65 blocks of 10 units, 2 groups",
+        ),
         (("lstm", 3, 20, 650, 650, torch.bfloat16), "loop.cu.*fewer than 4 steps"),
         (("lstm", 70, 20, 650, 650, torch.bfloat16, (20, 232448, True)), "loop.cu.*hold"),
         (
@@ -177,6 +236,14 @@ def test_explain_names_the_kernels(monkeypatch, call, wanted):
 
 @needs_cuda_code
 def test_explain_describes_the_layout_of_a_mogrifier(monkeypatch):
+    text = explained(
+        monkeypatch,
+        "mogrifier_lstm",
+        *(70, 20, 768, 768, torch.bfloat16),
+        gpu=(108, 166912, True),
+        rounds=5,
+    )
+    assert re.search(r"only in backward .*; forward \S+/loop.cu; backward 96 blocks", text)
     size = 70, 20, 1150, 1150, torch.bfloat16
     text = explained(monkeypatch, "mogrifier_lstm", *size, rounds=5)
     assert re.search(

@@ -262,11 +262,11 @@ def test_cuda_sources_are_compiled_without_a_gpu(tree, tmp_path):
     build = sys.executable, "setup.py", "-q", "build_ext", "--inplace"
     succeed(*build, cwd=tree, FUSEDSEQ_CUDA=1, TORCH_CUDA_ARCH_LIST="")
     info = json.loads((tree / "pyext/fusedseq/build_info.json").read_text())
-    assert info["cuda_codes"] == ["sm_80", "sm_90a", "sm_100", "compute_100"]
+    assert info["cuda_codes"] == ["sm_80", "sm_90a", "sm_100", "compute_100", "sm_120"]
     compiled = re.findall(
         r"Compiling entry function '_Z5twicePf' for '(\w+)'", "\n".join(info["ptxas"]["probe.cu"])
     )
-    assert {"sm_80", "sm_90a", "sm_100"} == set(compiled)
+    assert {"sm_80", "sm_90a", "sm_100", "sm_120"} == set(compiled)
     code = """import ctypes; from fusedseq import _load; library = _load.operators()
 assert library.fusedseq_with_cuda() > 0 and library.fusedseq_probe() >= 0; print("loaded")"""
     assert succeed(sys.executable, "-c", code, PYTHONPATH=tree / "pyext") == "loaded"

@@ -31,7 +31,7 @@ pytestmark = [
 BF16 = torch.bfloat16
 # The persistent kernels in bf16 with the first variant, and all that their calls need besides.
 FEW = r"(masked_copy|operands|sums)_kernelI13__nv_b|kernelI13__nv_bfloat16NS0_7VariantILi1ELi2ELb0E"
-NAME = "persistent_forward_kernelI13__nv_bfloat16NS0_7VariantILi1ELi2ELb0ELi0ELb0E"
+NAME = "persistent_forward_kernelI13__nv_bfloat16NS0_7VariantILi1ELi2ELb0ELi0ELi0E"
 
 
 def mutation(change):

@@ -67,14 +67,14 @@ def test_persistent(libraries, gpu, own, options):
 @pytest.mark.parametrize(("gpu", "own"), [x for x in GPUS_AND_TYPES if x[1] != FP64], ids=str)
 @pytest.mark.parametrize("layout", persistent.LAYOUTS)
 def test_every_layout(libraries, gpu, own, layout):
-    rounds, size, sms = persistent.LAYOUTS[layout]
-    if own == FP32 and "tiles, plain" in layout:
+    rounds, size, gpu_limits = persistent.LAYOUTS[layout]
+    if own == FP32 and "plain" in layout:
         return  # fp32 has no such layout
     if rounds:
         call = "mogrifier_lstm", *mogrifier(size, own, rounds, state_dropout=0.3)
     else:
         call = "lstm", *lstm(size, own)
-    persistent.check(libraries[gpu], *call, order=1, sms=sms)
+    persistent.check(libraries[gpu], *call, order=1, **gpu_limits)
 
 
 def test_weights_in_registers(libraries):

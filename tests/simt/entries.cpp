@@ -145,13 +145,13 @@ EXPORT int64_t persistent_backward_bytes(const cuda::RecurrenceBackward* g) {
 }
 EXPORT const char* persistent_forward(const cuda::Recurrence* r, void* workspace) {
   const cuda::Plan plan = cuda::persistent_plan(*r, 1);
-  return plan.persistent ? cuda::persistent_forward(*r, plan.forward, PLAIN, workspace, nullptr)
-                         : plan.why;
+  return plan.forward.blocks ? cuda::persistent_forward(*r, plan.forward, PLAIN, workspace, nullptr)
+                             : plan.why;
 }
 EXPORT const char* persistent_backward(const cuda::RecurrenceBackward* g, void* workspace) {
   const cuda::Plan plan = cuda::persistent_plan(g->forward, 1);
-  return plan.persistent ? cuda::persistent_backward(*g, plan.backward, workspace, nullptr)
-                         : plan.why;
+  return plan.backward.blocks ? cuda::persistent_backward(*g, plan.backward, workspace, nullptr)
+                              : plan.why;
 }
 
 // The two layers of a wavefront. tests/simt/memory.py declares the same structures.

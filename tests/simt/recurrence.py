@@ -169,11 +169,12 @@ class Layer:
 class Simulation(torch.autograd.Function):
     @staticmethod
     def forward(ctx, kernels, engine, order, lengths, rounds, options, names, *tensors):
+        forward, _, backward = engine.partition(", ")
         ctx.engine, ctx.layer = (
-            engine,
+            backward or forward,
             Layer(kernels, order, lengths, rounds, options, dict(zip(names, tensors, strict=True))),
         )
-        kernels.recur(f"{engine}_forward", ctx.layer.r, order)
+        kernels.recur(f"{forward}_forward", ctx.layer.r, order)
         return ctx.layer.outputs()
 
     @staticmethod
@@ -239,8 +240,8 @@ NO_OPTIONS = {
 
 
 def operators(kernels, order, engine="loop"):
-    """Returns {operator: function}. order: seed of the threads' order    engine: "loop" or
-    "persistent"
+    """Returns {operator: function}. order: seed of the threads' order    engine: "loop",
+    "persistent", or one for forward and one for backward, as in "loop, persistent"
     """
 
     def call(tensors, lengths, rounds, options):

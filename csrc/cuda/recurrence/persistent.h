@@ -24,7 +24,8 @@ GpuKind current_gpu_kind();
 // The plan for the current GPU.
 Plan persistent_plan(const Recurrence& r, int64_t shortest = SHORTEST);
 
-// Bytes of workspace of the functions below.
+// Bytes of workspace of the functions below. Forward and backward are separate: a layout without
+// blocks is the loop's.
 int64_t persistent_bytes(const Recurrence& r, const Layout& l);
 int64_t persistent_backward_bytes(const Recurrence& r, const Layout& l);
 

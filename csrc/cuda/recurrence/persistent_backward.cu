@@ -25,6 +25,15 @@ struct Launch {
   }
 };
 
+const char* launch(const Backward& p, cudaStream_t stream) {
+  const Layout& l = p.l;
+  const Type type = p.b.forward.type;
+  if (type == Type::bf16)
+    return with_variant<BACKWARD_RESIDENT>(l, Launch<__nv_bfloat16>{p, stream});
+  if (type == Type::f16) return with_variant<BACKWARD_RESIDENT>(l, Launch<__half>{p, stream});
+  return with_variant<0>(l, Launch<float>{p, stream});
+}
+
 }  // namespace
 
 int64_t persistent_backward_bytes(const Recurrence& r, const Layout& l) {
@@ -37,12 +46,13 @@ const char* persistent_backward(const RecurrenceBackward& b, const Layout& l, vo
                                 void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   Backward p = arguments(b, l);
-  if (const char* error = prepare(p.e, l, memory, stream)) return error;
-  if (b.forward.type == Type::bf16)
-    return with_variant<BACKWARD_RESIDENT>(l, Launch<__nv_bfloat16>{p, stream});
-  if (b.forward.type == Type::f16)
-    return with_variant<BACKWARD_RESIDENT>(l, Launch<__half>{p, stream});
-  return with_variant<0>(l, Launch<float>{p, stream});
+  // The slices run one after another, so that they can use the same memory.
+  for (int i = 0; i < l.slices; ++i) {
+    p.rows = slice_rows(b.forward, l, i);
+    if (const char* error = prepare(p.e, l, memory, stream)) return error;
+    if (const char* error = launch(p, stream)) return error;
+  }
+  return nullptr;
 }
 
 }  // namespace fusedseq::cuda

@@ -24,19 +24,26 @@ namespace {
 struct Backward {
   RecurrenceBackward b;
   Layout l;
+  BatchRows rows;
   Exchange e;
   ExchangedVector gates, x, h;
   LayerLink link;  // only of a layer of a wavefront
 };
 
 inline Backward arguments(const RecurrenceBackward& b, const Layout& l) {
-  Backward p{b, l, {}, {}, {}, {}, {}};
   const Recurrence& r = b.forward;
+  Backward p{b, l, slice_rows(r, l, 0), {}, {}, {}, {}, {}};
   p.gates = append_vector(p.e.group_bytes, r, l, 4 * r.H, 4 * l.columns_h);
   p.h = append_vector(p.e.group_bytes, r, l, r.rounds ? r.H : 0, l.columns_h);
   p.x = append_vector(p.e.group_bytes, r, l, r.rounds ? r.X : 0, l.columns_x);
   return p;
 }
+
+// The B operands of a k-step of the gates: those for dx and for dh.
+template <class V>
+struct SidesOfGates {
+  ColumnFragments<V::N> x, h;
+};
 
 // One side of a round: x or h, and the block's part of it.
 template <class O>
@@ -54,11 +61,12 @@ struct BackwardBlock {
   // Without resident weights there is shared memory for the sums of dx and dh at once, and there
   // are registers to load the saved tensors of the next phase early.
   static constexpr bool SPARE = !V::RESIDENT;
-  static constexpr int STRIDE = plan::backward_stride(V::N == 2, V::RESIDENT);
+  static constexpr int STRIDE = plan::backward_stride(V::N == 2, V::RESIDENT, V::PLAIN);
   // k-steps whose loads are in flight, as many as the variant has registers for.
   static constexpr int FEW_LOADS = V::GROUPS * V::N == 4 ? 3 : 6;
   static constexpr int MORE_LOADS = V::TILES == 3 ? 2 : FEW_LOADS;
   static constexpr int LOADS = loads_in_flight<S, V>(V::RESIDENT ? 1 : MORE_LOADS);
+  static constexpr int ROUND_LOADS = loads_in_flight<S, V>(V::RESIDENT ? 3 : MORE_LOADS);
   using X = OwnedElements<V, V::X_COLUMNS>;
   using H = OwnedElements<V, V::H_COLUMNS>;
   static constexpr int MOST = X::COUNT > H::COUNT ? X::COUNT : H::COUNT;
@@ -82,12 +90,14 @@ struct BackwardBlock {
   float c_before[H::COUNT], dy[H::COUNT];    // these
   float s[MOST], operand[MOST];              // of the round to come: sigmoid, and what it scaled
   uint32_t state_keep;                       // bit e: state dropout keeps element e
+  // Of the step to come. Bit e: element e's sequence has not ended; its zoneout draws.
+  uint32_t alive, draws_h, draws_c;
 
   __device__ __forceinline__ BackwardBlock(const Backward& p, int block_of_layer)
       : p(p),
         b(p.b),
         r(p.b.forward),
-        g(p.l, p.e, r.B, block_of_layer),
+        g(p.l, p.e, p.rows, block_of_layer),
         rounds(V::PLAIN ? 0 : int(r.rounds)),
         columns_x(g.block, p.l.columns_x, int(r.X)),
         columns_h(g.block, p.l.columns_h, int(r.H)),
@@ -115,7 +125,7 @@ struct BackwardBlock {
   __device__ __forceinline__ void fetch_round(const O& own, int64_t t, int k, int first,
                                               int64_t offset, const S* initial, int width);
   __device__ __forceinline__ void cell(int64_t t);
-  __device__ __forceinline__ GateQuad<S> cell_gradient(int64_t t, int e, int row, int j);
+  __device__ __forceinline__ GateQuad<S> cell_gradient(int e);
   __device__ __forceinline__ void operands_of_gates();
   __device__ __forceinline__ void multiply_gates(Accumulators<V, V::N>& on_x,
                                                  Accumulators<V, V::N>& on_h);
@@ -138,7 +148,8 @@ __device__ __forceinline__ S* BackwardBlock<S, V, LINKED>::load_rounds(S* to, in
   for (int k = first; k < rounds; k += 2) {
     if (k > first && r.Q[k] == r.Q[first]) break;  // all rounds share one weight
     const S* q = static_cast<const S*>(r.Q[k]) + own.first;
-    to = load_to_shared<V, 0, 0>(to, own.count, K, [=](int n, int k) { return q[k * width + n]; });
+    to = load_to_shared<V, 0, 0, Neighbours::columns>(
+        to, own.count, K, [=](int n, int k) { return q[k * width + n]; });
   }
   return to;
 }
@@ -154,9 +165,10 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::load_weights() {
   to = load_rounds(to, 1, columns_x, int(H), X);
 
   W_hh = {to, columns_h.count};
-  to = load_to_shared<V, 0, 0>(to, columns_h.count, int(4 * H), [&](int n, int k) {
-    return dropped_weight<S>(r, int64_t(k % 4) * H + k / 4, columns_h.first + n);
-  });
+  to = load_to_shared<V, 0, 0, Neighbours::columns>(
+      to, columns_h.count, int(4 * H), [&](int n, int k) {
+        return dropped_weight<S>(r, int64_t(k % 4) * H + k / 4, columns_h.first + n);
+      });
   W_ih = {to, columns_x.count};
   const S* w_ih = static_cast<const S*>(r.W_ih) + columns_x.first;
   const auto ih = [=](int n, int k) {
@@ -167,7 +179,8 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::load_weights() {
     const int steps = p.gates.k_steps - V::RESIDENT * V::SPLIT;
     rest_W_ih = {to + steps * columns_x.count * K_STEP<S>,
                  columns_x.count < 8 ? 0 : columns_x.count - 8};
-    to = load_to_shared<V, V::RESIDENT, 8>(to, columns_x.count, int(4 * H), ih);
+    to =
+        load_to_shared<V, V::RESIDENT, 8, Neighbours::columns>(to, columns_x.count, int(4 * H), ih);
     resident_W_ih.template load<S>(columns_x.count, int(4 * H), g.warp, g.lane, ih);
   }
   g.partial = reinterpret_cast<float*>(to) + g.number * V::SPLIT * V::PASS * 16 * STRIDE;

@@ -10,7 +10,7 @@ namespace {
 
 // ---- saved tensors
 
-// Loads what forward saved of step t, and dy. Nothing before step 0.
+// Loads what forward saved of step t, and dy, and draws its masks. Nothing before step 0.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::fetch(int64_t t) {
   if (t < 0) return;
@@ -19,6 +19,7 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::fetch(int64_t t) {
   const float* cells = step_of<float>(r.cells, t - 1, r.B * r.Hp) + columns_h.first;
   const S* c0 = static_cast<const S*>(r.c0) + columns_h.first;
   const S* all_dy = step_of<S>(b.dy, t, r.B * r.H) + columns_h.first;
+  alive = draws_h = draws_c = 0;
 #pragma unroll
   for (int e = 0; e < H::COUNT; ++e) {
     if (!own_h.has(e)) continue;
@@ -28,6 +29,10 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::fetch(int64_t t) {
     gates[e].set_bits(gate[0], gate[Hp], gate[2 * Hp], gate[3 * Hp]);
     c_before[e] = t ? cells[row * Hp + j] : float(c0[row * width + j]);
     if (!LINKED || b.dy) dy[e] = float(all_dy[row * width + j]);
+    const int unit = columns_h.first + j;
+    alive |= uint32_t(!has_ended(r.lengths, t, row)) << e;
+    draws_h |= uint32_t(zoneout_draw(r, r.zoneout_h, t * r.B + row, unit)) << e;
+    draws_c |= uint32_t(zoneout_draw(r, r.zoneout_c, t * r.B + row, unit)) << e;
   }
   if (LINKED && p.link.flags) add_linked_dy(t);
 }
@@ -97,16 +102,15 @@ __device__ __forceinline__ void split_zoneout(float update, float& d, float& pas
 // The gradient of element e's gates before their activation functions. Replaces carried_dh and dc
 // by the gradients that bypass the gates: those of the state before this step.
 template <class S, class V, bool LINKED>
-__device__ __forceinline__ GateQuad<S> BackwardBlock<S, V, LINKED>::cell_gradient(int64_t t, int e,
-                                                                                  int row, int j) {
+__device__ __forceinline__ GateQuad<S> BackwardBlock<S, V, LINKED>::cell_gradient(int e) {
   GateQuad<S> dz = {};
   // Past a sequence's end the state did not change, so its gradient does not either.
-  if (has_ended(r.lengths, t, row)) return dz;
+  if (!(alive >> e & 1)) return dz;
   float d_h = carried_dh[e] + dy[e], d_c = dc[e], past_h = 0, past_c = 0;
   if (r.zoneout_h.threshold)
-    split_zoneout(zoneout_update(r, r.zoneout_h, t * r.B + row, j), d_h, past_h);
+    split_zoneout(zoneout_update(r, r.zoneout_h, draws_h >> e & 1), d_h, past_h);
   if (r.zoneout_c.threshold)
-    split_zoneout(zoneout_update(r, r.zoneout_c, t * r.B + row, j), d_c, past_c);
+    split_zoneout(zoneout_update(r, r.zoneout_c, draws_c >> e & 1), d_c, past_c);
   const LstmGates<float> a{gates[e][0], gates[e][1], gates[e][2], gates[e][3]};
   const LstmGates<float> d = r.cap_input_gate ? lstm_cell_backward<true>(a, c_before[e], d_h, d_c)
                                               : lstm_cell_backward<false>(a, c_before[e], d_h, d_c);
@@ -127,7 +131,7 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::cell(int64_t t) {
   for (int e = 0; e < H::COUNT; ++e) {
     if (!own_h.has(e)) continue;
     const int j = columns_h.first + own_h.column(e);
-    dz[e] = cell_gradient(t, e, batch(own_h.row(e)), j);
+    dz[e] = cell_gradient(e);
     dz[e].store_to(g.slot(p.gates, epoch), own_h.row(e), 4 * j, p.gates.k_steps);
   }
   g.publish(epoch);
@@ -150,31 +154,33 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::cell(int64_t t) {
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::multiply_gates(
     Accumulators<V, V::N>& on_x, Accumulators<V, V::N>& on_h) {
-  const auto use_for_h = [&](int step, const RowFragments<V>& a) {
-#pragma unroll
-    for (int n = 0; n < V::N; ++n)
-      multiply_add<S>(on_h, a, n, W_hh.operand(step, n, g.lane));
+  const auto of_h = [&](int step) {
+    return W_hh.template operands<V::N>(step, g.lane);
+  };
+  const auto use_for_h = [&](const RowFragments<V>& a, const ColumnFragments<V::N>& f) {
+    multiply_add<S>(on_h, a, f);
   };
   if (rounds) {
     const int begin = k_slice<V>(p.gates.k_steps, g.warp).begin;
     const int skipped = (g.warp + 1) * V::RESIDENT;
     const auto use_resident = [&](int u, const RowFragments<V>& a) {
-      use_for_h(begin + u, a);
+      use_for_h(a, of_h(begin + u));
       multiply_add<S>(on_x, a, 0, resident_W_ih.operand[u][0]);
 #pragma unroll
       for (int n = 1; n < V::N; ++n)
         multiply_add<S>(on_x, a, n, rest_W_ih.operand(g.warp * V::RESIDENT + u, n - 1, g.lane));
     };
-    const auto use = [&](int step, const RowFragments<V>& a) {
-      use_for_h(step, a);
-#pragma unroll
-      for (int n = 0; n < V::N; ++n)
-        multiply_add<S>(on_x, a, n, W_ih.operand(step - skipped, n, g.lane));
+    const auto of_both = [&](int step) {
+      return SidesOfGates<V>{W_ih.template operands<V::N>(step - skipped, g.lane), of_h(step)};
     };
-    g.template multiply<LOADS>(p.gates, epoch, use_resident, use);
+    const auto use_both = [&](const RowFragments<V>& a, const SidesOfGates<V>& f) {
+      use_for_h(a, f.h);
+      multiply_add<S>(on_x, a, f.x);
+    };
+    g.template multiply<LOADS, V::RESIDENT>(p.gates, epoch, use_resident, of_both, use_both);
   } else {
     // dx is one product over all steps after the loop.
-    g.template multiply<LOADS>(p.gates, epoch, use_for_h);
+    g.template multiply<LOADS>(p.gates, epoch, of_h, use_for_h);
   }
 }
 
@@ -195,9 +201,9 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::operands_of_gates()
 #pragma unroll
   for (int pass = 0; pass < V::PASSES; ++pass) {
     // With SPARE shared memory the partial sums of dh are beside those of dx, and one barrier makes
-    // both visible. Else dh's overwrite dx's, between two barriers.
-    constexpr int SECOND = SPARE ? 8 * V::N : 0;
-    g.template store_partial_sums<STRIDE>(on_x, pass, 0);
+    // both visible. Else dh's overwrite dx's, between two barriers. Without rounds there is no dx.
+    constexpr int SECOND = SPARE && !V::PLAIN ? 8 * V::N : 0;
+    if (!V::PLAIN) g.template store_partial_sums<STRIDE>(on_x, pass, 0);
     if (SPARE) g.template store_partial_sums<STRIDE>(on_h, pass, SECOND);
     g.sync();
     for_elements_of_pass(own_x, pass, [&](int e) {
@@ -273,11 +279,11 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::round(int64_t t, in
   const bool shared = rounds > k % 2 + 2 && r.Q[k % 2 + 2] == r.Q[k % 2];
   const SharedWeights<S> w{
       weights + (shared ? 0 : int64_t(k / 2) * v.k_steps * columns * K_STEP<S>), columns};
-  g.template multiply<LOADS>(v, epoch, [&](int step, const RowFragments<V>& a) {
-#pragma unroll
-    for (int n = 0; n < V::N; ++n)
-      multiply_add<S>(sums, a, n, w.operand(step, n, g.lane));
-  });
+  g.template multiply<ROUND_LOADS>(
+      v, epoch, [&](int step) { return w.template operands<V::N>(step, g.lane); },
+      [&](const RowFragments<V>& a, const ColumnFragments<V::N>& f) {
+        multiply_add<S>(sums, a, f);
+      });
 #pragma unroll
   for (int pass = 0; pass < V::PASSES; ++pass) {
     // Barriers as in operands_of_gates.

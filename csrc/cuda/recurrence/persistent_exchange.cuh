@@ -54,6 +54,11 @@ struct ExchangedVector {
   int columns_of_block;  // how many columns each block owns
 };
 
+// The batch rows [first, end) of a launch. Every tensor has all rows of the batch.
+struct BatchRows {
+  int first, end;
+};
+
 // The exchange buffers of a launch.
 struct Exchange {
   uint32_t* flags;  // (replicas, groups, blocks)  newest published epoch; 0 at launch

@@ -25,6 +25,14 @@ struct Launch {
   }
 };
 
+const char* launch(const Forward& p, cudaStream_t stream) {
+  const Layout& l = p.l;
+  if (p.r.type == Type::bf16)
+    return with_variant<FORWARD_RESIDENT>(l, Launch<__nv_bfloat16>{p, stream});
+  if (p.r.type == Type::f16) return with_variant<FORWARD_RESIDENT>(l, Launch<__half>{p, stream});
+  return with_variant<0>(l, Launch<float>{p, stream});
+}
+
 // The number of distinct weights of rounds first, first + 2, ...
 int distinct_weights(const Recurrence& r, int first) {
   if (r.rounds <= first) return 0;
@@ -74,7 +82,6 @@ const char* persistent_forward(const Recurrence& r, const Layout& l, const Produ
                                void* memory, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   Forward p = arguments(r, l);
-  if (const char* error = prepare(p.e, l, memory, stream)) return error;
 
   // Without rounds x does not change within a step: one product for all steps.
   if (!r.rounds) {
@@ -87,10 +94,13 @@ const char* persistent_forward(const Recurrence& r, const Layout& l, const Produ
     if (const char* error = product(x, W.transposed(), out)) return error;
   }
 
-  if (r.type == Type::bf16)
-    return with_variant<FORWARD_RESIDENT>(l, Launch<__nv_bfloat16>{p, stream});
-  if (r.type == Type::f16) return with_variant<FORWARD_RESIDENT>(l, Launch<__half>{p, stream});
-  return with_variant<0>(l, Launch<float>{p, stream});
+  // The slices run one after another, so that they can use the same memory.
+  for (int i = 0; i < l.slices; ++i) {
+    p.rows = slice_rows(r, l, i);
+    if (const char* error = prepare(p.e, l, memory, stream)) return error;
+    if (const char* error = launch(p, stream)) return error;
+  }
+  return nullptr;
 }
 
 }  // namespace fusedseq::cuda

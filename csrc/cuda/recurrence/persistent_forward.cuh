@@ -24,6 +24,7 @@ namespace {
 struct Forward {
   Recurrence r;
   Layout l;
+  BatchRows rows;
   Exchange e;
   ExchangedVector x, h;
   const float* input_gates;  // (T, B, 4H)  x W_ih^T; only without rounds
@@ -31,24 +32,35 @@ struct Forward {
 };
 
 inline Forward arguments(const Recurrence& r, const Layout& l) {
-  Forward p{r, l, {}, {}, {}, nullptr, {}};
+  Forward p{r, l, slice_rows(r, l, 0), {}, {}, {}, nullptr, {}};
   p.h = append_vector(p.e.group_bytes, r, l, r.H, l.columns_h);
   p.x = append_vector(p.e.group_bytes, r, l, r.rounds ? r.X : 0, l.columns_x);
   return p;
 }
+
+// The B operands of a k-step of the last round: those of the round, and of the gates.
+template <class V>
+struct RoundAndGates {
+  ColumnFragments<V::N> round;
+  ColumnFragments<V::N_GATES> gates;
+};
 
 // One thread of a block. The arrays are the elements that the thread owns (OwnedElements), in
 // registers. LINKED: the layer is one of a wavefront.
 template <class S, class V, bool LINKED = false>
 struct ForwardBlock {
   static constexpr int ROUND_STRIDE = plan::stride(8 * V::N);
-  static constexpr int GATE_STRIDE = plan::forward_stride(V::N == 2);
+  static constexpr int GATE_STRIDE = plan::forward_stride(V::N == 2, V::PLAIN);
   // k-steps whose loads are in flight, as many as the variant has registers for.
-  static constexpr int FEW_LOADS = V::RESIDENT || V::GROUPS * V::N == 4 ? 3 : 6;
-  static constexpr int LOADS = loads_in_flight<S, V>(V::TILES == 3 ? 2 : FEW_LOADS);
+  static constexpr int FEW_LOADS = V::RESIDENT ? 3 : V::GROUPS * V::N == 4 ? 2 : 6;
+  static constexpr int MORE_LOADS = V::TILES == 3 ? (V::PLAIN == 16 ? 1 : 2) : FEW_LOADS;
+  static constexpr int LOADS = loads_in_flight<S, V>(MORE_LOADS);
   using X = OwnedElements<V, V::X_COLUMNS>;
   using H = OwnedElements<V, V::H_COLUMNS>;
   using Gates = Accumulators<V, V::N_GATES>;
+  static constexpr int MOST = X::COUNT > H::COUNT ? X::COUNT : H::COUNT;
+  // Whether there are registers to load the gates' biases and input before the wait.
+  static constexpr bool EARLY_INPUT = H::COUNT <= 2 && !V::RESIDENT && sizeof(S) == 2;
 
   const Forward& p;
   const Recurrence& r;
@@ -65,11 +77,14 @@ struct ForwardBlock {
   float h[H::COUNT];                       // after state dropout and the rounds so far
   float carried_h[H::COUNT], c[H::COUNT];  // the state
   uint32_t state_keep;                     // bit e: state dropout keeps element e
+  // Of the cell to come. Bit e: element e's sequence has not ended; its zoneout draws.
+  uint32_t alive, draws_h, draws_c;
+  float4 gate_inputs[EARLY_INPUT ? H::COUNT : 1];  // bias, and without rounds W_ih's product
 
   __device__ __forceinline__ ForwardBlock(const Forward& p, int block_of_layer)
       : p(p),
         r(p.r),
-        g(p.l, p.e, r.B, block_of_layer),
+        g(p.l, p.e, p.rows, block_of_layer),
         rounds(V::PLAIN ? 0 : int(p.r.rounds)),
         columns_x(g.block, p.l.columns_x, int(r.X)),
         columns_h(g.block, p.l.columns_h, int(r.H)),
@@ -98,16 +113,21 @@ struct ForwardBlock {
   __device__ __forceinline__ SharedWeights<S> weights_of(int k) const;
   __device__ __forceinline__ void round(int64_t t, int k, int64_t offset, Gates& gates);
   template <class O>
+  __device__ __forceinline__ void fetch_bias(const O& own, const OwnedColumns& columns, int k,
+                                             float (&bias)[MOST]) const;
+  template <class O>
   __device__ __forceinline__ void finish_round(const Accumulators<V, V::N>& z, const O& own,
+                                               const float (&bias)[MOST],
                                                const OwnedColumns& columns,
                                                const ExchangedVector& result, int k,
                                                float (&operand)[O::COUNT], int64_t t,
                                                int64_t offset);
   __device__ __forceinline__ void gates_of_newest(Gates& gates);
   __device__ __forceinline__ void cell(int64_t t, const Gates& sums);
+  __device__ __forceinline__ void fetch_cell(int64_t t);
+  __device__ __forceinline__ float4 gate_input(int64_t t, int b, int j) const;
   __device__ __forceinline__ LstmGates<float> activated_gates(int64_t t, int e, int b, int j);
-  __device__ __forceinline__ void save(int64_t t, const GateQuad<S> (&saved)[H::COUNT],
-                                       uint32_t alive);
+  __device__ __forceinline__ void save(int64_t t, const GateQuad<S> (&saved)[H::COUNT]);
   __device__ __forceinline__ void store_y(S* y, S value, int64_t t, int b, int j);
 };
 
@@ -122,8 +142,8 @@ __device__ __forceinline__ S* ForwardBlock<S, V, LINKED>::load_rounds(S* to, int
   for (int k = first; k < rounds; k += 2) {
     if (k > first && r.Q[k] == r.Q[first]) break;  // all rounds share one weight
     const S* q = static_cast<const S*>(r.Q[k]) + int64_t(own.first) * K;
-    to = load_to_shared<V, 0, 0>(to, own.count, K,
-                                 [=](int n, int k) { return q[int64_t(n) * K + k]; });
+    to = load_to_shared<V, 0, 0, Neighbours::rows>(
+        to, own.count, K, [=](int n, int k) { return q[int64_t(n) * K + k]; });
   }
   return to;
 }
@@ -140,7 +160,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::load_weights() {
   // The four gates of a unit are neighbouring columns, so that the cell reads one float4.
   const int columns = 4 * columns_h.count, H = int(r.H), X = int(r.X), first = columns_h.first;
   W_hh = {to, columns};
-  to = load_to_shared<V, 0, 0>(to, columns, H, [&](int n, int k) {
+  to = load_to_shared<V, 0, 0, Neighbours::rows>(to, columns, H, [&](int n, int k) {
     return dropped_weight<S>(r, int64_t(n % 4) * H + first + n / 4, k);
   });
   W_ih = {to, columns};
@@ -149,7 +169,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::load_weights() {
     return w_ih[(int64_t(n % 4) * H + first + n / 4) * X + k];
   };
   if (rounds) {
-    to = load_to_shared<V, V::RESIDENT, 8 * V::N_GATES>(to, columns, X, ih);
+    to = load_to_shared<V, V::RESIDENT, 8 * V::N_GATES, Neighbours::rows>(to, columns, X, ih);
     resident_W_ih.template load<S>(columns, X, g.warp, g.lane, ih);
   }
   g.partial = reinterpret_cast<float*>(to) + g.number * V::SPLIT * V::PASS * 16 * GATE_STRIDE;
@@ -236,7 +256,9 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::run() {
       offset += k % 2 ? r.Hp : r.Xp;
     }
 
-    // x of the next step is loaded while the other blocks finish their part of the last round.
+    // What the cell reads besides the vectors, and x of the next step, are loaded while the other
+    // blocks finish their part of the last round.
+    fetch_cell(t);
     if (rounds) fetch_x(t + 1);
     gates_of_newest(gates);
     cell(t, gates);

@@ -28,42 +28,68 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::round(int64_t t, int
   Accumulators<V, V::N> z;
   clear<V>(z);
   const SharedWeights<S> w = weights_of(k);
-  const auto use = [&](int step, const RowFragments<V>& a) {
-#pragma unroll
-    for (int n = 0; n < V::N; ++n)
-      multiply_add<S>(z, a, n, w.operand(step, n, g.lane));
+  const auto of_round = [&](int step) {
+    return w.template operands<V::N>(step, g.lane);
   };
-  // As `use`, and the product with the gates' weights. skipped: k-steps that are not in them
-  const auto use_with = [&](const SharedWeights<S>& second, int skipped) {
-    return [&, skipped](int step, const RowFragments<V>& a) {
-      use(step, a);
-#pragma unroll
-      for (int n = 0; n < V::N_GATES; ++n)
-        multiply_add<S>(gates, a, n, second.operand(step - skipped, n, g.lane));
+  const auto use = [&](const RowFragments<V>& a, const ColumnFragments<V::N>& f) {
+    multiply_add<S>(z, a, f);
+  };
+  // The same with the gates' weights. skipped: k-steps that are not in them
+  const auto of_both = [&](const SharedWeights<S>& second, int skipped) {
+    return [&, skipped](int step) {
+      return RoundAndGates<V>{of_round(step),
+                              second.template operands<V::N_GATES>(step - skipped, g.lane)};
     };
   };
+  const auto use_both = [&](const RowFragments<V>& a, const RoundAndGates<V>& f) {
+    multiply_add<S>(z, a, f.round);
+    multiply_add<S>(gates, a, f.gates);
+  };
+
+  float bias[MOST];
+  const auto fetch = [&] {
+    if (k % 2)
+      fetch_bias(own_h, columns_h, k, bias);
+    else
+      fetch_bias(own_x, columns_x, k, bias);
+  };
+  if (EARLY_INPUT) fetch();
 
   // The last round is the last to read this vector: it also computes its part of the gates, from
   // W_ih if the vector is x, or from W_hh if it is h.
   if (k + 1 < rounds) {
-    g.template multiply<LOADS>(k % 2 ? p.x : p.h, epoch, use);
+    g.template multiply<LOADS>(k % 2 ? p.x : p.h, epoch, of_round, use);
   } else if (k % 2) {
     const auto use_resident = [&](int u, const RowFragments<V>& a) {
-      use(k_slice<V>(p.x.k_steps, g.warp).begin + u, a);
+      use(a, of_round(k_slice<V>(p.x.k_steps, g.warp).begin + u));
 #pragma unroll
       for (int n = 0; n < V::N_GATES; ++n)
         multiply_add<S>(gates, a, n, resident_W_ih.operand[u][n]);
     };
-    g.template multiply<LOADS>(p.x, epoch, use_resident,
-                               use_with(W_ih, (g.warp + 1) * V::RESIDENT));
+    g.template multiply<LOADS, V::RESIDENT>(p.x, epoch, use_resident,
+                                            of_both(W_ih, (g.warp + 1) * V::RESIDENT), use_both);
   } else {
-    g.template multiply<LOADS>(p.h, epoch, use_with(W_hh, 0));
+    g.template multiply<LOADS>(p.h, epoch, of_both(W_hh, 0), use_both);
   }
+  if (!EARLY_INPUT) fetch();
 
   if (k % 2)
-    finish_round(z, own_h, columns_h, p.h, k, h, t, offset);
+    finish_round(z, own_h, bias, columns_h, p.h, k, h, t, offset);
   else
-    finish_round(z, own_x, columns_x, p.x, k, x, t, offset);
+    finish_round(z, own_x, bias, columns_x, p.x, k, x, t, offset);
+}
+
+// The biases of the thread's elements in round k.
+template <class S, class V, bool LINKED>
+template <class O>
+__device__ __forceinline__ void ForwardBlock<S, V, LINKED>::fetch_bias(const O& own,
+                                                                       const OwnedColumns& columns,
+                                                                       int k,
+                                                                       float (&bias)[MOST]) const {
+  const S* all = static_cast<const S*>(r.bias[k]) + columns.first;
+#pragma unroll
+  for (int e = 0; e < O::COUNT; ++e)
+    bias[e] = r.bias[k] && own.has(e) ? float(all[own.column(e)]) : 0.f;
 }
 
 // Sums z over the warps, applies the round to the operand, publishes the result, saves the
@@ -71,8 +97,9 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::round(int64_t t, int
 template <class S, class V, bool LINKED>
 template <class O>
 __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::finish_round(
-    const Accumulators<V, V::N>& z, const O& own, const OwnedColumns& columns,
-    const ExchangedVector& result, int k, float (&operand)[O::COUNT], int64_t t, int64_t offset) {
+    const Accumulators<V, V::N>& z, const O& own, const float (&bias)[MOST],
+    const OwnedColumns& columns, const ExchangedVector& result, int k, float (&operand)[O::COUNT],
+    int64_t t, int64_t offset) {
   float s[O::COUNT];
 #pragma unroll
   for (int pass = 0; pass < V::PASSES; ++pass) {
@@ -83,8 +110,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::finish_round(
     for (int e = pass * O::PER_PASS; e < (pass + 1) * O::PER_PASS; ++e) {
       if (!own.has(e)) continue;
       const int j = columns.first + own.column(e);
-      const float b = r.bias[k] ? float(static_cast<const S*>(r.bias[k])[j]) : 0.f;
-      s[e] = sigmoid(b + g.template sum<ROUND_STRIDE>(own.row_of_pass(e), own.column(e)));
+      s[e] = sigmoid(bias[e] + g.template sum<ROUND_STRIDE>(own.row_of_pass(e), own.column(e)));
       operand[e] = mogrify(s[e], operand[e]);
       put(result, own.row(e), j, operand[e]);
     }
@@ -106,12 +132,13 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::finish_round(
 // part was added in the last round, or, without rounds, is input_gates.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::gates_of_newest(Gates& gates) {
-  const auto with = [&](const SharedWeights<S>& w, int skipped) {
-    return [&, w, skipped](int step, const RowFragments<V>& a) {
-#pragma unroll
-      for (int n = 0; n < V::N_GATES; ++n)
-        multiply_add<S>(gates, a, n, w.operand(step - skipped, n, g.lane));
+  const auto of = [&](const SharedWeights<S>& w, int skipped) {
+    return [&, skipped](int step) {
+      return w.template operands<V::N_GATES>(step - skipped, g.lane);
     };
+  };
+  const auto use = [&](const RowFragments<V>& a, const ColumnFragments<V::N_GATES>& f) {
+    multiply_add<S>(gates, a, f);
   };
   const auto use_resident = [&](int u, const RowFragments<V>& a) {
 #pragma unroll
@@ -119,9 +146,44 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::gates_of_newest(Gate
       multiply_add<S>(gates, a, n, resident_W_ih.operand[u][n]);
   };
   if (rounds % 2)
-    g.template multiply<LOADS>(p.x, epoch, use_resident, with(W_ih, (g.warp + 1) * V::RESIDENT));
+    g.template multiply<LOADS, V::RESIDENT>(p.x, epoch, use_resident,
+                                            of(W_ih, (g.warp + 1) * V::RESIDENT), use);
   else
-    g.template multiply<LOADS>(p.h, epoch, with(W_hh, 0));
+    g.template multiply<LOADS>(p.h, epoch, of(W_hh, 0), use);
+}
+
+// What the gates of unit j and batch row b add besides the exchanged vectors.
+template <class S, class V, bool LINKED>
+__device__ __forceinline__ float4 ForwardBlock<S, V, LINKED>::gate_input(int64_t t, int b,
+                                                                         int j) const {
+  const int H_ = int(r.H);
+  float4 in = {0, 0, 0, 0};
+  if (const S* bias = static_cast<const S*>(r.b))
+    in = float4{float(bias[j]), float(bias[H_ + j]), float(bias[2 * H_ + j]),
+                float(bias[3 * H_ + j])};
+  if (rounds) return in;
+  const float* product = step_of<float>(p.input_gates, t, r.B * 4 * r.H) + b * 4 * H_ + j;
+  in.x += product[0];
+  in.y += product[H_];
+  in.z += product[2 * H_];
+  in.w += product[3 * H_];
+  return in;
+}
+
+// Loads and draws what the cell of step t reads, before the group waits for the newest vector.
+template <class S, class V, bool LINKED>
+__device__ __forceinline__ void ForwardBlock<S, V, LINKED>::fetch_cell(int64_t t) {
+  alive = draws_h = draws_c = 0;
+#pragma unroll
+  for (int e = 0; e < H::COUNT; ++e) {
+    if (!own_h.has(e)) continue;
+    const int b = batch(own_h.row(e));
+    const int j = columns_h.first + own_h.column(e);
+    if (EARLY_INPUT) gate_inputs[e] = gate_input(t, b, j);
+    alive |= uint32_t(!has_ended(r.lengths, t, b)) << e;
+    draws_h |= uint32_t(zoneout_draw(r, r.zoneout_h, t * r.B + b, j)) << e;
+    draws_c |= uint32_t(zoneout_draw(r, r.zoneout_c, t * r.B + b, j)) << e;
+  }
 }
 
 __device__ __forceinline__ float mix(float update, float after, float before) {
@@ -134,30 +196,15 @@ __device__ __forceinline__ LstmGates<float> ForwardBlock<S, V, LINKED>::activate
                                                                                         int e,
                                                                                         int b,
                                                                                         int j) {
-  const int H_ = int(r.H);
   const float4 z = g.template sum4<GATE_STRIDE>(own_h.row_of_pass(e), 4 * own_h.column(e));
-  LstmGates<float> a{z.x, z.y, z.z, z.w};
-  if (const S* bias = static_cast<const S*>(r.b)) {
-    a.i += float(bias[j]);
-    a.f += float(bias[H_ + j]);
-    a.g += float(bias[2 * H_ + j]);
-    a.o += float(bias[3 * H_ + j]);
-  }
-  if (!rounds) {
-    const float* in = step_of<float>(p.input_gates, t, r.B * 4 * r.H) + b * 4 * H_ + j;
-    a.i += in[0];
-    a.f += in[H_];
-    a.g += in[2 * H_];
-    a.o += in[3 * H_];
-  }
-  return lstm_gates(a);
+  const float4 in = EARLY_INPUT ? gate_inputs[EARLY_INPUT ? e : 0] : gate_input(t, b, j);
+  return lstm_gates(LstmGates<float>{z.x + in.x, z.y + in.y, z.z + in.z, z.w + in.w});
 }
 
 // Sums the gates over the warps, applies the cell, publishes the new h, saves what backward needs.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::cell(int64_t t, const Gates& sums) {
   GateQuad<S> saved[H::COUNT];
-  uint32_t alive = 0;  // bit e: element e's sequence has not ended
 #pragma unroll
   for (int pass = 0; pass < V::PASSES; ++pass) {
     g.template store_partial_sums<GATE_STRIDE>(sums, pass, 0);
@@ -172,12 +219,11 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::cell(int64_t t, cons
       LstmState<float> state =
           r.cap_input_gate ? lstm_cell<true>(a, c[e]) : lstm_cell<false>(a, c[e]);
       if (r.zoneout_h.threshold)
-        state.h = mix(zoneout_update(r, r.zoneout_h, t * r.B + b, j), state.h, carried_h[e]);
+        state.h = mix(zoneout_update(r, r.zoneout_h, draws_h >> e & 1), state.h, carried_h[e]);
       if (r.zoneout_c.threshold)
-        state.c = mix(zoneout_update(r, r.zoneout_c, t * r.B + b, j), state.c, c[e]);
+        state.c = mix(zoneout_update(r, r.zoneout_c, draws_c >> e & 1), state.c, c[e]);
       // Past a sequence's end its state does not change.
-      if (has_ended(r.lengths, t, b)) continue;
-      alive |= 1u << e;
+      if (!(alive >> e & 1)) continue;
       carried_h[e] = state.h;
       c[e] = state.c;
     }
@@ -188,13 +234,13 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::cell(int64_t t, cons
   // The other blocks wait for the state: it is published before the saved tensors are stored.
   put_state();
   publish();
-  save(t, saved, alive);
+  save(t, saved);
 }
 
 // Stores y (0 past a sequence's end), the cell state and the gates of step t.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::save(
-    int64_t t, const GateQuad<S> (&saved)[H::COUNT], uint32_t alive) {
+    int64_t t, const GateQuad<S> (&saved)[H::COUNT]) {
   S* y = step_of<S>(r.y, t, r.B * r.H) + columns_h.first;
   float* cells = step_of<float>(r.cells, t, r.B * r.Hp) + columns_h.first;
   Bits<S>* gates = step_of<Bits<S>>(r.gates, t, r.B * 4 * r.Hp) + columns_h.first;

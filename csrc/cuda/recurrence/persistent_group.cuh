@@ -23,7 +23,7 @@ struct WarpGroup {
   float* partial;          // (SPLIT, 16 PASS, stride)  in shared memory: the warps' partial sums
 
   // block_of_layer: the block's number among all blocks of the layer, of every replica
-  __device__ __forceinline__ WarpGroup(const Layout& l, const Exchange& e, int64_t B,
+  __device__ __forceinline__ WarpGroup(const Layout& l, const Exchange& e, const BatchRows& slice,
                                        int block_of_layer)
       : block(block_of_layer % l.blocks),
         number(int(threadIdx.x) / V::THREADS),
@@ -34,9 +34,10 @@ struct WarpGroup {
     const int replica = block_of_layer / l.blocks;
     const int index = replica * V::GROUPS + number;
     // The replica's rows end at `end`. A group has at most `most` of them, whole tiles of 16.
-    const int end = int((replica + 1) * l.rows < B ? (replica + 1) * l.rows : B);
+    const int first = slice.first + replica * int(l.rows);
+    const int end = first + int(l.rows) < slice.end ? first + int(l.rows) : slice.end;
     const int most = int((l.rows + 16 * V::GROUPS - 1) / (16 * V::GROUPS)) * 16;
-    first_row = replica * int(l.rows) + number * most;
+    first_row = first + number * most;
     rows = first_row >= end ? 0 : (end - first_row < most ? end - first_row : most);
     flags = e.flags + index * l.blocks;
     vectors = static_cast<char*>(e.vectors) + index * e.group_bytes;

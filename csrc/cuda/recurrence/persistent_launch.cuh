@@ -59,13 +59,22 @@ inline const char* prepare(Exchange& e, const Layout& l, void* memory, cudaStrea
   return message(cudaMemsetAsync(memory, 0, size_t(bytes.total), stream));
 }
 
+// The batch rows of a launch: slice `number` of the batch.
+inline BatchRows slice_rows(const Recurrence& r, const Layout& l, int number) {
+  const int64_t end = (number + 1) * l.slice_rows;
+  return {int(number * l.slice_rows), int(end < r.B ? end : r.B)};
+}
+
 // Calls f with the variant of a layout. RESIDENT: of the direction; 0 for fp32, which has neither
-// the variant with resident weights nor the one without rounds.
+// the variant with resident weights nor those without rounds.
 template <int RESIDENT, class F>
 const char* with_variant(const Layout& l, F f) {
   if constexpr (RESIDENT > 0) {
     if (l.resident) return f(Variant<1, 2, true, RESIDENT>());
-    if (l.wide && l.tiles == 3) return f(Variant<2, 3, true, 0, true>());
+    if (l.plain == 9)
+      return l.groups == 1 ? f(Variant<1, 2, true, 0, 9>()) : f(Variant<2, 3, true, 0, 9>());
+    if (l.plain == 16)
+      return l.groups == 1 ? f(Variant<1, 2, true, 0, 16>()) : f(Variant<2, 3, true, 0, 16>());
   }
   if (l.groups == 1) return l.wide ? f(Variant<1, 2, true>()) : f(Variant<1, 2, false>());
   return l.wide ? f(Variant<2, 2, true>()) : f(Variant<2, 3, false>());

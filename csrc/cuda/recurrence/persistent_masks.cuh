@@ -14,12 +14,15 @@ __device__ __forceinline__ bool keep(const int64_t* seed, const Mask& m, int64_t
   return words[int(j % 4)] >= m.threshold;
 }
 
-// Zoneout: the weight of a unit's new value, of which the old value has the rest. In training 1 or
-// 0, drawn at random; else its expectation. row: t * B + batch row.
-__device__ __forceinline__ float zoneout_update(const Recurrence& r, const Mask& m, int64_t row,
-                                                int64_t j) {
-  if (!r.training) return float(1 - m.p);
-  return keep(r.seed, m, row, j, r.H) ? 1.f : 0.f;
+// Zoneout in training: whether a unit takes its new value, drawn at random. row: t * B + batch row.
+__device__ __forceinline__ bool zoneout_draw(const Recurrence& r, const Mask& m, int64_t row,
+                                             int64_t j) {
+  return m.threshold && r.training && keep(r.seed, m, row, j, r.H);
+}
+// The weight of a unit's new value, of which the old value has the rest: 1 or 0 in training, else
+// its expectation.
+__device__ __forceinline__ float zoneout_update(const Recurrence& r, const Mask& m, bool draw) {
+  return !r.training ? float(1 - m.p) : draw ? 1.f : 0.f;
 }
 
 // Element (row, j) of W_hh after weight drop.

@@ -30,6 +30,16 @@ __device__ __forceinline__ void clear(Accumulators<V, N>& sums) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         sums.v[m][n][i] = 0;
+  // Only the narrowest variant has registers for sums that are set to zero before a wait.
+  if (V::N == 1 && V::GROUPS == 1) {
+#pragma unroll
+    for (int m = 0; m < V::TILES; ++m)
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          ptx::compute_now(sums.v[m][n][i]);
+  }
 }
 
 // Adds the product of one k-step to column tile n of the sums. b: the lane's B operand
@@ -47,10 +57,20 @@ __device__ __forceinline__ void multiply_add(Accumulators<V, N>& sums, const Row
   }
 }
 
+// The same of all column tiles.
+template <class S, class V, int N>
+__device__ __forceinline__ void multiply_add(Accumulators<V, N>& sums, const RowFragments<V>& a,
+                                             const ColumnFragments<N>& f) {
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+    multiply_add<S>(sums, a, n, f.b[n]);
+}
+
 // The number of k-steps whose loads are in flight at once: `most`, but in fp32, where splitting the
-// operands takes registers, two thirds of it in the variants that are short of registers.
+// operands takes registers, half or two thirds of it in the variants that are short of registers.
 template <class S, class V>
 constexpr int loads_in_flight(int most) {
+  if (sizeof(S) == 4 && V::N == 2 && V::GROUPS == 1) return most / 2;
   return sizeof(S) == 4 && (V::N == 2 || V::TILES == 3) ? most * 2 / 3 : most;
 }
 
@@ -67,62 +87,100 @@ struct GroupProducts : WarpGroup<S, V> {
   using Base::warp;
   using Base::WarpGroup;
 
-  // Loads the A operands of COUNT k-steps from `step` on. Zeros past `end` and past the group's
-  // rows.
+  // The addresses of three row tiles would take too many registers.
+  static constexpr int POINTERS = V::TILES == 3 ? 1 : V::TILES;
+
+  // Loads the A operands of COUNT k-steps of which `left` exist. A lane without rows, and what is
+  // past the last k-step, leaves them as they are: neither reaches a sum that is used.
+  // from: of each row tile, or of the first, the lane's part of the first of these k-steps
+  // tile: from one row tile to the next
   template <int COUNT>
-  __device__ __forceinline__ void load_fragments(RowFragments<V> (&a)[COUNT], const S* vector,
-                                                 int k_steps, int step, int end) const {
+  __device__ __forceinline__ void load_fragments(RowFragments<V> (&a)[COUNT],
+                                                 const uint4* const (&from)[POINTERS], int tile,
+                                                 int left) const {
 #pragma unroll
     for (int u = 0; u < COUNT; ++u)
 #pragma unroll
       for (int m = 0; m < V::TILES; ++m)
-        a[u][m] = step + u < end && m * 16 + lane / 4 < rows
-                      ? ptx::load_relaxed(reinterpret_cast<const uint4*>(vector) +
-                                          ((m * k_steps + step + u) * 32 + lane))
-                      : uint4{0, 0, 0, 0};
+        if (u < left && m * 16 + lane / 4 < rows)
+          a[u][m] = ptx::load_relaxed((POINTERS > 1 ? from[m] : from[0] + m * tile) + u * 32);
   }
 
-  // Calls use(step, a) for the k-steps [begin, end), with the loads of LOADS k-steps in flight.
-  template <int LOADS, class F>
-  __device__ __forceinline__ void for_k_steps(const S* vector, int k_steps, int begin, int end,
-                                              F use) const {
-#pragma unroll 1
-    for (int step = begin; step < end; step += LOADS) {
-      RowFragments<V> a[LOADS];
-      load_fragments(a, vector, k_steps, step, end);
-#pragma unroll
-      for (int u = 0; u < LOADS; ++u)
-        if (step + u < end) use(step + u, a[u]);
-    }
-  }
+  // Whether the B operands of the first k-steps are loaded before the wait: only the narrow
+  // variants in 16 bits have registers for them, and not for those of a round and of the gates.
+  template <class Columns>
+  static constexpr bool EARLY_WEIGHTS =
+      V::N == 1 && sizeof(S) == 2 && sizeof(Columns) <= sizeof(ColumnFragments<3>);
 
   // The warp's part of the product of a vector: waits for the columns of its slice, and calls
-  // use(step, a) for each of its k-steps.
-  template <int LOADS, class F>
-  __device__ __forceinline__ void multiply(const ExchangedVector& v, uint32_t epoch, F use) const {
-    const KSlice s = k_slice<V>(v.k_steps, warp);
-    wait(v, s, epoch);
-    for_k_steps<LOADS>(slot(v, epoch), v.k_steps, s.begin, s.end, use);
-  }
-
-  // The same with resident weights: use_resident(u, a) for the first V::RESIDENT k-steps of the
-  // slice, in an unrolled loop, since registers cannot be indexed; then use(step, a) for the
-  // others.
-  template <int LOADS, class R, class F>
+  // use(a, operands(step)) for each of its k-steps, with the loads of LOADS k-steps in flight.
+  // use_resident(u, a) is called for the first RESIDENT k-steps instead, in an unrolled loop, since
+  // registers cannot be indexed. What does not depend on the vector comes before the wait.
+  template <int LOADS, int RESIDENT, class R, class B, class F>
   __device__ __forceinline__ void multiply(const ExchangedVector& v, uint32_t epoch, R use_resident,
-                                           F use) const {
+                                           B operands, F use) const {
     const KSlice s = k_slice<V>(v.k_steps, warp);
-    wait(v, s, epoch);
-    const S* vector = slot(v, epoch);
+    const uint4* from[POINTERS];
+    const int tile = v.k_steps * 32;
 #pragma unroll
-    for (int first = 0; first < V::RESIDENT; first += LOADS) {
-      RowFragments<V> a[LOADS];
-      load_fragments(a, vector, v.k_steps, s.begin + first, s.begin + V::RESIDENT);
+    for (int m = 0; m < POINTERS; ++m) {
+      from[m] = reinterpret_cast<const uint4*>(slot(v, epoch)) + (m * tile + s.begin * 32 + lane);
+      ptx::compute_now(from[m]);
+    }
+    using Columns = decltype(operands(0));
+    constexpr bool EARLY = EARLY_WEIGHTS<Columns>;
+    RowFragments<V> a[LOADS] = {};
+    if (EARLY) {
 #pragma unroll
       for (int u = 0; u < LOADS; ++u)
-        if (first + u < V::RESIDENT) use_resident(first + u, a[u]);
+#pragma unroll
+        for (int m = 0; m < V::TILES; ++m)
+          ptx::compute_now(a[u][m]);
     }
-    for_k_steps<LOADS>(vector, v.k_steps, s.begin + V::RESIDENT, s.end, use);
+    Columns b[LOADS];
+    const auto load_operands = [&](int step, int u) {
+      b[u] = operands(step + u < s.end ? step + u : s.end - 1);
+    };
+    if (EARLY && s.begin < s.end) {
+#pragma unroll
+      for (int u = 0; u < LOADS; ++u)
+        load_operands(s.begin, u);
+    }
+
+    wait(v, s, epoch);
+    const auto advance = [&](int steps) {
+#pragma unroll
+      for (int m = 0; m < POINTERS; ++m)
+        from[m] += steps * 32;
+    };
+#pragma unroll
+    for (int first = 0; first < RESIDENT; first += LOADS) {
+      load_fragments(a, from, tile, RESIDENT - first);
+      advance(RESIDENT - first < LOADS ? RESIDENT - first : LOADS);
+#pragma unroll
+      for (int u = 0; u < LOADS; ++u)
+        if (first + u < RESIDENT) use_resident(first + u, a[u]);
+    }
+#pragma unroll 1
+    for (int step = s.begin + RESIDENT; step < s.end; step += LOADS) {
+      load_fragments(a, from, tile, s.end - step);
+      advance(LOADS);
+#pragma unroll
+      for (int u = 0; u < LOADS; ++u) {
+        // The load does not wait for the comparison, except where that takes too many registers.
+        const bool exists = step + u < s.end;
+        constexpr bool FULL = sizeof(S) == 4 || V::RESIDENT || V::PLAIN == 16;
+        if ((!FULL || exists) && (!EARLY || step > s.begin)) load_operands(step, u);
+        if (exists) use(a[u], b[u]);
+      }
+    }
+  }
+
+  // The same without k-steps in registers.
+  template <int LOADS, class B, class F>
+  __device__ __forceinline__ void multiply(const ExchangedVector& v, uint32_t epoch, B operands,
+                                           F use) const {
+    multiply<LOADS, 0>(v, epoch, [](int, const RowFragments<V>&) {}, operands, use);
   }
 
   // Stores the warp's sums of the row tiles of a pass to shared memory, from `column` on. A barrier

@@ -27,17 +27,21 @@ __device__ __forceinline__ KSlice k_slice(int k_steps, int warp) {
   return {k_steps * warp / V::SPLIT, k_steps * (warp + 1) / V::SPLIT};
 }
 
+// The order in which neighbouring threads load elements: the one in which global memory has them.
+enum class Neighbours { rows, columns };
+
 // Copies a weight matrix to shared memory, all threads of the block together.
 // element(n, k): the weight of column n and row k.    Returns the address behind the weights.
-template <class V, int RESIDENT, int RESIDENT_COLUMNS, class S, class F>
+template <class V, int RESIDENT, int RESIDENT_COLUMNS, Neighbours NEIGHBOURS, class S, class F>
 __device__ __forceinline__ S* load_to_shared(S* to, int columns, int K, F element) {
   constexpr int A = K_STEP<S>;
   const int steps = k_steps_of<S>(K);
   const int columns_left = columns < RESIDENT_COLUMNS ? 0 : columns - RESIDENT_COLUMNS;
   S* rest = to + (steps - RESIDENT * V::SPLIT) * columns * A;
   for (int i = threadIdx.x; i < steps * A * columns; i += blockDim.x) {
-    const int n = i / (steps * A);
-    const int k = i - n * steps * A;
+    constexpr bool BY_COLUMN = NEIGHBOURS == Neighbours::columns;
+    const int n = BY_COLUMN ? i % columns : i / (steps * A);
+    const int k = BY_COLUMN ? i / columns : i - n * steps * A;
     const int step = k / A;
     // The warp that reads this k-step, and the k-step's number in the warp's slice.
     const int warp = RESIDENT ? ((step + 1) * V::SPLIT - 1) / steps : 0;
@@ -52,6 +56,12 @@ __device__ __forceinline__ S* load_to_shared(S* to, int columns, int K, F elemen
   return rest + RESIDENT * V::SPLIT * columns_left * A;
 }
 
+// A lane's B operands of one k-step, for N column tiles.
+template <int N>
+struct ColumnFragments {
+  uint2 b[N];
+};
+
 // A weight matrix in shared memory.
 template <class S>
 struct SharedWeights {
@@ -64,6 +74,14 @@ struct SharedWeights {
     if (column >= columns) return uint2{0, 0};
     return *reinterpret_cast<const uint2*>(shared + (step * columns + column) * K_STEP<S> +
                                            lane % 4 * (K_STEP<S> / 4));
+  }
+  template <int N>
+  __device__ __forceinline__ ColumnFragments<N> operands(int step, int lane) const {
+    ColumnFragments<N> f;
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+      f.b[n] = operand(step, n, lane);
+    return f;
   }
 };
 

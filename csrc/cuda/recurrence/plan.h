@@ -6,9 +6,11 @@
 // multiprocessors (SMs), some of W_ih in registers where shared memory is too small, one thread
 // block per SM, for the whole sequence. A block computes `columns_h` hidden units and `columns_x`
 // inputs (the columns it owns). Its warps split the sums over K. Batch rows are processed in tiles
-// of 16, the M of mma.sync.
+// of 16, the M of mma.sync. A batch with more rows than the registers hold is processed in slices,
+// one launch after another: rows do not depend on each other.
 #pragma once
 #include <cstdint>
+#include <initializer_list>
 
 namespace fusedseq::cuda {
 
@@ -31,23 +33,23 @@ constexpr int WARPS = 8;  // per block
 //   weights. While one group waits for other blocks, the other one computes.
 // TILES: tiles of 16 batch rows of a group.    WIDE: the larger limits on columns per block.
 // RESIDENT: steps along K of W_ih whose weights every warp holds in registers.
-// PLAIN: without rounds.
-template <int GROUPS_, int TILES_, bool WIDE_, int RESIDENT_ = 0, bool PLAIN_ = false>
+// PLAIN: 0, or, in the variants without rounds, the most columns of h: 9 or 16.
+template <int GROUPS_, int TILES_, bool WIDE_, int RESIDENT_ = 0, int PLAIN_ = 0>
 struct Variant {
-  static constexpr bool PLAIN = PLAIN_;
+  static constexpr int PLAIN = PLAIN_;
   static constexpr int GROUPS = GROUPS_, TILES = TILES_, RESIDENT = RESIDENT_;
   // Warps of a group, among which K is split, and threads of a group.
   static constexpr int SPLIT = WARPS / GROUPS;
   static constexpr int THREADS = 32 * SPLIT;
   // The most columns of h and of x that a block can own.
-  static constexpr int H_COLUMNS = WIDE_ ? 10 : 6;
+  static constexpr int H_COLUMNS = PLAIN_ ? PLAIN_ : WIDE_ ? 10 : 6;
   static constexpr int X_COLUMNS = WIDE_ ? 16 : 8;
   // Row tiles whose sums are reduced over the warps in one pass, and the number of passes.
   static constexpr int PASS = WIDE_ ? 1 : TILES;
   static constexpr int PASSES = TILES / PASS;
   // Tiles of 8 columns, the N of mma.sync: of x or h, and of the four gates.
   static constexpr int N = WIDE_ ? 2 : 1;
-  static constexpr int N_GATES = WIDE_ ? 5 : 3;
+  static constexpr int N_GATES = (4 * H_COLUMNS + 7) / 8;
 };
 // RESIDENT of the variants that have it. Forward all columns of these k-steps are in registers,
 // backward the first 8 columns.
@@ -55,18 +57,20 @@ constexpr int FORWARD_RESIDENT = 7;
 constexpr int BACKWARD_RESIDENT = 21;
 
 struct Layout {  // of one direction
-  int replicas;  // copies of the weights, on different SMs, each for a part of the batch
+  int slices;    // of the batch, one launch each
+  int replicas;  // copies of the weights, on different SMs, each for a part of the slice
   int blocks;    // of a replica; 0: this layout is not possible
   int columns_h, columns_x;  // that a block owns
   int groups, tiles;         // as in Variant
   bool wide;                 // as in Variant
-  int resident;              // as in Variant
-  int64_t rows;              // batch rows of a replica
+  int resident, plain;       // as in Variant
+  int64_t slice_rows, rows;  // batch rows of a slice, and of a replica
   int64_t shared;            // bytes of shared memory of a block
 };
 
+// The loop runs a direction whose layout has no blocks: both implementations save the same tensors.
 struct Plan {
-  bool persistent;
+  bool persistent;  // in both directions
   const char* why;
   Layout forward, backward;
 };
@@ -86,20 +90,25 @@ constexpr int64_t steps_of(int64_t K, int element) {
 constexpr int stride(int columns) {
   return columns / 8 % 2 ? columns : columns + 8;
 }
-constexpr int forward_stride(bool wide) {
-  return stride(wide ? 40 : 24);
+// The plain variant of 9 columns has no padding, so that the shared memory of GPUs with 99 KB for a
+// block suffices at H = 1150. Two rows of a store then share banks (2 cycles in place of 1), and
+// the loads of the sums, which are contiguous, have no conflicts.
+constexpr int forward_stride(bool wide, int plain) {
+  if (plain == 9) return 36;
+  return stride(plain ? 4 * plain : wide ? 40 : 24);
 }
 // The most columns of x or h that a block may own if weights are resident in registers backward.
 constexpr int RESIDENT_COLUMNS = 10;
-// Of the partial sums of dx and dh side by side; with resident weights of one of them at a time and
-// without padding, because no shared memory is left.
-constexpr int backward_stride(bool wide, bool resident) {
-  return resident ? RESIDENT_COLUMNS : stride(wide ? 32 : 16);
+// Of the partial sums of dx and dh side by side; in plain variants of dh only; with resident
+// weights of one of them at a time and without padding, because no shared memory is left.
+constexpr int backward_stride(bool wide, bool resident, int plain) {
+  return resident ? RESIDENT_COLUMNS : stride(wide && !plain ? 32 : 16);
 }
 
 // Bytes of shared memory for the warps' partial sums.
 constexpr int64_t partial_sum_bytes(bool backward, const Layout& l) {
-  const int row_stride = backward ? backward_stride(l.wide, l.resident) : forward_stride(l.wide);
+  const int row_stride =
+      backward ? backward_stride(l.wide, l.resident, l.plain) : forward_stride(l.wide, l.plain);
   return int64_t(WARPS) * 16 * (l.wide ? 1 : l.tiles) * row_stride * 4;
 }
 // Bytes of shared memory for the weights: 32 for a column and k-step.
@@ -119,13 +128,19 @@ constexpr int64_t weight_bytes(const RecurrenceSize& s, bool backward, const Lay
   return 32 * (rounds + 4 * l.columns_h * (h + W_ih));
 }
 
-// The layout of `replicas` copies of the weights; its `blocks` is 0 if it does not fit.
-// resident: with weights in registers    wide: the wide variant even where the narrow one suffices
-constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, int replicas,
-                        bool resident, bool wide = false) {
+// usual: the narrow variant where it suffices, else the wide one    wide: always the wide one
+// plain: a variant without rounds    resident: the wide one with weights in registers
+enum class Form { usual, wide, plain, resident };
+
+// The layout of `slices` launches with `replicas` copies of the weights; its `blocks` is 0 if it
+// does not fit.
+constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, int slices,
+                        int replicas, Form form) {
   Layout l{};
+  l.slice_rows = divide_up(s.B, slices);
+  l.slices = l.slice_rows ? int(divide_up(s.B, l.slice_rows)) : 1;
   l.replicas = replicas;
-  l.rows = divide_up(s.B, replicas);
+  l.rows = divide_up(l.slice_rows, replicas);
   l.groups = l.rows > 32 ? 2 : 1;
   const int64_t sms = gpu.sms / replicas;
   if (sms == 0) return l;
@@ -134,15 +149,16 @@ constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, 
   const int64_t h = divide_up(s.H, sms) < 2 ? 2 : divide_up(s.H, sms);
   const int64_t blocks = divide_up(s.H, h);
   const int64_t x = s.rounds ? divide_up(s.X, blocks) : 0;
-  l.wide = wide || h > 6 || x > 8;
-  l.tiles = l.groups == 1 || (l.wide && l.rows <= 64) ? 2 : 3;
+  l.wide = form == Form::wide || h > 6 || x > 8;
+  l.plain = form != Form::plain ? 0 : h <= 9 ? 9 : 16;
+  if (l.plain && (s.rounds || s.element > 2 || !l.wide)) return l;
+  l.tiles = l.groups == 1 || (l.wide && !l.plain) ? 2 : 3;
 
   // Limits of the compiled variants: the registers hold no more.
-  if (h > 10 || x > 16 || l.rows > 16 * l.tiles * l.groups) return l;
-  if (l.wide && l.tiles > 2 && (s.rounds || s.element > 2)) return l;
+  if (h > (l.plain ? 16 : 10) || x > 16 || l.rows > 16 * l.tiles * l.groups) return l;
   l.columns_h = int(h);
   l.columns_x = int(x);
-  if (resident) {
+  if (form == Form::resident) {
     l.resident = backward ? BACKWARD_RESIDENT : FORWARD_RESIDENT;
     if (s.element > 2 || !l.wide || l.groups != 1 || s.rounds == 0 || x > RESIDENT_COLUMNS)
       return l;
@@ -155,14 +171,24 @@ constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, 
   return l;
 }
 
+// More slices than this are the loop's. By arithmetic, not measured: an exchange between blocks
+// takes 2 to 4 us for each slice. The loop has two launches in its place, which take 12 to 16 us to
+// issue, and more from about 500 rows on.
+constexpr int MOST_SLICES = 4;
+
 // Two copies of the weights halve what each block reads of the others' columns, which is what
-// limits large batches. Resident weights are the last resort.
+// limits large batches. As few slices as possible, since each of them takes all steps. Resident
+// weights are the last resort.
 constexpr Layout best_layout(const RecurrenceSize& s, bool backward, const Gpu& gpu) {
   constexpr int TWO_REPLICAS_FROM = 32;
-  if (s.B >= TWO_REPLICAS_FROM)
-    if (const Layout l = layout(s, backward, gpu, 2, false); l.blocks) return l;
-  if (const Layout l = layout(s, backward, gpu, 1, false); l.blocks) return l;
-  return layout(s, backward, gpu, 1, true);
+  for (int slices = 1; slices <= MOST_SLICES; ++slices) {
+    for (int replicas = divide_up(s.B, slices) >= TWO_REPLICAS_FROM ? 2 : 1; replicas; --replicas)
+      for (const Form form : {Form::usual, Form::plain, Form::resident}) {
+        if (form == Form::resident && replicas > 1) continue;
+        if (const Layout l = layout(s, backward, gpu, slices, replicas, form); l.blocks) return l;
+      }
+  }
+  return {};
 }
 
 }  // namespace plan
@@ -187,9 +213,11 @@ constexpr Plan recurrence_plan(const RecurrenceSize& s, const Gpu& gpu,
     p.forward = plan::best_layout(s, false, gpu);
     p.backward = plan::best_layout(s, true, gpu);
     p.persistent = p.forward.blocks && p.backward.blocks;
-    p.why = p.persistent ? "the weights stay in shared memory for all steps"
-                         : "the weights, or the batch rows, are more than the GPU's shared memory "
-                           "and registers hold";
+    p.why = p.persistent        ? "the weights stay in shared memory for all steps"
+            : p.forward.blocks  ? "only in forward the GPU's shared memory holds the weights"
+            : p.backward.blocks ? "only in backward the GPU's shared memory holds the weights"
+                                : "the weights, or the batch rows, are more than the GPU's shared "
+                                  "memory and registers hold";
   }
   return p;
 }
@@ -222,8 +250,8 @@ constexpr Wavefront wavefront_plan(const RecurrenceSize& first, const Recurrence
     w.persistent = true;
     for (int l = 0; l < 2; ++l) {
       const RecurrenceSize& s = l ? second : first;
-      w.forward[l] = plan::layout(s, false, half, 1, false, true);
-      w.backward[l] = plan::layout(s, true, half, 1, false, true);
+      w.forward[l] = plan::layout(s, false, half, 1, 1, plan::Form::wide);
+      w.backward[l] = plan::layout(s, true, half, 1, 1, plan::Form::wide);
       w.persistent = w.persistent && w.forward[l].blocks && w.backward[l].blocks;
     }
     w.why = w.persistent

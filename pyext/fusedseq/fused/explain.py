@@ -134,7 +134,10 @@ def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> s
     if called in kernels.MODULES:
         return kernels.explain(called, *args, **kwargs)
     if name == "lstm" and is_cudnn(*args, **kwargs):
-        return "cuDNN's persistent kernel, through torch: float16 and a size that it supports"
+        return (
+            "cuDNN, through torch: its persistent kernel in float16, for sizes that it supports, "
+            "and what would otherwise run the loop over products"
+        )
     if "lstm" in name:
         gpu = recurrence_plan.this_gpu(tensors[0].device)
         if name == "mogrifier_lstm_pair":

@@ -35,7 +35,9 @@ def lstm(
     The product of the inputs with W_ih is computed for all time steps at once, the weights are
     packed once per call, and the gradient of each weight is one matrix product after the loop over
     time. On CUDA, calls that cuDNN's persistent kernel supports (fp16, certain sizes) are computed
-    by cuDNN; `fused.explain` reports which kernel a call runs.
+    by cuDNN, and so are calls in fp32, bf16 and fp16 without lengths and weight drop that no
+    persistent kernel of this package can run, unless torch uses deterministic algorithms only;
+    `fused.explain` reports which kernel a call runs.
 
     Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
     is carried in fp32.

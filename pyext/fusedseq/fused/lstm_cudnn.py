@@ -1,21 +1,26 @@
-"""`lstm` by cuDNN's persistent kernel, for the calls that it supports.
+"""`lstm` by cuDNN: the calls that its persistent kernel supports, and those that would otherwise
+run the loop of csrc/cuda/recurrence/loop.cu.
 
 It cannot be a kernel of the registered operator: how much memory cuDNN saves for backward is known
 to cuDNN alone, so that the shapes of the results cannot be given to a compiler.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusedseq import kernel_table
+from fusedseq._load import variable
+from fusedseq.fused import recurrence_plan
 from fusedseq.fused.through_oracle import call_reference, through_oracle
 from fusedseq.fused.transforms import is_transformed
 
 LSTM_MODE = 2  # CUDNN_LSTM
 INPUTS = ("x", "W_ih", "W_hh", "b", "h0", "c0")
+BF16_FROM = 91300  # the version of cuDNN from which torch gives it LSTMs in bf16: 9.13
 
 
 def has_persistent_kernel(
@@ -39,6 +44,28 @@ def has_persistent_kernel(
     )
 
 
+def accepts(x: Tensor) -> bool:
+    """Whether torch gives LSTMs of the dtype of x, which is on CUDA, to cuDNN. fp64 is left to the
+    loop."""
+    if x.dtype == torch.bfloat16:
+        # torch.backends.cudnn.is_acceptable knows no bf16; these are the conditions of aten's RNNs.
+        cudnn = torch.backends.cudnn
+        if not (cudnn.enabled and cudnn.is_available() and (cudnn.version() or 0) >= BF16_FROM):
+            return False
+        return torch.cuda.get_device_capability(x.device)[0] >= 8
+    return x.dtype != torch.float64 and torch.backends.cudnn.is_acceptable(x)
+
+
+def replaces_loop(x: Tensor, h0: Tensor) -> bool:
+    """Whether cuDNN computes a call in place of the loop: where csrc/cuda/recurrence/plan.h finds a
+    persistent kernel for neither direction. Not if torch is to use deterministic algorithms, since
+    cuDNN's are not always, and not if FUSEDSEQ_RECURRENCE selects the loop.
+    """
+    if torch.are_deterministic_algorithms_enabled() or variable("FUSEDSEQ_RECURRENCE", "loop"):
+        return False
+    return recurrence_plan.runs_loop(x, h0)
+
+
 def supports(
     x: Tensor,
     W_ih: Tensor,
@@ -52,18 +79,39 @@ def supports(
     """Whether cuDNN computes this call of `lstm`: not with lengths or a weight drop, which it has
     no arguments for, and not while torch.compile or torch.func traces the call.
     """
-    if not x.is_cuda or lengths is not None or weight_drop:
+    if not x.is_cuda or lengths is not None or weight_drop or x.size(1) == 0:
         return False
-    if is_transformed() or not torch.backends.cudnn.is_acceptable(x):
+    if is_transformed() or not accepts(x):
         return False
-    dense = all(t is None or t.is_contiguous() for t in (x, W_ih, W_hh, b, h0, c0))
+    if not all(t is None or t.is_contiguous() for t in (x, W_ih, W_hh, b, h0, c0)):
+        return False
     capability = torch.cuda.get_device_capability(x.device)
-    if kernel_table.cudnn and dense:
+    sizes = x.size(1), x.size(2), h0.size(1)
+    if kernel_table.cudnn:
         key = ".".join(map(str, capability)), str(x.dtype).removeprefix("torch.")
-        measured = kernel_table.cudnn.get((*key, x.size(1), x.size(2), h0.size(1)))
+        measured = kernel_table.cudnn.get((*key, *sizes))
         if measured is not None:
             return measured
-    return dense and has_persistent_kernel(x.dtype, capability, x.size(1), x.size(2), h0.size(1))
+    return has_persistent_kernel(x.dtype, capability, *sizes) or replaces_loop(x, h0)
+
+
+@contextmanager
+def products_of(dtype: torch.dtype) -> Iterator[None]:
+    """In fp32, keeps cuDNN from rounding products to TF32, which torch allows it by default, unless
+    torch's matrix products are allowed to. The setting is global: another thread that calls cuDNN
+    at the same time computes without TF32 too.
+    """
+    rnn: Any = torch.backends.cudnn.rnn
+    before = rnn.fp32_precision
+    matmul: Any = torch.backends.cuda.matmul
+    if dtype != torch.float32 or before != "tf32" or matmul.fp32_precision == "tf32":
+        yield
+        return
+    rnn.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        rnn.fp32_precision = before
 
 
 class CudnnLstm(torch.autograd.Function):
@@ -86,7 +134,7 @@ class CudnnLstm(torch.autograd.Function):
             None,  # state of the dropout
         )
         # The operands already have autocast's dtype; autocast would flatten the weights again.
-        with torch.autocast("cuda", enabled=False):
+        with torch.autocast("cuda", enabled=False), products_of(x.dtype):
             y, h, c, reserve, packed = torch.ops.aten._cudnn_rnn(
                 x, weights, len(weights), None, h0[None], c0[None], *ctx.options
             )
@@ -113,21 +161,22 @@ class CudnnLstm(torch.autograd.Function):
             return None, *(found.get(name) for name in INPUTS)
         weights = [W_ih, W_hh] if b is None else [W_ih, W_hh, b, torch.zeros_like(b)]
         dh, dc = (None if d is None else d[None] for d in (dh, dc))
-        dx, dh0, dc0, dW = torch.ops.aten._cudnn_rnn_backward(
-            x,
-            weights,
-            len(weights),
-            packed,
-            h0[None],
-            c0[None],
-            y,
-            dy,
-            dh,
-            dc,
-            *ctx.options,
-            reserve.clone(),  # cuDNN writes to it, and another backward may follow
-            [needs[0], needs[4], needs[5], any(needs[1:4])],
-        )
+        with products_of(x.dtype):
+            dx, dh0, dc0, dW = torch.ops.aten._cudnn_rnn_backward(
+                x,
+                weights,
+                len(weights),
+                packed,
+                h0[None],
+                c0[None],
+                y,
+                dy,
+                dh,
+                dc,
+                *ctx.options,
+                reserve.clone(),  # cuDNN writes to it, and another backward may follow
+                [needs[0], needs[4], needs[5], any(needs[1:4])],
+            )
         dW_ih, dW_hh, db = (*dW, None, None, None)[:3]
         states = (None if d is None else d[0] for d in (dh0, dc0))
         grads = dx, dW_ih, dW_hh, db, *states

@@ -2,6 +2,7 @@
 csrc/cuda/recurrence/plan.h, in words.
 """
 
+import functools
 import inspect
 from typing import Any
 
@@ -40,6 +41,23 @@ def plan(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> dict[str, Any]:
         T, B, X, *size(**bound.arguments), element_size, *gpu
     )
     return found
+
+
+def runs_loop(x: torch.Tensor, h0: torch.Tensor) -> bool:
+    """Whether the loop runs both directions of a plain LSTM; False if fusedseq._C was built for
+    another version of Python.
+    """
+    return _runs_loop((*x.shape, h0.size(1)), x.element_size(), this_gpu(x.device))
+
+
+@functools.lru_cache(maxsize=256)
+def _runs_loop(sizes: tuple[int, ...], element_size: int, gpu: Gpu) -> bool:
+    try:
+        from fusedseq import _C
+    except ImportError:
+        return False
+    found: dict[str, Any] = _C.recurrence_plan(*sizes, 0, 0, 0, element_size, *gpu)
+    return not (found["forward"]["blocks"] or found["backward"]["blocks"])
 
 
 def wavefront(
@@ -94,6 +112,7 @@ def measured(op: str, gpu: Gpu, x: torch.Tensor, *layers: tuple[int, ...]) -> st
 
 def layout(direction: str, found: dict[str, Any]) -> str:
     """Describes one layout of a plan."""
+    slices = f"{found['slices']} launches of " if found["slices"] > 1 else ""
     replicas = f"{found['replicas']} x " if found["replicas"] > 1 else ""
     inputs = f" and {found['columns_x']} inputs" if found["columns_x"] else ""
     groups = f"{found['groups']} group{'s' * (found['groups'] > 1)} of rows"
@@ -101,7 +120,9 @@ def layout(direction: str, found: dict[str, Any]) -> str:
     registers = f", {resident} steps along K of W_ih in registers" if resident else ""
     units = f"{found['blocks']} blocks of {found['columns_h']} units"
     shared = f"{found['shared'] / 1024:.0f} KiB of shared memory"
-    return f"{direction} {replicas}{units}{inputs}, {groups}, {shared}{registers}"
+    if not found["blocks"]:
+        return f"{direction} {FOLDER}/loop.cu"
+    return f"{direction} {slices}{replicas}{units}{inputs}, {groups}, {shared}{registers}"
 
 
 def explain_pair(gpu: Gpu, *args: Any, **kwargs: Any) -> str:
@@ -137,7 +158,7 @@ def explain(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> str:
     given = inspect.signature(getattr(reference, op)).bind(*args, **kwargs).arguments
     if measured(op, gpu, given["x"], size(**given)[:2]) == "loop":
         return f"{LOOP[op]}; {MEASURED}"
-    if not found["persistent"]:
+    if not (found["forward"]["blocks"] or found["backward"]["blocks"]):
         return f"{LOOP[op]}; not persistent: {found['why']}"
     layouts = (layout(direction, found[direction]) for direction in ("forward", "backward"))
     return f"{PERSISTENT}: {found['why']}; {'; '.join(layouts)}"

@@ -55,6 +55,9 @@ inline void pause(SIMT_LINE) {
   simt::spin(line);
 }
 
+template <class T>
+inline void compute_now(T&) {}
+
 inline void barrier(int id, int threads, SIMT_LINE) {
   simt::sync_named(id, threads, line);
 }

@@ -1,0 +1,91 @@
+"""How many instructions the persistent kernels execute between a wait and the loads behind it.
+
+For every wait for an exchanged vector: the instructions of sm_90a from the load that polls a flag
+to the first load of the vector, in the order of the machine code, all of them on the critical path.
+wait_table.json has the recorded counts for each version of nvcc, and under "before" those of the
+kernels whose addresses, zeros and first weights were computed behind the wait (only of the variants
+that existed then).
+
+python tests/ptx/wait_table.py             # prints this build's counts and the differences
+python tests/ptx/wait_table.py --write     # replaces the counts for this version of nvcc
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import triton
+from fusedseq import _load
+
+from tests.ptx import ptxas_table
+
+TABLE = Path(__file__).with_name("wait_table.json")
+GPU = "sm_90a"
+POLL = re.compile(r"LDG?\.E\.STRONG\.GPU\b")
+LOAD = re.compile(r"LDG\.E\.128\.STRONG\.GPU\b")
+INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(.*?);", re.M)
+
+
+def counts(listing):
+    """Returns the counts of one kernel, from its machine code as cuobjdump or nvdisasm lists it."""
+    code = INSTRUCTION.findall(listing)
+    found, poll = [], None
+    for i, instruction in enumerate(code):
+        if POLL.search(instruction):
+            poll = i
+        elif LOAD.search(instruction) and poll is not None:
+            found.append(i - poll)
+            poll = None
+    return found
+
+
+def of_listing(text, separator):
+    """{kernel: counts} of the persistent kernels of a listing."""
+    found = {}
+    for part in re.split(separator, text)[1:]:
+        mangled = re.match(r"\w+", part)[0]
+        if re.search(r"persistent_\w+_kernel", mangled):
+            found[ptxas_table.name(mangled)] = counts(part)
+    return dict(sorted(found.items()))
+
+
+def found():
+    """Returns this build's counts: {kernel: [count of each wait, in the order of the code]}."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    command = [tool, "-sass", "-arch", GPU, _load.PACKAGE / "_ops.so"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return of_listing(text, r"Function : ")
+
+
+def table():
+    """Returns the recorded counts for this build's nvcc, or None if there are none."""
+    return json.loads(TABLE.read_text()).get(_load.build_info()["nvcc"])
+
+
+def write(key, values):
+    whole = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
+    lines = ",\n".join(
+        f" {json.dumps(name)}: {{\n"
+        + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in kernels.items())
+        + "\n }"
+        for name, kernels in sorted({**whole, key: values}.items())
+    )
+    TABLE.write_text(f"{{\n{lines}\n}}\n")
+
+
+def main():
+    now = found()
+    if "--write" in sys.argv:
+        write(_load.build_info()["nvcc"], now)
+        return 0
+    before = table() or {}
+    for kernel, values in now.items():
+        was = before.get(kernel)
+        print(f"{kernel:80} {values}", "" if values == was else f"  recorded: {was}")
+    return int(now != before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
