@@ -52,7 +52,7 @@ struct ForwardBlock {
   static constexpr int ROUND_STRIDE = plan::stride(8 * V::N);
   static constexpr int GATE_STRIDE = plan::forward_stride(V::N == 2, V::PLAIN);
   // k-steps whose loads are in flight, as many as the variant has registers for.
-  static constexpr int FEW_LOADS = V::RESIDENT ? 3 : V::GROUPS * V::N == 4 ? 2 : 6;
+  static constexpr int FEW_LOADS = V::RESIDENT || V::GROUPS * V::N == 4 ? 2 : 6;
   static constexpr int MORE_LOADS = V::TILES == 3 ? (V::PLAIN == 16 ? 1 : 2) : FEW_LOADS;
   static constexpr int LOADS = loads_in_flight<S, V>(MORE_LOADS);
   using X = OwnedElements<V, V::X_COLUMNS>;

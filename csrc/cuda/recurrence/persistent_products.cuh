@@ -87,8 +87,8 @@ struct GroupProducts : WarpGroup<S, V> {
   using Base::warp;
   using Base::WarpGroup;
 
-  // The addresses of three row tiles would take too many registers.
-  static constexpr int POINTERS = V::TILES == 3 ? 1 : V::TILES;
+  // In fp32 the addresses of three row tiles would take too many registers.
+  static constexpr int POINTERS = V::TILES == 3 && sizeof(S) == 4 ? 1 : V::TILES;
 
   // Loads the A operands of COUNT k-steps of which `left` exist. A lane without rows, and what is
   // past the last k-step, leaves them as they are: neither reaches a sum that is used.
