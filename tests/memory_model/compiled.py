@@ -22,6 +22,10 @@ KINDS = (
     ("store", r"st\.relaxed\.gpu\.global\."),
     ("load", r"ld\.relaxed\.gpu\.global\.v4\."),  # of a vector
     ("linked load", r"ld\.relaxed\.gpu\.global\."),  # of what the other layer has stored
+    (
+        "report",
+        r"st\.relaxed\.sys\.global\.v4\.|(membar|fence\.(sc|acq_rel))\.sys$",
+    ),  # of a lost block
     ("syncwarp", r"bar\.warp\.sync$"),
     ("barrier", r"bar(rier)?\.sync$"),
     ("shared store", r"st\.shared\."),
@@ -51,6 +55,11 @@ RULES = {
         ("shared store",),
         ("barrier",),
         ("shared load",),
+    ),
+    "a report of a lost block ends the kernel": (
+        ("report",),
+        (),
+        tuple(kind for kind, _ in KINDS if kind != "report"),
     ),
 }
 

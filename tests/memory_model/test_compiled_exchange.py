@@ -33,7 +33,8 @@ def test_the_header_has_these_instructions():
     used = {
         found.rsplit(".global", 1)[0] for found in re.findall(r'"((?:ld|st)\.[\w.]+)', header())
     }
-    assert used == {opcode(name) for name in ("store", "release", "acquire", "load")}
+    report = "st.relaxed.sys"  # of a lost block, to the host
+    assert used == {report, *(opcode(name) for name in ("store", "release", "acquire", "load"))}
     assert re.findall(r'"(bar[\w.]+)', header()) == [opcode("publish barrier")]
     for name in ("fence", "membar", "atom", "red."):
         assert f'"{name}' not in header()
@@ -51,8 +52,14 @@ def test_a_group_publishes_with_a_barrier_and_one_release():
 
 def test_a_group_waits_for_a_flag_of_each_block_and_synchronizes_its_warp():
     text = code("persistent_group.cuh")
-    loop = "while (int32_t(ptx::load_acquire(flags + p) - epoch) < 0) ptx::pause(); __syncwarp(); }"
-    assert f"for (int p = begin / columns + lane; p <= (end - 1) / columns; p += 32) {loop}" in text
+    loop = (
+        "{ uint32_t polls = 0, shown; "
+        "while (int32_t((shown = ptx::load_acquire(a.flags + p)) - epoch) < 0) { "
+        "if (++polls == MAX_POLLS) give_up(a.first_block + p, epoch, shown); ptx::pause(); } } "
+        "__syncwarp(); }"
+    )
+    lanes = "for (int p = a.begin / a.columns + lane; p <= (a.end - 1) / a.columns; p += 32)"
+    assert f"{lanes} {loop}" in text
 
 
 def test_the_other_layer_waits_for_this_epoch():
@@ -94,7 +101,8 @@ def test_every_path_keeps_the_rules(file):
     for name, graph in exchanging.items():
         has = counts(graph)
         assert "UNKNOWN" not in has, name
-        assert has["acquire"] == has["syncwarp"], name
+        # nvcc may peel the first poll of a wait.
+        assert has["acquire"] % has["syncwarp"] == 0, name
         for rule in RULES:
             assert not list(broken(graph, rule)), (name, rule)
 
@@ -108,6 +116,7 @@ MUTANTS = {
     "the warp synchronizes after an acquire": (r"bar\.warp\.sync[^;]*;", ""),
     "every load follows a wait of its warp": (r"bar\.warp\.sync[^;]*;", ""),
     "a barrier stands between partial sums and their reads": (r"bar\.sync[^;]*;", ""),
+    "a report of a lost block ends the kernel": (r"\btrap;", ""),
 }
 
 
