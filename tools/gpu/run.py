@@ -2,8 +2,9 @@
 
 Every part, and every group of benchmarks, is a process with its own time limit; a part that fails
 does not keep the others from running. DIR gets at most five files, each under 16 MB and written
-again after every part: NAME.json (all of the benchmarks), NAME.md (the tables), NAME-tests.json,
-NAME-sanitizer.txt and NAME-log.txt. The exit code is 0 if no part failed.
+again after every part: NAME.json (all of the benchmarks), NAME.md (the tables of the times, and of
+what was verified of each kernel), NAME-tests.json, NAME-sanitizer.txt and NAME-log.txt. The exit
+code is 0 if no part failed.
 
 FUSEDSEQ_FAKE_GPU=1 rehearses the same on a CPU: small sizes, few tests, a clock in place of CUDA
 events, calls in place of CUDA graphs. Parts named in it, as in
@@ -98,6 +99,12 @@ class Run:
             environment = {"FUSEDSEQ_CUDA": "1", "TORCH_CUDA_ARCH_LIST": gpu}
         command = "setup.py", "-q", "build_ext", "--inplace"
         self.python("build", min(180, self.seconds_left()), *command, **environment)
+
+    def announce(self):
+        """Prints what has been verified of each kernel so far, which this run is to complete."""
+        from bench.gpu import status
+
+        print(status.table(status.committed_result()), flush=True)
 
     def facts(self):
         if self.fake:
@@ -196,7 +203,7 @@ class Run:
 
     def publish(self):
         """Writes the result so far; a file that cannot be written does not stop the others."""
-        from bench.gpu import report
+        from bench.gpu import report, status
         from bench.suite import machine
 
         result = self.result()
@@ -204,7 +211,7 @@ class Run:
         name = "rehearsal-cpu" if self.fake else f"{card}-make-gpu"
         texts = {
             ".json": lambda: json.dumps(result, indent=1) + "\n",
-            ".md": lambda: report.markdown(result),
+            ".md": lambda: f"{report.markdown(result)}\n{status.table(result)}\n",
             "-tests.json": lambda: text_of(self.work / "tests/tests.json"),
             "-sanitizer.txt": lambda: concatenate_logs(self.work, "sanitizer-*.txt"),
             "-log.txt": lambda: concatenate_logs(self.work, "*.txt"),
@@ -257,7 +264,7 @@ def main():
         in_parallel(lambda part: part(), (run.tests, run.sanitizer, run.warm))
 
     try:
-        for step in (run.build, run.facts, test_and_warm, run.benchmarks):
+        for step in (run.build, run.announce, run.facts, test_and_warm, run.benchmarks):
             attempt(step)
             attempt(run.publish)
     finally:

@@ -1,0 +1,249 @@
+"""What has been verified of each GPU kernel: a table, and docs/gpu-kernels.md.
+
+python -m bench.gpu.status                  prints the table
+python -m bench.gpu.status --write          writes the page
+
+`make gpu` prints the table before anything runs on the GPU, and its report has the table with the
+last column filled in. The page has that column from the committed results of `make gpu`.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.gpu.cases import gpu_cases
+from bench.gpu.report import EXCHANGE, least_time, median, microseconds
+from bench.suite import report
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/gpu-kernels.md"
+RESULTS = ROOT / "bench/results"
+# An H100 SXM5 by its data sheet: dense FLOP/s of the tensor cores (fp32: of the CUDA cores), and
+# bytes/s of its memory.
+H100 = {"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "copy": 3.35e12}
+NVCC = "sm_80, sm_90a, sm_100, sm_120"
+TRITON = "sm_80, sm_90, sm_100"
+INTERPRETER = "in Triton's interpreter: `tests/triton`"
+NO = "no"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One or more kernels that were verified alike.
+
+    sources: files below the repository's root; every file with GPU kernels belongs to one Kernel
+    as_source, as_ptx: how they were executed without a GPU, and by which tests
+    proved: what is proved about them, and by which tests
+    case: the name of the case of bench/gpu/cases.py that times them, or None
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    as_source: str
+    as_ptx: str
+    proved: str = NO
+    case: str | None = None
+
+    @property
+    def compiled_for(self):
+        return NVCC if self.sources[0].startswith("csrc") else TRITON
+
+
+RECURRENCE = "csrc/cuda/recurrence/"
+ATTENTION = "kernels/attention/"
+KERNELS = (
+    Kernel(
+        "persistent recurrence, forward and backward",
+        (f"{RECURRENCE}persistent_forward.cu", f"{RECURRENCE}persistent_backward.cu"),
+        "all variants: `tests/simt/test_simt_persistent.py`",
+        "all variants of sm_90a, bf16 of sm_80: `tests/ptx/test_ptx_recurrence.py`",
+        "the exchange between blocks: `tests/memory_model/test_exchange.py`",
+        "mogrifier_lstm-T70-B20-650-r5-bfloat16",
+    ),
+    Kernel(
+        "wavefront of two layers",
+        (f"{RECURRENCE}wavefront.cu",),
+        "bf16, fp16: `tests/simt/test_simt_wavefront.py`",
+        "bf16, fp16: `tests/ptx/test_ptx_recurrence.py`",
+        "the hand-over between layers: `tests/memory_model/test_exchange.py`",
+        "mogrifier_lstm-T70-B20-650-r5-3layers-bfloat16",
+    ),
+    Kernel(
+        "loop of a recurrence, its weights and their gradients",
+        (
+            f"{RECURRENCE}loop.cu",
+            f"{RECURRENCE}weight_gradients.cu",
+            f"{RECURRENCE}weight_preparation.cu",
+        ),
+        "all dtypes: `tests/simt/test_simt_recurrence.py`",
+        "all dtypes of sm_90a, bf16 of sm_80: `tests/ptx/test_ptx_recurrence.py`",
+    ),
+    Kernel(
+        "report of a block that never arrives",
+        (f"{RECURRENCE}lost_wait.cu",),
+        "with lost blocks: `tests/simt/test_simt_lost_block.py`",
+        "with lost blocks: `tests/ptx/test_ptx_mutants.py`",
+        "that a report ends the kernel: `tests/memory_model/test_compiled_exchange.py`",
+    ),
+    Kernel(
+        "dropout, locked dropout and weight drop",
+        ("csrc/cuda/dropout.cu",),
+        "all dtypes: `tests/simt/test_simt_operators.py`",
+        "all dtypes: `tests/ptx/test_ptx_pointwise.py`",
+        case="locked_dropout-70x704x650-bfloat16",
+    ),
+    Kernel(
+        "embedding",
+        ("csrc/cuda/embedding.cu",),
+        "all dtypes: `tests/simt/test_simt_embedding.py`",
+        "all dtypes: `tests/ptx/test_ptx_pointwise.py`",
+        case="embedding-50000-V100000-650-bfloat16",
+    ),
+    Kernel(
+        "activation regularization, NT-ASGD",
+        ("csrc/cuda/regularization.cu", "csrc/cuda/nt_asgd.cu"),
+        "all dtypes: `tests/simt/test_simt_operators.py`",
+        "all dtypes: `tests/ptx/test_ptx_pointwise.py`",
+    ),
+    Kernel(
+        "attention of short sequences",
+        (f"{ATTENTION}packed.py", f"{ATTENTION}row.py"),
+        INTERPRETER,
+        "small sizes, few options: `tests/ptx/test_ptx_triton.py`",
+        case="attention-L6-B2048-N8-D32-bfloat16",
+    ),
+    Kernel(
+        "attention of long sequences",
+        (f"{ATTENTION}tile.py", f"{ATTENTION}tiled.py", f"{ATTENTION}tiled_backward.py"),
+        INTERPRETER,
+        "small sizes, few options: `tests/ptx/test_ptx_triton.py`",
+        case="attention-L2048-B8-N16-D128-causal-bfloat16",
+    ),
+    Kernel(
+        "attention: gradients of bias and of relative keys, splits of the keys",
+        (f"{ATTENTION}tiled_bias.py", f"{ATTENTION}split.py"),
+        INTERPRETER,
+        NO,
+    ),
+    Kernel(
+        "output layer with its loss",
+        ("kernels/linear_cross_entropy.py",),
+        INTERPRETER,
+        NO,
+        case="linear_cross_entropy-2048-256-100000-bfloat16",
+    ),
+    Kernel(
+        "dropout, residual and LayerNorm",
+        ("kernels/residual_layer_norm.py", "kernels/row_tiles.py"),
+        INTERPRETER,
+        "forward, small sizes: `tests/ptx/test_ptx_triton.py`",
+        case="residual_layer_norm-65536x512-bfloat16",
+    ),
+    Kernel(
+        "bias, activation and dropout",
+        ("kernels/bias_activation_dropout.py",),
+        INTERPRETER,
+        "forward, small sizes: `tests/ptx/test_ptx_triton.py`",
+    ),
+    Kernel(
+        "random masks",
+        ("kernels/dropout_mask.py", "kernels/philox.py"),
+        INTERPRETER,
+        "small sizes: `tests/ptx/test_ptx_triton.py`",
+    ),
+)
+HEAD = [
+    "kernels",
+    "executed as source",
+    "executed as PTX",
+    "proved",
+    "compiled for",
+    "least time on an H100, µs",
+    "run on a GPU",
+]
+TEXT = """# GPU kernels: what has been verified
+
+`python -m bench.gpu.status --write` writes this page. [GPU status](gpu-status.md) says how kernels
+are executed without a GPU and what that cannot show, and [what is proved](gpu-proofs.md) gives the
+statements.
+
+The least time is arithmetic, not a measurement: an H100's data sheet (989 TFLOP/s in bf16 and
+3.35 TB/s) and, for the persistent kernels, {exchange:g} µs for each exchange between blocks, an
+estimate. It is that of the case in brackets, forward and backward.
+
+{table}
+
+The last column is filled in from the committed results of `make gpu`, of which there {are}.
+"""
+
+
+def limit(kernel):
+    """Returns the least microseconds of the kernel's case in words."""
+    if kernel.case is None:
+        return ""
+    (case,) = [case for case in gpu_cases() if case.name == kernel.case]
+    seconds, reason = least_time(case, H100)
+    return f"{microseconds(seconds)}, by its {reason} (`{kernel.case}`)"
+
+
+def ran(kernel, result):
+    """Returns what a result of `make gpu` says of the kernel; {} for none."""
+    if not result or result.get("rehearsal"):
+        return NO
+    if kernel.case in result.get("failed", {}):
+        return f"FAILED: {result['failed'][kernel.case]}"
+    entries = {entry["name"]: entry for entry in result.get("rows", [])}
+    way = "graph" if median(entries.get(kernel.case), "fused", "graph") else "call"
+    seconds = median(entries.get(kernel.case), "fused", way)
+    tests = [part["what"] for part in result.get("parts", []) if part["name"] == "tests"]
+    tested = f"tests {tests[0]}" if tests else "not tested"
+    return f"{microseconds(seconds)} µs; {tested}" if seconds else tested
+
+
+def table(result):
+    """Returns the table in Markdown, with the last column from a result of `make gpu`."""
+    lines = [
+        [
+            f"{kernel.name} ({', '.join(f'`{Path(path).name}`' for path in kernel.sources)})",
+            kernel.as_source,
+            kernel.as_ptx,
+            kernel.proved,
+            kernel.compiled_for,
+            limit(kernel),
+            ran(kernel, result),
+        ]
+        for kernel in KERNELS
+    ]
+    return report.markdown_table([HEAD, *lines])
+
+
+def committed_result():
+    """Returns the newest committed result of `make gpu`, or {}."""
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*-make-gpu.json"))]
+    return found[-1] if found else {}
+
+
+def page():
+    result = committed_result()
+    return TEXT.format(
+        table=table(result),
+        exchange=EXCHANGE * 1e6,
+        are="is one: see `bench/results`" if result else "are none yet",
+    )
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu.status", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--write", action="store_true", help="write docs/gpu-kernels.md")
+    if parser.parse_args(argv).write:
+        PAGE.write_text(page())
+    else:
+        print(table(committed_result()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

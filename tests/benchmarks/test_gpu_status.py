@@ -1,0 +1,53 @@
+"""The table of what was verified of each GPU kernel names every kernel and every test."""
+
+import re
+
+import pytest
+
+from bench.gpu import status
+from bench.gpu.cases import gpu_cases
+
+CUDA = sorted((status.ROOT / "csrc/cuda").rglob("*.cu"))
+TRITON = [
+    p for p in sorted((status.ROOT / "kernels").rglob("*.py")) if "@triton.jit" in p.read_text()
+]
+
+
+def test_the_committed_page_is_up_to_date():
+    """If this fails: python -m bench.gpu.status --write"""
+    assert status.PAGE.read_text() == status.page()
+
+
+def test_every_kernel_is_in_one_line_of_the_table():
+    named = [status.ROOT / path for kernel in status.KERNELS for path in kernel.sources]
+    assert sorted(named) == sorted([*CUDA, *TRITON])
+
+
+@pytest.mark.parametrize("kernel", status.KERNELS, ids=lambda kernel: kernel.name)
+def test_the_named_tests_and_cases_exist(kernel):
+    words = " ".join((kernel.as_source, kernel.as_ptx, kernel.proved))
+    for path in re.findall(r"`(tests/[\w/.]+)`", words):
+        assert (status.ROOT / path).exists(), path
+    assert kernel.case in (None, *(case.name for case in gpu_cases()))
+
+
+def column(result):
+    return [line.rpartition(" | ")[2].strip(" |") for line in status.table(result).splitlines()[2:]]
+
+
+def test_without_a_result_no_kernel_has_run():
+    assert column({}) == ["no"] * len(status.KERNELS)
+    assert column({"rehearsal": "1", "parts": [{"name": "tests", "what": "done"}]}) == column({})
+
+
+def test_a_result_fills_the_last_column():
+    timed, failed, *_ = (kernel for kernel in status.KERNELS if kernel.case)
+    result = {
+        "rows": [{"name": timed.case, "times": {"fused": {"graph": {"median": 1.25e-3}}}}],
+        "failed": {failed.case: "out of memory"},
+        "parts": [{"name": "tests", "what": "done"}],
+    }
+    found = dict(zip((kernel.name for kernel in status.KERNELS), column(result), strict=True))
+    assert found.pop(timed.name) == "1250 µs; tests done"
+    assert found.pop(failed.name) == "FAILED: out of memory"
+    assert set(found.values()) == {"tests done"}
