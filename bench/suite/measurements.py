@@ -27,6 +27,7 @@ class Measurements:
     agreements: {preset: [(result, entry)]}, of training losses of fused and reference
     bf16_agreements: {preset: (result, entry)}, of training losses in fp32 and in bf16
     peers: {case name: (result, entry)}, of other libraries
+    profile: the newest result of bench.suite.recurrence_profile, or None
     """
 
     slug: str
@@ -37,6 +38,7 @@ class Measurements:
     agreements: dict = field(default_factory=dict)
     bf16_agreements: dict = field(default_factory=dict)
     peers: dict = field(default_factory=dict)
+    profile: dict | None = None
 
     @property
     def result(self):
@@ -69,6 +71,9 @@ def add(measurements, result):
     if "peers" in result:
         for entry in result["rows"]:
             put_last(measurements.peers, entry["name"], (result, entry))
+        return
+    if "recurrence profile" in result:
+        measurements.profile = result
         return
     mode = result.get("mkl", "as-installed")
     if isinstance(result["rows"], list):
