@@ -189,7 +189,8 @@ def test_cudnn_is_called_where_it_was_measured_to_be_faster(monkeypatch, forgott
     key, engine = kernel_table._recurrence("here", "entry", entry)
     table = kernel_table.Table(kernel_table.Gpu("A GPU", "9.0", 132), {key: engine})
     forgotten.append(table)
-    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda x: True)
+    monkeypatch.setattr(lstm_cudnn, "accepts", lambda x: True)
+    monkeypatch.setattr(lstm_cudnn, "replaces_loop", lambda x, h0: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
 
     class OnCuda:
