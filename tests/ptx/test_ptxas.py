@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(
 # The variants with weights in registers, those with three row tiles, and in fp32 the wide ones and
 # those with two groups of rows, use 250 registers and more: a few addresses are spilled before the
 # loop over time, and read again once a phase.
+RESIDENT = re.compile(r"persistent_\w+_kernel<.*, Variant<1, 2, true, [1-9]")
 FULL = re.compile(
     r"persistent_\w+_kernel<.*, Variant<(1, 2, true, [1-9]|2, 3)"
     r"|persistent_\w+_kernel<float, Variant<(2|1, 2, true)"
@@ -31,7 +32,7 @@ def test_nothing_is_spilled_or_on_the_stack():
     with_kernels = {source for source, lines in reports if "entry function" in "\n".join(lines)}
     assert {kernel.split()[0] for kernel in kernels} == with_kernels
     for kernel, gpus in kernels.items():
-        most = 96 if FULL.search(kernel) else 0
+        most = 400 if RESIDENT.search(kernel) else 160 if FULL.search(kernel) else 0
         for gpu, facts in gpus.items():
             assert max(facts["spills"], facts["stack"]) <= most, f"{kernel} on {gpu}"
 

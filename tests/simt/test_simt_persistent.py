@@ -261,8 +261,8 @@ DEFECTS = {  # file, old, new, a call that shows it and on how many SMs
     ),
     "no wait": (
         "persistent_group.cuh",
-        "ptx::load_acquire(flags + p) - epoch) < 0",
-        "ptx::load_acquire(flags + p) - epoch) < -9999",
+        "ptx::load_acquire(a.flags + p)) - epoch) < 0",
+        "ptx::load_acquire(a.flags + p)) - epoch) < -9999",
         *MOGRIFIER,
         4,
     ),

@@ -146,7 +146,7 @@ def _registered(functions: dict[str, Callable[..., Any]], key: str) -> torch.lib
     library = torch.library.Library("fusedseq", "IMPL")
     with warnings.catch_warnings(action="ignore"):  # torch warns that kernels are replaced
         for op, function in functions.items():
-            library.impl(op, function, key)
+            library.impl(op, function, key, allow_override=True)
     return library
 
 
