@@ -132,7 +132,9 @@ def speed(op: str) -> str:
     tables = []
     for path in sorted((ROOT / "bench/results").glob("*.json")):
         document = json.loads(path.read_text())
-        if not isinstance(document.get("rows"), list):  # a comparison of whole training steps
+        # Not comparisons of whole training steps, nor what docs/benchmarks.md shows in other tables.
+        is_other = "peers" in document or "recurrence profile" in document
+        if is_other or not isinstance(document.get("rows"), list):
             continue
         cases = [case for case in document["rows"] if case["op"] == op]
         if cases:
