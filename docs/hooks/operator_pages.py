@@ -132,7 +132,7 @@ def speed(op: str) -> str:
     tables = []
     for path in sorted((ROOT / "bench/results").glob("*.json")):
         document = json.loads(path.read_text())
-        # Not comparisons of whole training steps, nor what docs/benchmarks.md shows in other tables.
+        # Not whole training steps, nor what docs/benchmarks.md shows in tables of its own.
         is_other = "peers" in document or "recurrence profile" in document
         if is_other or not isinstance(document.get("rows"), list):
             continue
