@@ -103,6 +103,10 @@ REMARKS = {
 - **Attention with 6 positions and batch 2,048**: the targets of 12 times eager and, with dropout,
   10 times torch's operator were set on a machine whose baselines ran many times slower. The fused
   operator reaches about 60 % of the copy bandwidth, so a factor of 10 is not left.
+- **LSTMs below 1.1 times torch**: torch's own operator multiplies at nearly the rate of ours, and
+  the products alone take most of the time (less of it with 8 or 16 rows): see "Recurrences: time
+  beside the products" below.
+- **Attention of one query**: a call of some ten microseconds is mostly host time.
 
 - **bf16**: the products alone, at the rate of our own product of 2048 × 2048 matrices, would take
   29 of the 44 ms of the LSTM of width 650, 7.3 of the 14 ms at width 256, and 104 of the 137 ms of

@@ -16,12 +16,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# The variants with weights in registers, those with three row tiles, and in fp32 the wide ones and
-# those with two groups of rows, use 250 registers and more: a few addresses are spilled before the
-# loop over time, and read again once a phase.
+# The variants with weights in registers (RESIDENT), and those with three row tiles and in fp32 the
+# wide ones and those with two groups of rows (FULL), use 250 registers and more, and spill. The
+# limits are the largest values of the recorded table, in bytes stored and loaded; since waits are
+# bounded, RESIDENT spills more than the few addresses that it spilled before.
 RESIDENT = re.compile(r"persistent_\w+_kernel<.*, Variant<1, 2, true, [1-9]")
 FULL = re.compile(
-    r"persistent_\w+_kernel<.*, Variant<(1, 2, true, [1-9]|2, 3)"
+    r"persistent_\w+_kernel<.*, Variant<2, 3"
     r"|persistent_\w+_kernel<float, Variant<(2|1, 2, true)"
 )
 

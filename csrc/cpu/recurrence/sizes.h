@@ -71,7 +71,8 @@ bool has_ended(const cpu::Recurrence<T>& r, int64_t t, int64_t b) {
 
 // Whether the parts of the team share the rows of the batch during the steps, instead of the
 // columns (see forward.h). A part that owns rows needs no barrier, but reads all weights in every
-// step: they have to fit in its L2 cache, or to be used for many rows.
+// step: they have to fit in its L2 cache, nearly, or to be used for many rows. The limits were
+// tried on 2 cores of a Zen 5 EPYC, with 1 MiB of L2 cache each.
 //
 // A part gets at least 8 rows. Then all tiles of a product have 4 rows or more, whichever way the
 // work is split, and so the same order of additions.

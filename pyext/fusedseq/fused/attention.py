@@ -134,6 +134,7 @@ def attention_without_options(q: Any, k: Any, v: Any, scale: float | None) -> An
 
 
 def is_attention(q: Any, k: Any, v: Any) -> bool:
+    """Returns whether q, k and v are known to be valid arguments of a call without options."""
     if not type(q) is type(k) is type(v) is Tensor:
         return False
     shape, device, dtype = q.shape, q.device, q.dtype
