@@ -47,12 +47,10 @@ const char* lost_wait() {
   static thread_local char text[640];
   std::snprintf(
       text, sizeof text,
-      "a persistent kernel waited without end: block %u (warp group %u) read the flag of block %u "
-      "%u "
-      "times for epoch %u, and it shows epoch %u. That block, or one that it waits for, was lost. "
-      "The kernel ended itself by a trap, so the CUDA context of this process is gone: no CUDA "
-      "call "
-      "can succeed any more, and the process must be restarted. Please report this; "
+      "a persistent kernel waited without end: block %u (warp group %u) read the flag of block "
+      "%u %u times for epoch %u, and it shows epoch %u. That block, or one that it waits for, was "
+      "lost. The kernel ended itself by a trap, so the CUDA context of this process is gone: no "
+      "CUDA call can succeed any more, and the process must be restarted. Please report this; "
       "FUSEDSEQ_RECURRENCE=loop runs without persistent kernels",
       (r->waiting & 0xffff) - 1, r->waiting >> 16, unsigned(r->awaited), MAX_POLLS,
       unsigned(r->epoch), unsigned(r->shown));
