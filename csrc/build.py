@@ -94,7 +94,7 @@ def gencodes(architectures: str) -> list[str]:
 def instruction_sets(machine: str) -> list[str]:
     """Returns the instruction sets for which the CPU kernels are compiled on `machine`."""
     return {
-        "x86_64": ["baseline", "avx2", "avx512", "avx512_bf16"],
+        "x86_64": ["baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"],
         "aarch64": ["baseline", "baseline_bf16"],
     }.get(machine, ["baseline"])
 
@@ -151,7 +151,7 @@ def add_kernels(ninja: NinjaFile, machine: str) -> list[Path]:
     objects.append(object_of("memory", "", ""))
     for isa in instruction_sets(machine):
         flags = f"-DFUSEDSEQ_ISA={isa}" + (f" ${name}_{isa}" if name else "")
-        source = "kernels_bf16" if isa.endswith("_bf16") else "kernels"
+        source = "kernels_bf16" if isa.endswith(("_bf16", "_amx")) else "kernels"
         objects.append(object_of(source, f".{isa}", flags))
     return objects
 

@@ -6,6 +6,11 @@
 #ifdef FUSEDSEQ_AARCH64
 #include <sys/auxv.h>
 #endif
+#ifdef FUSEDSEQ_X86
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace fusedseq {
 
@@ -20,6 +25,9 @@ namespace avx512 {
 extern const cpu::Kernels kernels;
 }
 namespace avx512_bf16 {
+extern const cpu::Bf16Kernels kernels;
+}
+namespace avx512_amx {
 extern const cpu::Bf16Kernels kernels;
 }
 #endif
@@ -44,6 +52,19 @@ struct Candidate {
   return set;
 }
 
+#ifdef FUSEDSEQ_X86
+// Returns whether the processor has AMX for bfloat16 and Linux lets this process use it: programs
+// ask for the tile registers, see arch/x86/xstate.rst in the kernel's documentation.
+bool has_amx() {
+  constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;  // of CPUID leaf 7, EDX
+  constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!(d & AMX_BF16) || !(d & AMX_TILE)) return false;
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+#endif
+
 // Returns the compiled instruction sets, the widest first, and their number in `count`.
 const Candidate* candidates(int& count) {
 #ifdef FUSEDSEQ_X86
@@ -53,14 +74,17 @@ const Candidate* candidates(int& count) {
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("fma");
   static const Kernels with_pairs = with_bf16(avx512::kernels, "avx512_bf16", avx512_bf16::kernels);
+  static const Kernels with_tiles = with_bf16(avx512::kernels, "avx512_amx", avx512_amx::kernels);
+  const bool has_pairs = has_avx512 && __builtin_cpu_supports("avx512bf16");
   static const Candidate all[] = {
-      {&with_pairs, has_avx512 && __builtin_cpu_supports("avx512bf16")},
+      {&with_tiles, has_pairs && has_amx()},
+      {&with_pairs, has_pairs},
       {&avx512::kernels, has_avx512},
       {&avx2::kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                            __builtin_cpu_supports("bmi2")},
       {&baseline::kernels, true},
   };
-  count = 4;
+  count = 5;
 #elif defined(FUSEDSEQ_AARCH64)
   constexpr unsigned long HAS_BF16 = 1 << 14;  // of AT_HWCAP2, HWCAP2_BF16 in <asm/hwcap.h>
   static const Kernels with_pairs =

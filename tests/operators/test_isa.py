@@ -16,7 +16,7 @@ import torch
 from fusedseq import _load, fused
 from fusedseq.testing import CASES, check, differentiable
 
-ALL = ["baseline", "avx2", "avx512", "avx512_bf16"]
+ALL = ["baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"]
 
 
 def main():

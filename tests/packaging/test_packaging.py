@@ -374,6 +374,6 @@ def test_build_info_describes_this_machine(tree):
     info = json.loads((tree / "pyext/fusedseq/build_info.json").read_text())
     assert info["machine"] == platform.machine()
     assert info["isas"] == {
-        "x86_64": ["baseline", "avx2", "avx512", "avx512_bf16"],
+        "x86_64": ["baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"],
         "aarch64": ["baseline", "baseline_bf16"],
     }.get(info["machine"], ["baseline"])

@@ -67,9 +67,9 @@ void rotate_halves(T* x, const T* table, int64_t width, T direction) {
 // cache and for causal attention to skip keys that no query of the block sees; blocks of equal
 // size.
 inline int64_t queries_per_block(int64_t L, int64_t Sp) {
-  int64_t rows = 65536 / Sp / MR * MR;
-  if (rows < 2 * MR)
-    rows = 2 * MR;
+  int64_t rows = 65536 / Sp / MR<float> * MR<float>;
+  if (rows < 2 * MR<float>)
+    rows = 2 * MR<float>;
   else if (rows > 48)
     rows = 48;
   const int64_t blocks = (L + rows - 1) / rows;

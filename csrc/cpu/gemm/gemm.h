@@ -12,7 +12,7 @@ namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // The rows of A that stay in the L2 cache while the panels of B pass.
-constexpr int64_t CHUNK = 24 * MR;
+constexpr int64_t CHUNK = 144;
 
 // The elements of workspace that `gemm` needs for a left operand that it converts.
 template <class E, class S>
@@ -43,8 +43,10 @@ LeftOperand<E> left_operand(int64_t M, int64_t K, Matrix<const S> A, E* scratch)
 template <class E>
 void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E* packed,
                 Output<Sum<E>> C, const Sum<E>* bias, const E* next) {
-  constexpr int64_t DEPTH = 3072 / sizeof(E);  // of a panel that stays in L2 while the rows pass
-  const int64_t tiles = (M + MR - 1) / MR;     // of equal height, instead of full ones and a rest
+  // The depth of a panel that stays in a cache while the rows pass: L1 for tile registers, else L2.
+  constexpr int64_t DEPTH = (IN_TILE_REGISTERS<E> ? 2048 : 3072) / sizeof(E);
+  const int64_t tiles = (M + MR<E> - 1) / MR<E>;  // of equal height, not full ones and a rest
+  TileRegisters registers;
   for (int64_t n0 = 0; n0 < columns; n0 += PANEL<E>) {
     const int64_t width = columns - n0 < PANEL<E> ? columns - n0 : PANEL<E>;
     const int64_t padded = round_up<E>(width);
@@ -79,7 +81,7 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
         if (ahead) prefetch = {ahead + deep * i / tiles * PANEL<E>, (PANEL<E> + tiles - 1) / tiles};
         const Output<Sum<E>> c{C.p + m * C.ld + n0, C.ld, C.whole_vectors,
                                C.accumulate || bias || k0 > 0};
-        any_tile<E, Split::columns>(int(m_end - m), width, deep,
+        any_tile<E, Split::columns>(registers, int(m_end - m), width, deep,
                                     {A.p + m * A.sm + k0 * A.sk, A.sm, A.sk},
                                     packed + K * n0 + k0 * padded, c, prefetch);
       }

@@ -130,17 +130,20 @@ template <class E, class S>
 void linear_transposed(const cpu::Linear<S>& l, const Sum<E>* b, const E* panel, int64_t begin,
                        int64_t end) {
   using T = Sum<E>;
-  constexpr int64_t ROWS = 3 * LANES<E>;  // rows of W at a time, which are whole vectors of y
+  constexpr int64_t ROWS = (IN_TILE_REGISTERS<E> ? 4 : 3) *
+                           LANES<E>;  // rows of W at a time, which are whole vectors of y
   const int64_t rest = rows_left_to_dot_products<E, S>(l.M, l.K), M = l.M - rest;
   const int64_t padded = round_up<E>(M), K = depth<E>(l.K);
   T block[ROWS * PANEL<E>];  // (rows, padded)
+  TileRegisters registers;
   for (int64_t n0 = begin; n0 < end; n0 += ROWS) {
     // Each tile of MR rows of W prefetches the MR rows that follow.
     const int64_t rows = end - n0 < ROWS ? end - n0 : ROWS;
-    for (int64_t n = 0; n < rows; n += MR) {
+    for (int64_t n = 0; n < rows; n += MR<E>) {
       const E* W = as_elements<E>(l.W + (n0 + n) * l.K);
-      any_tile<E, Split::rows>(int(rows - n < MR ? rows - n : MR), padded, K, {W, K, 1}, panel,
-                               {block + n * padded, padded, true, false}, {W + MR * K, MR});
+      any_tile<E, Split::rows>(registers, int(rows - n < MR<E> ? rows - n : MR<E>), padded, K,
+                               {W, K, 1}, panel, {block + n * padded, padded, true, false},
+                               {W + MR<E> * K, MR<E>});
     }
     store_transposed((const T*)block, rows, M, padded, b ? b + n0 : nullptr, l.y + n0, l.N);
     if (rest)

@@ -5,20 +5,23 @@
 // counts elements: pairs, if E is bf16_pair. SB and SC are the types of B and C in memory.
 #pragma once
 #include "cpu/gemm/operands.h"
+#include "cpu/gemm/tile_registers.h"
 #include "cpu/simd/bf16_pair.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // The tile's size: 24 accumulators where there are 32 vector registers, 12 where there are 16.
-constexpr int MR = 6;  // rows
+template <class E>
+constexpr int MR = IN_TILE_REGISTERS<E> ? 32 : 6;  // rows
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int NV = 4;  // vectors
 #else
 constexpr int NV = 2;
 #endif
 template <class T>
-constexpr int64_t PANEL = NV * LANES<T>;  // the columns of a panel, as wide as a tile
+constexpr int64_t PANEL =
+    (IN_TILE_REGISTERS<T> ? 2 : NV) * LANES<T>;  // the columns of a panel, as wide as a tile
 
 // Software prefetch into the L2 cache while a tile is computed: one cache line for each k, at
 // first + k * step.
@@ -38,7 +41,7 @@ enum class Split { columns, rows };
 // alone: a split of the columns changes nv, and a split of the rows changes M. Both choices need at
 // most as many accumulators as a full tile.
 template <int M, int nv, Split SPLIT>
-constexpr int CHAINS = (SPLIT == Split::columns ? 2 * M <= MR : 2 * nv <= NV) ? 2 : 1;
+constexpr int CHAINS = (SPLIT == Split::columns ? 2 * M <= MR<float> : 2 * nv <= NV) ? 2 : 1;
 
 // A vector of elements, from elements or from numbers of another type in memory.
 template <class E, class S>
@@ -129,21 +132,39 @@ void tile_rows(int M, int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC
   }
 }
 
+#if defined(__AMX_BF16__)
+// any_tile for a panel of whole tile registers.
+inline void panel_in_tiles(TileRegisters& registers, int M, int64_t padded, int64_t K,
+                           LeftOperand<bf16_pair> A, const bf16_pair* panel, Matrix<float> C,
+                           bool accumulate, Prefetch<bf16_pair> prefetch) {
+  constexpr int64_t LINE = 64 / sizeof(bf16_pair);
+  const auto fetch = [&](int64_t k) {
+    for (int64_t i = k * prefetch.step; i < (k + TILE) * prefetch.step; i += LINE)
+      __builtin_prefetch(prefetch.first + i, 0, 2);
+  };
+  const Matrix<const bf16_pair> B{panel, padded};
+  if (padded > TILE)
+    tile_product<true>(registers, M, K, A.p, A.sm, B, C, accumulate, fetch);
+  else
+    tile_product<false>(registers, M, K, A.p, A.sm, B, C, accumulate, fetch);
+}
+#endif
+
 // C (M, width) (+)= A (M, K) times a packed panel (K, width rounded up to vectors), M <= MR and
 // width <= PANEL. Unless C may be written up to whole vectors, a width that does not fill its
 // vectors goes through a buffer.
 template <class E, Split SPLIT>
-void any_tile(int M, int64_t width, int64_t K, LeftOperand<E> A, const E* panel, Output<Sum<E>> C,
-              Prefetch<E> prefetch = {}) {
+void any_tile(TileRegisters& registers, int M, int64_t width, int64_t K, LeftOperand<E> A,
+              const E* panel, Output<Sum<E>> C, Prefetch<E> prefetch = {}) {
   using T = Sum<E>;
   constexpr int64_t L = LANES<E>;
   constexpr int THREE = NV < 3 ? NV : 3;  // a panel of NV = 2 vectors has no third case
-  T buffer[MR * PANEL<T>];                // (M, padded)
+  T buffer[MR<E> * PANEL<T>];             // (M, padded)
   const int64_t padded = round_up<T>(width);
   const bool direct = C.whole_vectors || padded == width;
   const Matrix<T> out{direct ? C.p : buffer, direct ? C.ld : padded};
   const bool accumulate = direct && C.accumulate;
-  const auto of_width = [&](auto prefetches) {
+  const auto in_vectors = [&](auto prefetches) {
     constexpr bool PREFETCH = decltype(prefetches)::value;
     switch (padded / L) {
       case 1:
@@ -158,10 +179,12 @@ void any_tile(int M, int64_t width, int64_t K, LeftOperand<E> A, const E* panel,
                                                  prefetch);
     }
   };
-  if (prefetch.step)
-    of_width(std::true_type());
+  if constexpr (IN_TILE_REGISTERS<E>)
+    panel_in_tiles(registers, M, padded, K, A, panel, out, accumulate, prefetch);
+  else if (prefetch.step)
+    in_vectors(std::true_type());
   else
-    of_width(std::false_type());
+    in_vectors(std::false_type());
   if (direct) return;
   for (int m = 0; m < M; ++m)
     for (int64_t n = 0; n < width; ++n)

@@ -1,0 +1,160 @@
+// Products of bfloat16 pairs by Intel's AMX: tile registers of 16 rows of 64 bytes, and an
+// instruction that multiplies two of them. Where the compiler is told of AMX, these replace the
+// vectors' tile in tile.h for elements bf16_pair; elsewhere nothing here is used.
+//
+// The operands are those that tile.h has: a tile register holds 16 pairs of 16 rows of A, or 16
+// rows of B with 16 pairs each. A product has four registers of sums, two of A and two of B:
+//
+//             B left   B right
+//   A upper    sum 0    sum 1
+//   A lower    sum 2    sum 3
+//
+// Both parts of A have the same number of rows, the half of the tile's, rounded up: one row of an
+// odd number is computed twice, with the same result. A change of the number takes as long as a
+// product of some 20,000 numbers, therefore a whole matrix product keeps it.
+//
+// What limits it: with one register of sums the latency of the instruction, with four its rate, and
+// with fewer rows reading B. Intel's manual gives the semantics: Intel 64 and IA-32 Architectures
+// Software Developer's Manual, volume 2, TDPBF16PS and LDTILECFG.
+#pragma once
+#include "cpu/gemm/operands.h"
+#include "cpu/simd/bf16_pair.h"
+#include "cpu/simd/transpose.h"
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
+
+namespace fusedseq {
+namespace FUSEDSEQ_ISA {
+
+// Whether products of elements E are computed in tile registers.
+template <class E>
+constexpr bool IN_TILE_REGISTERS = false;
+
+#if !defined(__AMX_BF16__)
+// What tile.h passes on where there are no tile registers.
+struct TileRegisters {};
+#else
+template <>
+constexpr bool IN_TILE_REGISTERS<bf16_pair> = true;
+
+constexpr int TILE = 16;  // the rows of a tile register, and the floats or pairs of a row
+
+// The configuration of this thread's tile registers, which is given up at the end of the scope: a
+// thread with tiles in use takes longer to switch to.
+class TileRegisters {
+ public:
+  TileRegisters() = default;
+  TileRegisters(const TileRegisters&) = delete;
+  ~TileRegisters() {
+    if (rows_) _tile_release();
+  }
+
+  // Returns the rows of each part of A for tiles of M <= 2 * TILE rows, and configures the
+  // registers for them. Tiles of one row less can use the configuration, too.
+  int configure(int M) {
+    if (rows_ == (M + 1) / 2 || (rows_ == (M + 2) / 2 && rows_ <= M)) return rows_;
+    rows_ = (M + 1) / 2;
+    Configuration c;
+    for (int i = 0; i < 8; ++i) {
+      c.bytes_of_row[i] = 64;
+      c.rows[i] = uint8_t(i < 6 ? rows_ : TILE);  // of B all
+    }
+    _tile_loadconfig(&c);
+    return rows_;
+  }
+
+ private:
+  struct alignas(64) Configuration {  // as LDTILECFG reads it
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes_of_row[16] = {};
+    uint8_t rows[16] = {};
+  };
+  int rows_ = 0;
+};
+
+// Adds 16 pairs of k to the sums; A's and B's rows are `stride` elements apart.
+template <bool RIGHT>
+HD void multiply_tiles(const bf16_pair* upper, const bf16_pair* lower, int64_t sm,
+                       const bf16_pair* B, int64_t ldb) {
+  _tile_loadd(4, upper, sm * sizeof(bf16_pair));
+  _tile_loadd(6, B, ldb * sizeof(bf16_pair));
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(5, lower, sm * sizeof(bf16_pair));
+  _tile_dpbf16ps(2, 5, 6);
+  if constexpr (RIGHT) {
+    _tile_loadd(7, B + TILE, ldb * sizeof(bf16_pair));
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+// C (M, 16 or, if RIGHT, 32) (+)= A (M, K) B (K, .), M at most 32 and a row of A contiguous.
+// `prefetch(k)` is called for every 16th k.
+template <bool RIGHT, class F>
+void tile_product(TileRegisters& registers, int M, int64_t K, const bf16_pair* A, int64_t sm,
+                  Matrix<const bf16_pair> B, Matrix<float> C, bool accumulate, F prefetch) {
+  const int rows = registers.configure(M);
+  const int lower = M - rows;  // the first row of the lower part
+  const int64_t ldc = C.ld * int64_t(sizeof(float));
+  asm volatile("" ::: "memory");  // GCC does not know what the loads of tiles read
+  if (accumulate) {
+    _tile_loadd(0, C.p, ldc);
+    _tile_loadd(2, C.p + lower * C.ld, ldc);
+    if constexpr (RIGHT) {
+      _tile_loadd(1, C.p + TILE, ldc);
+      _tile_loadd(3, C.p + lower * C.ld + TILE, ldc);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(2);
+    if constexpr (RIGHT) {
+      _tile_zero(1);
+      _tile_zero(3);
+    }
+  }
+
+  int64_t k = 0;
+  for (; k + TILE <= K; k += TILE) {
+    prefetch(k);
+    multiply_tiles<RIGHT>(A + k, A + lower * sm + k, sm, B.p + k * B.ld, B.ld);
+  }
+
+  // The last pairs, fewer than 16, go through buffers that are filled up with zeros.
+  if (k < K) {
+    constexpr int WIDTH = RIGHT ? 2 * TILE : TILE;
+    alignas(64) bf16_pair left[2 * TILE * TILE], right[TILE * WIDTH];
+    for (int m = 0; m < M; ++m)
+      Vec<bf16_pair>::load(A + m * sm + k, K - k).store(left + m * TILE);
+    for (int64_t i = 0; i < TILE; ++i)
+      for (int n = 0; n < WIDTH; n += TILE)
+        (k + i < K ? Vec<bf16_pair>::load(B.p + (k + i) * B.ld + n) : Vec<bf16_pair>(bf16_pair{}))
+            .store(right + i * WIDTH + n);
+    asm volatile("" ::: "memory");
+    multiply_tiles<RIGHT>(left, left + lower * TILE, TILE, right, WIDTH);
+  }
+
+  _tile_stored(0, C.p, ldc);
+  _tile_stored(2, C.p + lower * C.ld, ldc);
+  if constexpr (RIGHT) {
+    _tile_stored(1, C.p + TILE, ldc);
+    _tile_stored(3, C.p + lower * C.ld + TILE, ldc);
+  }
+}
+
+// Copies A (M, K), whose columns are contiguous, with its rows contiguous and `ld` apart.
+HD void transpose_left(int M, int64_t K, LeftOperand<bf16_pair> A, bf16_pair* rows, int64_t ld) {
+  for (int64_t k = 0; k < K; k += TILE)
+    for (int m = 0; m < M; m += TILE) {
+      Vec<bf16_pair> square[TILE];
+      for (int i = 0; i < TILE; ++i)
+        square[i] = Vec<bf16_pair>::load(A.p + m + (k + i < K ? k + i : k) * A.sk, M - m);
+      transpose(square);
+      for (int i = 0; i < TILE && m + i < M; ++i)
+        square[i].store(rows + (m + i) * ld + k, K - k);
+    }
+}
+#endif
+
+}  // namespace FUSEDSEQ_ISA
+}  // namespace fusedseq
