@@ -145,6 +145,16 @@ def test_attention(sm_80, family, options):
     of_family(sm_80, family, options)
 
 
+@pytest.mark.parametrize("D", [130, 300])
+@pytest.mark.parametrize(
+    ("first", "size"), [("packed", (5, 6)), pytest.param("tiled", (20, 33), marks=pytest.mark.slow)]
+)
+def test_wide_heads(sm_80, first, size, D):
+    """Heads wider than 64 are processed in chunks."""
+    check("attention", *call(*size, D, BF16, "mask, alibi, rope"))
+    of_family(sm_80, first, "")
+
+
 def test_keys_in_parts(sm_80):
     args, kwargs = call(3, 600, 10, BF16, "mask, alibi, rope")
     check("attention", args, kwargs, backward=False)
