@@ -31,7 +31,7 @@ OTHERS = {"sm_80": 24, "sm_120": 44}
 def limit(kernel, gpu):
     """The most bytes of spills and of the stack of a kernel."""
     if gpu == "sm_90a":
-        return 48 if re.search(r"persistent_backward_kernel<float, Variant<2, 2", kernel) else 0
+        return 24 if re.search(r"persistent_\w+_kernel<float, Variant<2, 2", kernel) else 0
     if RESIDENT.search(kernel):
         return 340
     if FULL.search(kernel):

@@ -27,15 +27,15 @@ GPU = "sm_90a"
 POLL = re.compile(r"LDG?\.E\.STRONG\.GPU\b")
 LOAD = re.compile(r"LDG\.E\.128\.STRONG\.GPU\b")
 CALL = re.compile(r"CALL\b")
-JUMP = re.compile(r"@!?U?P\d+ BRA\b")
-INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(.*?);", re.M)
+JUMP = re.compile(r"@!?U?P\d+ BRA 0x([0-9a-f]+)")
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);", re.M)
 
 
 def counts(listing):
     """Returns the counts of one kernel, from its machine code as cuobjdump or nvdisasm lists it."""
     code = INSTRUCTION.findall(listing)
     found, poll = [], None
-    for i, instruction in enumerate(code):
+    for i, (_, instruction) in enumerate(code):
         if POLL.search(instruction):
             poll = i
         elif LOAD.search(instruction) and poll is not None:
@@ -46,11 +46,15 @@ def counts(listing):
 
 def executed(code):
     """How many instructions a wait executes that ends: it jumps over the call that gives up."""
-    calls = [i for i, instruction in enumerate(code) if CALL.match(instruction)]
-    if not calls:
+    addresses = [int(address, 16) for address, _ in code]
+    call = next((i for i, (_, instruction) in enumerate(code) if CALL.match(instruction)), None)
+    if call is None:
         return len(code)
-    jump = max(i for i, instruction in enumerate(code[: calls[0]]) if JUMP.match(instruction))
-    return len(code) - (calls[0] - jump)
+    for i, (_, instruction) in enumerate(code[:call]):
+        jump = JUMP.match(instruction)
+        if jump and addresses[call] < (target := int(jump[1], 16)) <= addresses[-1]:
+            return len(code) - (addresses.index(target) - i - 1)
+    raise ValueError("the call after a wait is not jumped over")
 
 
 def of_listing(text, separator):

@@ -100,6 +100,7 @@ struct WarpGroup {
     if (a.end > a.begin)
       for (int p = a.begin / a.columns + lane; p <= (a.end - 1) / a.columns; p += 32) {
         uint32_t polls = 0, shown;
+#pragma unroll 1  // nvcc would unroll it, because the call that never returns bounds its length
         while (int32_t((shown = ptx::load_acquire(a.flags + p)) - epoch) < 0) {
           if (++polls == MAX_POLLS) give_up(lost, V::THREADS, a.first_block + p, epoch, shown);
           ptx::pause();
