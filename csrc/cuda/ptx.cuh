@@ -62,13 +62,14 @@ __device__ __forceinline__ void store_relaxed(uint4* p, uint4 v) {
 }
 
 // Stores to the host's memory, unless `host` is null, and ends the kernel with an error.
-__device__ __forceinline__ void leave_and_trap(uint4* host, uint4 v) {
+[[noreturn]] __device__ __forceinline__ void leave_and_trap(uint4* host, uint4 v) {
   if (host)
     asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(host), "r"(v.x),
                  "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
   __threadfence_system();
   __trap();
+  __builtin_unreachable();
 }
 
 // Called in a loop that waits for another block. It does nothing here, because a block has its

@@ -7,7 +7,7 @@ nvcc's PTX, every path on which it does not hold.
 import re
 from dataclasses import dataclass, field
 
-from tests.ptx.parse import ENTRY
+from tests.ptx.parse import ENTRY, FUNCTION, end_of_body
 
 STATEMENT = re.compile(
     r"^\s*(?:(?P<label>\$?\w+):|(?P<guard>@!?%\w+\s+)?(?P<opcode>[a-z]\w*(?:\.[\w:]+)*)\s*(?P<operands>[^;]*);)",
@@ -30,9 +30,10 @@ KINDS = (
     ("barrier", r"bar(rier)?\.sync$"),
     ("shared store", r"st\.shared\."),
     ("shared load", r"ld\.shared\."),
+    ("end of .noreturn", r"fall_through$"),  # inlined() writes it; nothing must reach it
     (
         "UNKNOWN",
-        r"(bar|barrier|fence|membar|atom|red|mbarrier|cp|griddepcontrol)\b"
+        r"(bar|barrier|fence|membar|atom|red|mbarrier|cp|griddepcontrol|call)\b"
         r"|.*\.(relaxed|acquire|release|acq_rel|volatile|mmio|cta|cluster|sys)\b",
     ),
 )
@@ -75,8 +76,42 @@ def kind_of(opcode):
     return next((kind for kind, pattern in KINDS if re.match(pattern, opcode)), "")
 
 
+CALL = re.compile(r"\bcall(?:\.uni)?\s+(?:\([^)]*\)\s*,\s*)?(\w+)\s*(?:,\s*\([^)]*\)\s*)?;")
+
+
+def inlined(text):
+    """The text of a PTX module with the bodies of its device functions in place of their calls. The
+    body of a function that does not return ends in `fall_through`. The call of a function of the
+    device library, whose body is not in the module, is an unknown instruction.
+    """
+    bodies, kept, end = {}, [], 0
+    for head in FUNCTION.finditer(text):
+        kept.append(text[end : head.start()])
+        end = head.end()
+        if head["end"] == "{":
+            end = end_of_body(text, end)
+            bodies[head["name"]] = text[head.end() : end - 1]
+            bodies[head["name"]] += "\nfall_through;\n" if head["noreturn"] else ""
+    text = "".join([*kept, text[end:]])
+    number = 0
+
+    def body(call):
+        nonlocal number
+        if call[1] not in bodies:
+            return call[0]
+        number += 1
+        code = re.sub(r"(\$L\w+)", rf"\1_of_call_{number}", bodies[call[1]])
+        after = f"$after_call_{number}"
+        return re.sub(r"\bret;", f"bra {after};", code) + f"\n{after}:\n"
+
+    while (expanded := CALL.sub(body, text)) != text:
+        text = expanded
+    return text
+
+
 def kernels(text):
     """{name: nodes} of the kernels of a PTX module."""
+    text = inlined(re.sub(r"//[^\n]*", "", text))
     heads = list(ENTRY.finditer(text))
     ends = [head.start() for head in heads[1:]] + [len(text)]
     return {h[1]: nodes(text[h.end() : end]) for h, end in zip(heads, ends, strict=True)}
@@ -85,7 +120,7 @@ def kernels(text):
 def nodes(body):
     """The control flow graph of a kernel, of which node 0 is the start."""
     graph, labels, branches, open_ends = [Node("start", "start")], {}, [], [0]
-    for found in STATEMENT.finditer(re.sub(r"//[^\n]*", "", body)):
+    for found in STATEMENT.finditer(body):
         if found["label"]:
             labels[found["label"]] = len(graph)
             graph.append(Node("", found["label"]))

@@ -53,9 +53,10 @@ def test_a_group_publishes_with_a_barrier_and_one_release():
 def test_a_group_waits_for_a_flag_of_each_block_and_synchronizes_its_warp():
     text = code("persistent_group.cuh")
     loop = (
-        "{ uint32_t polls = 0, shown; "
+        "{ uint32_t polls = 0, shown; #pragma unroll 1 "
         "while (int32_t((shown = ptx::load_acquire(a.flags + p)) - epoch) < 0) { "
-        "if (++polls == MAX_POLLS) give_up(a.first_block + p, epoch, shown); ptx::pause(); } } "
+        "if (++polls == MAX_POLLS) give_up(lost, V::THREADS, a.first_block + p, epoch, shown); "
+        "ptx::pause(); } } "
         "__syncwarp(); }"
     )
     lanes = "for (int p = a.begin / a.columns + lane; p <= (a.end - 1) / a.columns; p += 32)"

@@ -63,6 +63,18 @@ ROWS = [
     Row(rf"neg\.{SIGNED}", f"{INTEGER}: neg", "U U", "0 - {a}"),
     Row(rf"abs\.{SIGNED}", f"{INTEGER}: abs", "U T", "{a} < 0 ? 0 - uint64_t({a}) : {a}"),
     Row(rf"min\.{ANY}", f"{INTEGER}: min", "T T T", "{a} < {b} ? {a} : {b}"),
+    Row(
+        r"min\.relu\.(?P<T>s32)",
+        f"{INTEGER}: min",
+        "T T T",
+        "({a} < {b} ? {a} : {b}) > 0 ? ({a} < {b} ? {a} : {b}) : 0",
+    ),
+    Row(
+        r"max\.relu\.(?P<T>s32)",
+        f"{INTEGER}: max",
+        "T T T",
+        "({a} > {b} ? {a} : {b}) > 0 ? ({a} > {b} ? {a} : {b}) : 0",
+    ),
     Row(rf"max\.{ANY}", f"{INTEGER}: max", "T T T", "{a} > {b} ? {a} : {b}"),
     Row(r"popc\.b32", f"{INTEGER}: popc", "u32 u32", "__builtin_popcount({a})"),
     Row(r"clz\.b32", f"{INTEGER}: clz", "u32 u32", "{a} ? __builtin_clz({a}) : 32"),

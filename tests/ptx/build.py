@@ -97,6 +97,7 @@ def translate(text, file, only=""):
             count = len(entry.body)
         units[-1] += '#include "warp.h"\n' * g.uses_warp + code
         kernels.append([name, function, g.shared_bytes, [p.bytes for p in entry.parameters]])
+    out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps({"units": units, "kernels": kernels}))
     part.replace(out)

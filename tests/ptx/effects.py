@@ -124,8 +124,14 @@ def bra(g, item):
 
 
 def ret(g, item):
-    """Control Flow Instructions: ret, exit. In a kernel both end the thread."""
+    """Control Flow Instructions: ret, exit. In a kernel both end the thread; ret of a device
+    function returns to the call, unless the function is declared with .noreturn.
+    """
     modifiers(item, {"uniform": "uni"})
+    if item.parts[0] == "exit" and not g.entry.is_kernel:
+        raise PtxError("exit in a device function")
+    if not g.entry.returns:
+        return f'simt::fault_in_kernel("return at line %d of a .noreturn function", {item.line});'
     return "return;"
 
 
@@ -142,16 +148,26 @@ def membar(g, item):
 
 
 def call(g, item):
-    """Control Flow Instructions: call, of the device library's __assertfail."""
+    """Control Flow Instructions: call, of a device function of the module, by its name, or of the
+    device library's __assertfail. The operands are variables of the state space .param.
+    """
     modifiers(item, {"uniform": "uni"})
-    if len(item.operands) != 2 or item.operands[0] != Symbol("__assertfail"):
-        raise PtxError("only __assertfail can be called")
-    kinds = ["const char*", "const char*", "unsigned", "const char*", "uint64_t"]
-    values = (
-        f"*reinterpret_cast<{kind} const*>({g.name(parameter.name)})"
-        for kind, parameter in zip(kinds, item.operands[1].elements, strict=True)
-    )
-    return f"ptx::assertfail({', '.join(values)});"
+    results, rest = (), list(item.operands)
+    if rest and isinstance(rest[0], Vector):
+        results = rest.pop(0).elements
+    values = [*results, *(rest[1].elements if len(rest) == 2 else ())]
+    if not 1 <= len(rest) <= 2 or not all(
+        isinstance(value, Symbol) for value in (rest[0], *values)
+    ):
+        raise PtxError("only functions can be called, with variables as arguments")
+    if rest[0] == Symbol("__assertfail"):
+        kinds = ["const char*", "const char*", "unsigned", "const char*", "uint64_t"]
+        pointers = zip(kinds, values, strict=True)
+        read = (f"*reinterpret_cast<{kind} const*>({g.name(v.name)})" for kind, v in pointers)
+        return f"ptx::assertfail({', '.join(read)});"
+    callee = g.callee(rest[0].name, [g.variables[value.name].bytes for value in values])
+    addresses = ", ".join(g.name(value.name) for value in values)
+    return f"{{ void* const values[] = {{{addresses or 'nullptr'}}}; {callee}(values); }}"
 
 
 def bar(g, item):
@@ -228,9 +244,26 @@ def ldmatrix(g, item):
     return f"{{ uint32_t m[{len(registers)}]; {load}; {loaded} }}"
 
 
+def stmatrix(g, item):
+    """Warp Level Matrix Multiply-Accumulate Instructions: stmatrix, of 16-bit elements."""
+    found = re.fullmatch(
+        r"stmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared\.b16", item.opcode
+    )
+    registers = elements(item.operands[1])
+    if not found or len(registers) != int(found[1]):
+        raise PtxError("unknown stmatrix")
+    g.uses_warp = True
+    pointer, transposed = g.address(item.operands[0], "shared"), str(bool(found[2])).lower()
+    values = ", ".join(g.read(r, "b32") for r in registers)
+    store = f"store_matrices({pointer}, m, {transposed}, {item.line})"
+    return f"{{ const uint32_t m[] = {{{values}}}; {store}; }}"
+
+
 def cp(g, item):
     """Data Movement and Conversion Instructions: cp.async, commit_group and wait_group."""
     g.uses_warp = True
+    if not g.entry.is_kernel:
+        raise PtxError("cp.async in a device function")
     if item.opcode == "cp.async.commit_group":
         return "copies.commit();"
     if item.opcode == "cp.async.wait_group":
@@ -259,5 +292,6 @@ FUNCTIONS = {
     "mma": mma,
     "shfl": shfl,
     "ldmatrix": ldmatrix,
+    "stmatrix": stmatrix,
     "cp": cp,
 }

@@ -27,10 +27,15 @@ HEADER = '#include "memory.h"\n#include "fragments.h"\nusing namespace ptx;\n'
 
 
 class Generator:
-    """The C++ code of one kernel."""
+    """The C++ code of one kernel, or of a device function for one kernel.
 
-    def __init__(self, entry, module):
-        self.entry, self.at = entry, None
+    A device function has the kernel's signature: the addresses of its results and parameters.
+    callers: the functions on the way from the kernel to this one
+    """
+
+    def __init__(self, entry, module, callers=()):
+        self.entry, self.at, self.module, self.callers = entry, None, module, callers
+        self.callees = {}  # {name: Generator} of the device functions that it calls
         self.used, self.lines, self.uses_warp = {}, [], False
         self.variables = {v.name: v for v in (*module.variables, *entry.variables)}
         self.parameters = {p.name: i for i, p in enumerate(entry.parameters)}
@@ -110,6 +115,19 @@ class Generator:
             return f"(shared + {base}{offset})"
         return f"(reinterpret_cast<char*>({base}){offset})"
 
+    def callee(self, name, sizes):
+        """The C++ name of a device function. sizes: of its results and parameters, in bytes"""
+        found = self.module.functions.get(name)
+        if not found:
+            raise PtxError(f"the function {name} is not defined")
+        if name in (*self.callers, self.entry.name):
+            raise PtxError(f"{name} calls itself")
+        if sizes != [p.bytes for p in found.parameters]:
+            raise PtxError(f"{name} has other results or parameters")
+        if name not in self.callees:
+            self.callees[name] = Generator(found, self.module, (*self.callers, self.entry.name))
+        return f"{self.prefix}_{list(self.callees).index(name)}"
+
     # ---- code
 
     def emit(self, text):
@@ -137,7 +155,8 @@ class Generator:
         self.emit(code)
 
     def function(self, name):
-        """The text of the function `name`."""
+        """The text of the function `name`, after those that it calls."""
+        self.prefix = name
         for item in self.entry.body:
             self.at = item
             if isinstance(item, Label):
@@ -148,11 +167,16 @@ class Generator:
             except PtxError as error:
                 operands = f"{item.opcode} with {item.operands}"
                 raise PtxError(f"{self.entry.file}:{item.line}: {error}: {operands}") from None
-        return "\n".join([*self.head(name), *self.lines, "}"]) + "\n"
+        called = [g.function(f"{name}_{i}") for i, g in enumerate(self.callees.values())]
+        self.uses_warp |= any(g.uses_warp for g in self.callees.values())
+        if any(g.shared for g in self.callees.values()):
+            raise PtxError(f"{self.entry.file}: shared variables of a device function")
+        return "".join(called) + "\n".join([*self.head(name), *self.lines, "}"]) + "\n"
 
     def head(self, name):
         """The signature, the variables and the registers."""
-        yield f'extern "C" void {name}(void* const* arguments) {{'
+        linkage = 'extern "C"' if self.entry.is_kernel else "static"
+        yield f"{linkage} void {name}(void* const* arguments) {{"
         yield "  char* const shared = simt::globals.current->shared;"
         yield "  (void)shared, (void)arguments;"
         for v in self.variables.values():

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 
 IDENTIFIER = r"[%$A-Za-z_][\w$]*"
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
-ENTRY = re.compile(r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)\s*\((.*?)\)([^{]*)\{", re.S)
+LINKAGE = r"(?:\.visible\s+|\.weak\s+)?"
+ENTRY = re.compile(rf"{LINKAGE}\.entry\s+([\w$]+)\s*\((.*?)\)([^{{]*)\{{", re.S)
+# A device function with its body, or only its declaration (PTX ISA, Kernel and Function Directives:
+# .func). The parameters of its results stand before its name.
+FUNCTION = re.compile(
+    rf"{LINKAGE}\.func\s*(?:\((?P<results>[^)]*)\)\s*)?(?P<name>[\w$]+)\s*"
+    r"\((?P<parameters>[^)]*)\)\s*(?P<noreturn>\.noreturn\s*)?(?P<end>[{;])"
+)
 VARIABLE = re.compile(
     r"\.(?P<space>global|shared|local|param|const)\s+(?:\.align\s+(?P<align>\d+)\s+)?"
     rf"\.(?P<type>\w+)\s+(?P<name>{IDENTIFIER})(?:\[(?P<count>\d*)\])?"
@@ -90,11 +97,16 @@ class Label:
 
 @dataclass
 class Entry:
-    """A kernel. registers: {name or prefix: type}, where `%r<9>` declares the prefix `%r`."""
+    """A kernel, or a device function, which has results and parameters.
+
+    registers: {name or prefix: type}, where `%r<9>` declares the prefix `%r`
+    """
 
     name: str
     file: str
-    parameters: list
+    parameters: list  # of a device function: first those of its results
+    is_kernel: bool = True
+    returns: bool = True
     registers: dict = field(default_factory=dict)
     variables: list = field(default_factory=list)  # declared inside the kernel
     body: list = field(default_factory=list)  # of Instruction and Label
@@ -112,7 +124,8 @@ class Module:
     file: str
     target: str
     variables: list
-    entries: list
+    entries: list  # the kernels
+    functions: dict = field(default_factory=dict)  # {name: device function}
 
 
 SIZES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2}
@@ -166,24 +179,57 @@ def module(text, file, only=""):
     """
     text = COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     target = re.search(r"\.target\s+(\w+)", text)
+    text, functions = without_functions(text, file)
     entries, outside, end = [], [], 0
     for head in ENTRY.finditer(text):
         if head.start() < end:
             continue
         outside.append(text[end : head.start()])
-        first, depth, end = head.end(), 1, head.end()
-        while depth:
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            end += 1
+        end = end_of_body(text, head.end())
         if not re.search(only, head[1]):
             continue
-        parameters = [
-            variable(POINTER.sub("", part), f"{file}: {head[1]}") for part in split(head[2])
-        ]
-        entries.append(Entry(head[1], file, parameters))
-        read_body(entries[-1], text[first : end - 1], text.count("\n", 0, first) + 1)
+        entries.append(Entry(head[1], file, parameters(head[2], f"{file}: {head[1]}")))
+        read_body(entries[-1], text[head.end() : end - 1], line_of(text, head.end()))
     outside.append(re.sub(r"\.section\b[^{]*\{.*?\}", "", text[end:], flags=re.S))
-    return Module(file, target[1], [v for part in outside for v in globals_of(part, file)], entries)
+    variables = [v for part in outside for v in globals_of(part, file)]
+    return Module(file, target[1], variables, entries, functions)
+
+
+def without_functions(text, file):
+    """Takes the device functions out of a module's text. Returns the text, with as many lines, and
+    {name: function}; functions that are only declared, as those of the device library, are not in
+    it.
+    """
+    functions, kept, end = {}, [], 0
+    for head in FUNCTION.finditer(text):
+        kept.append(re.sub(r"\.extern\s*$", "", text[end : head.start()]))
+        end = head.end()
+        if head["end"] == "{":
+            end = end_of_body(text, end)
+            name, where = head["name"], f"{file}: {head['name']}"
+            found = [parameters(head[part] or "", where) for part in ("results", "parameters")]
+            function = Entry(name, file, [*found[0], *found[1]], False, not head["noreturn"])
+            read_body(function, text[head.end() : end - 1], line_of(text, head.end()))
+            functions[name] = function
+        kept.append("\n" * text.count("\n", head.start(), end))
+    return "".join([*kept, text[end:]]), functions
+
+
+def end_of_body(text, first):
+    """The end of the block `{ ... }` whose text begins at `first`."""
+    end, depth = first, 1
+    while depth:
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        end += 1
+    return end
+
+
+def line_of(text, at):
+    return text.count("\n", 0, at) + 1
+
+
+def parameters(text, where):
+    return [variable(POINTER.sub("", part), where) for part in split(text)]
 
 
 def globals_of(text, file):
@@ -192,7 +238,7 @@ def globals_of(text, file):
         statement = re.sub(
             r"^(\s*\.(version|target|address_size|file)\b[^\n]*\n)+", "", statement
         ).strip()
-        if not statement or IGNORED.match(statement) or statement.startswith(".extern .func"):
+        if not statement or IGNORED.match(statement):
             continue
         yield variable(re.sub(r"^(\.visible|\.extern|\.weak)\s+", "", statement), file)
 

@@ -19,6 +19,35 @@ pytestmark = pytest.mark.skipif(
     reason="tests/simt needs g++ on x86-64",
 )
 HEAD = ".version 9.0\n.target sm_80\n.address_size 64\n"
+FUNCTIONS = """.func (.param .b32 result) sum(.param .align 8 .b8 pair[8])
+;
+.func (.param .b32 result) sum(.param .align 8 .b8 pair[8])
+{
+  .reg .b32 %r<3>;
+  ld.param.v2.u32 {%r1, %r2}, [pair];
+  add.s32 %r1, %r1, %r2;
+  st.param.b32 [result], %r1;
+  ret;
+}
+.weak .func (.param .b32 result) larger_sum(.param .align 8 .b8 pair[8], .param .b32 least)
+{
+  .reg .pred %p<2>;
+  .reg .b32 %r<3>;
+  .reg .b64 %rd<2>;
+  ld.param.u64 %rd1, [pair];
+  { .param .align 8 .b8 copy[8]; st.param.b64 [copy], %rd1; .param .b32 value;
+    call.uni (value), sum, (copy); ld.param.b32 %r1, [value]; }
+  ld.param.u32 %r2, [least];
+  st.param.b32 [result], %r2;
+  setp.lt.s32 %p1, %r1, %r2;
+  @%p1 ret;
+  st.param.b32 [result+0], %r1;
+  ret;
+}
+.func stop() .noreturn { trap; }
+.func again() { call.uni again; ret; }
+.func leave() { exit; }
+"""
 KERNEL = """.entry {name}(.param .u64 {name}_out, .param .u64 {name}_in)
 {{
   .reg .pred %p<9>;
@@ -40,7 +69,7 @@ KERNEL = """.entry {name}(.param .u64 {name}_out, .param .u64 {name}_in)
 
 
 def module(code, name="probe"):
-    return parse.module(HEAD + KERNEL.format(code=code, name=name), "probe.ptx")
+    return parse.module(HEAD + FUNCTIONS + KERNEL.format(code=code, name=name), "probe.ptx")
 
 
 def translated(code):
@@ -63,7 +92,12 @@ def translated(code):
         ("add.s32 %r1, %r2;", "2 operands|1 operands"),
         ("add.s32 %r1, %r2, %q3;", "does not declare %q3"),
         ("mov.u32 %r1, nothing;", "nothing is not declared"),
-        ("call.uni printf, (%r1);", "only __assertfail"),
+        ("call.uni sum, (%r1);", "with variables as arguments"),
+        ("call.uni %r1;", "only functions can be called"),
+        ("{ .param .b32 p; call.uni vprintf, (p); }", "the function vprintf is not defined"),
+        ("{ .param .b32 p; call.uni sum, (p); }", "sum has other results or parameters"),
+        ("call.uni again;", "again calls itself"),
+        ("call.uni leave;", "exit in a device function"),
         (
             "mma.sync.aligned.m16n8k16.row.row.f32.bf16.bf16.f32 {%f0,%f1,%f2,%f3},"
             " {%r0,%r1,%r2,%r3}, {%r4,%r5}, {%f0,%f1,%f2,%f3};",
@@ -130,7 +164,7 @@ LOAD = "ld.global.u32 %r1, [%rd2]; ld.global.u32 %r2, [%rd2+4]; mov.b32 %f1, %r1
 LOAD64 = "ld.global.u64 %rd4, [%rd2]; mov.b64 %fd1, %rd4;"
 # What stores the result: the register that the PTX of a case writes, by its name.
 STORES = {
-    "st.": "",
+    "st.global": "",
     "%rd5,": "st.global.u64 [%rd1], %rd5;",
     "%r3,": "mov.b64 %rd5, {%r3, %r4}; st.global.u64 [%rd1], %rd5;",
     "%f3,": "mov.b32 %r3, %f3; mov.b64 %rd5, {%r3, %r4}; st.global.u64 [%rd1], %rd5;",
@@ -149,6 +183,11 @@ def f64(x):
 def pair(low, high=0):
     return low & 0xFFFFFFFF | (high & 0xFFFFFFFF) << 32
 
+
+# Calls a function that calls another one.
+CALL = "{ .param .align 8 .b8 pair[8]; st.param.v2.b32 [pair], {%r1, %r2};"
+CALL += " .param .b32 least; st.param.b32 [least], 5; .param .b32 value;"
+CALL += " call.uni (value), larger_sum, (pair, least); ld.param.b32 %r3, [value]; }"
 
 # {name: (PTX, input, result)}, input and result as 64 bits. The result is %r4:%r3, or what the PTX
 # stores.
@@ -196,6 +235,8 @@ CASES = {
     ),
     "mov packs": ("cvt.u16.u32 %rs1, %r1; mov.b32 %r3, {0, %rs1};", 0x3F80, 0x3F800000),
     "guard": ("mov.u32 %r3, 1; setp.eq.s32 %p1, %r1, 4; @!%p1 mov.u32 %r3, 2;", 5, 2),
+    "call": (CALL, pair(7, 8), 15),
+    "call, return under a guard": (CALL, pair(-7, 8), 5),
     "branch": (
         "mov.u32 %r3, 0;\n$L:\nadd.s32 %r3, %r3, 2; setp.lt.s32 %p1, %r3, 9; @%p1 bra $L;",
         0,
@@ -206,7 +247,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def probes():
-    text = HEAD
+    text = HEAD + FUNCTIONS
     for i, (code, _, _) in enumerate(CASES.values()):
         load = LOAD64 if "%fd1" in code else LOAD
         start = f"{load}\nmov.u32 %r3, 0; mov.u32 %r4, 0;\n"

@@ -1,4 +1,4 @@
-"""The machine code of this build's CUDA kernels: nothing spills, and registers are as recorded in
+"""The machine code of this build's CUDA kernels: little spills, and registers are as recorded in
 ptxas_table.json.
 """
 
@@ -16,26 +16,38 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# The variants with weights in registers (RESIDENT), and those with three row tiles and in fp32 the
-# wide ones and those with two groups of rows (FULL), use 250 registers and more, and spill. The
-# limits are the largest values of the recorded table, in bytes stored and loaded; since waits are
-# bounded, RESIDENT spills more than the few addresses that it spilled before.
+# Most persistent kernels use nearly all of the 255 registers that a thread can have. The variants
+# with weights in registers (RESIDENT), and those with three row tiles and in fp32 the wide ones and
+# those with two groups of rows (FULL), spill the most. The limits are the largest values of the
+# recorded table, in bytes stored and loaded.
 RESIDENT = re.compile(r"persistent_\w+_kernel<.*, Variant<1, 2, true, [1-9]")
 FULL = re.compile(
     r"persistent_\w+_kernel<.*, Variant<2, 3"
     r"|persistent_\w+_kernel<float, Variant<(2|1, 2, true)"
 )
+OTHERS = {"sm_80": 24, "sm_120": 44}
 
 
-def test_nothing_is_spilled_or_on_the_stack():
+def limit(kernel, gpu):
+    """The most bytes of spills and of the stack of a kernel."""
+    if gpu == "sm_90a":
+        return 24 if re.search(r"persistent_\w+_kernel<float, Variant<2, 2", kernel) else 0
+    if RESIDENT.search(kernel):
+        return 340
+    if FULL.search(kernel):
+        return 148
+    return OTHERS.get(gpu, 0) if "persistent_forward_kernel" in kernel else 0
+
+
+def test_little_is_spilled():
+    """No spill at all on sm_90a, but for one variant in fp32; on the other GPUs of few kernels."""
     kernels = ptxas_table.found()
     reports = _load.build_info()["ptxas"].items()
     with_kernels = {source for source, lines in reports if "entry function" in "\n".join(lines)}
     assert {kernel.split()[0] for kernel in kernels} == with_kernels
     for kernel, gpus in kernels.items():
-        most = 400 if RESIDENT.search(kernel) else 160 if FULL.search(kernel) else 0
         for gpu, facts in gpus.items():
-            assert max(facts["spills"], facts["stack"]) <= most, f"{kernel} on {gpu}"
+            assert max(facts["spills"], facts["stack"]) <= limit(kernel, gpu), f"{kernel} on {gpu}"
 
 
 def test_registers_and_spills_are_as_recorded():

@@ -1,7 +1,8 @@
 """How many instructions the persistent kernels execute between a wait and the loads behind it.
 
 For every wait for an exchanged vector: the instructions of sm_90a from the load that polls a flag
-to the first load of the vector, in the order of the machine code, all of them on the critical path.
+to the first load of the vector, in the order of the machine code, all of them on the critical path
+(the call of give_up is not: it is jumped over).
 wait_table.json has the recorded counts for each version of nvcc, and under "before" those of the
 kernels whose addresses, zeros and first weights were computed behind the wait (only of the variants
 that existed then).
@@ -25,20 +26,35 @@ TABLE = Path(__file__).with_name("wait_table.json")
 GPU = "sm_90a"
 POLL = re.compile(r"LDG?\.E\.STRONG\.GPU\b")
 LOAD = re.compile(r"LDG\.E\.128\.STRONG\.GPU\b")
-INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(.*?);", re.M)
+CALL = re.compile(r"CALL\b")
+JUMP = re.compile(r"@!?U?P\d+ BRA 0x([0-9a-f]+)")
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);", re.M)
 
 
 def counts(listing):
     """Returns the counts of one kernel, from its machine code as cuobjdump or nvdisasm lists it."""
     code = INSTRUCTION.findall(listing)
     found, poll = [], None
-    for i, instruction in enumerate(code):
+    for i, (_, instruction) in enumerate(code):
         if POLL.search(instruction):
             poll = i
         elif LOAD.search(instruction) and poll is not None:
-            found.append(i - poll)
+            found.append(executed(code[poll:i]))
             poll = None
     return found
+
+
+def executed(code):
+    """How many instructions a wait executes that ends: it jumps over the call that gives up."""
+    addresses = [int(address, 16) for address, _ in code]
+    call = next((i for i, (_, instruction) in enumerate(code) if CALL.match(instruction)), None)
+    if call is None:
+        return len(code)
+    for i, (_, instruction) in enumerate(code[:call]):
+        jump = JUMP.match(instruction)
+        if jump and addresses[call] < (target := int(jump[1], 16)) <= addresses[-1]:
+            return len(code) - (addresses.index(target) - i - 1)
+    raise ValueError("the call after a wait is not jumped over")
 
 
 def of_listing(text, separator):

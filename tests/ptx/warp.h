@@ -72,6 +72,31 @@ inline void load_matrices(const char* p, uint32_t (&out)[N], bool transposed, in
   std::memcpy(out, m.out, sizeof out);
 }
 
+// stmatrix, the reverse: lane 8 i + r holds the address of row r of matrix i, and lane l holds two
+// elements of each matrix, those that ldmatrix gives it.
+template <int N>
+void gather_matrices(void** arguments, unsigned lanes) {
+  if (lanes != ~0u) simt::fault_in_kernel("stmatrix by the lanes %08x, must be all", lanes);
+  const auto lane = [arguments](int l) {
+    return static_cast<Matrices<N>*>(arguments[l]);
+  };
+  for (int l = 0; l < 32; ++l)
+    for (int i = 0; i < N; ++i)
+      for (int e = 0; e < 2; ++e) {
+        const int own = l / 4, pair = l % 4 * 2 + e;
+        const bool t = lane(l)->transposed;
+        const uint16_t value = uint16_t(lane(l)->out[i] >> 16 * e);
+        lane(8 * i + (t ? pair : own))->row[t ? own : pair] = value;
+      }
+}
+template <int N>
+inline void store_matrices(char* p, const uint32_t (&values)[N], bool transposed, int line) {
+  Matrices<N> m{{}, {}, transposed};
+  std::memcpy(m.out, values, sizeof values);
+  simt::together(~0u, &m, gather_matrices<N>, line);
+  if (simt::globals.current->lane < 8 * N) store(p, m.row);
+}
+
 // cp.async of one thread: what it copies arrives when the thread waits for it, and not before, so
 // that a missing wait shows. Bytes beyond those of the source are zero.
 class AsyncCopies {

@@ -40,9 +40,13 @@ OPERATORS = (
     "lstm",
     "mogrifier_lstm",
     "nt_asgd",
+    "recurrence_cuda_arguments",
+    "recurrence_cuda_engines",
     "recurrence_on_cuda",
     "vendor_product",
 )
+# Headers that name the device of a tensor.
+OPERATOR_HEADERS = ("ops/recurrence_cuda_arguments.h",)
 CPU_REGISTRATION = re.compile(r"STABLE_TORCH_LIBRARY_IMPL\(fusedseq, CPU, m\) \{.*?\n\}\n", re.S)
 
 
@@ -67,14 +71,18 @@ def torch_folder():
 
 
 def operators():
-    """(name, text, options) of the operators' sources."""
+    """(name, text, options, changed headers) of the operators' sources."""
     options = (
         "-O1 -ffunction-sections -Wno-unused-function -DFUSEDSEQ_CUDA -DTORCH_STABLE_ONLY "
         f"-DTORCH_TARGET_VERSION=0x020b000000000000 -isystem {torch_folder() / 'include'}"
     )
     sources = [ROOT / f"csrc/ops/{name}.cpp" for name in OPERATORS] + [ROOT / "csrc/cpu/memory.cpp"]
+    headers = {
+        name: on_cpu_tensors((ROOT / "csrc" / name).read_text()) for name in OPERATOR_HEADERS
+    }
     return [
-        (f"{path.stem}.operator.cpp", on_cpu_tensors(path.read_text()), options) for path in sources
+        (f"{path.stem}.operator.cpp", on_cpu_tensors(path.read_text()), options, headers)
+        for path in sources
     ]
 
 

@@ -1,8 +1,9 @@
 // Arguments of the CUDA kernels of lstm and mogrifier_lstm, without any torch type. Two
 // implementations take them: loop.cu, for any size, and the persistent kernels
 // (persistent_forward.cu, persistent_backward.cu), for the sizes that plan.h accepts.
-// csrc/ops/recurrence_on_cuda.cpp fills these structures from tensors, picks the implementation,
-// and computes the weight gradients after the loop over time.
+// csrc/ops/recurrence_cuda_arguments.cpp fills these structures from tensors,
+// recurrence_cuda_engines.cpp picks the implementation, and recurrence_on_cuda.cpp computes the
+// weight gradients after the loop over time.
 //
 // S: the dtype of the tensors.    C: the dtype of arithmetic and of the carried state: fp64 where S
 // is fp64, else fp32.

@@ -10,6 +10,16 @@
 
 namespace fusedseq::cuda {
 
+// Ends the kernel, and leaves the host a LostWait: see lost_wait.h. The arguments of a call that is
+// inlined, and registers for what follows it, would make the largest variants spill. So this is a
+// function that never returns, and it computes itself what it can. threads: of a group
+[[noreturn]] inline __device__ __noinline__ void give_up(LostWait* lost, int threads,
+                                                         uint32_t awaited, uint32_t epoch,
+                                                         uint32_t shown) {
+  const uint32_t waiting = blockIdx.x + 1 + (threadIdx.x / threads << 16);
+  ptx::leave_and_trap(reinterpret_cast<uint4*>(lost), uint4{waiting, awaited, epoch, shown});
+}
+
 // A group has V::SPLIT warps and batch rows of its own. It uses the weights of the block, and
 // exchanges vectors only with the groups of the same number in the other blocks of its replica.
 template <class S, class V>
@@ -90,19 +100,13 @@ struct WarpGroup {
     if (a.end > a.begin)
       for (int p = a.begin / a.columns + lane; p <= (a.end - 1) / a.columns; p += 32) {
         uint32_t polls = 0, shown;
+#pragma unroll 1  // nvcc would unroll it, because the call that never returns bounds its length
         while (int32_t((shown = ptx::load_acquire(a.flags + p)) - epoch) < 0) {
-          if (++polls == MAX_POLLS) give_up(a.first_block + p, epoch, shown);
+          if (++polls == MAX_POLLS) give_up(lost, V::THREADS, a.first_block + p, epoch, shown);
           ptx::pause();
         }
       }
     __syncwarp();
-  }
-
-  // Ends the kernel, and leaves the host a LostWait: see lost_wait.h.
-  __device__ __forceinline__ void give_up(int awaited, uint32_t epoch, uint32_t shown) const {
-    const uint32_t waiting = blockIdx.x + 1 + (uint32_t(number) << 16);
-    ptx::leave_and_trap(reinterpret_cast<uint4*>(lost),
-                        uint4{waiting, uint32_t(awaited), epoch, shown});
   }
 };
 

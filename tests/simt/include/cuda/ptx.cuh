@@ -46,7 +46,7 @@ SIMT_CALL void store_relaxed(uint4* p, uint4 v) {
   simt::store(p, &v, sizeof v, false, __builtin_return_address(0));
 }
 
-inline void leave_and_trap(uint4* host, uint4 v) {
+[[noreturn]] inline void leave_and_trap(uint4* host, uint4 v) {
   if (host) *host = v;
   simt::trap();
 }

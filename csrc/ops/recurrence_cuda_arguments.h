@@ -1,0 +1,84 @@
+// Between the tensors of a recurrence and the structures of cuda/recurrence/arguments.h: addresses
+// of inputs, memory for outputs, gradients and what backward needs.
+#pragma once
+#include "ops/recurrence_arguments.h"
+
+#ifdef FUSEDSEQ_CUDA
+#include "cuda/recurrence/arguments.h"
+#include "cuda/recurrence/weight_gradients.h"
+#include "ops/cuda_stream.h"
+
+namespace fusedseq::on_cuda {
+
+// A call of an operator: its device and stream, and the tensors that own the memory whose addresses
+// the kernels receive. They live until the call returns; torch's allocator then reuses the memory
+// only for later work on the same stream.
+struct Call {
+  const RecurrenceInputs& i;
+  const torch::stable::Device device;
+  const torch::stable::accelerator::DeviceGuard guard;
+  void* const stream;
+  const cuda::Product product;
+  std::vector<Tensor> owned;
+
+  explicit Call(const RecurrenceInputs& i);
+
+  void require_on_device(const Tensor& t) const {
+    require(t.is_cuda() && t.get_device_index() == i.x.get_device_index(), i.op,
+            "tensors must be on one device");
+  }
+  // The address of an input, which is made contiguous; null for one that is absent.
+  const void* in(const Tensor& t, ScalarType type) {
+    require_on_device(t);
+    require(t.scalar_type() == type, i.op, "tensors must be of one dtype");
+    owned.push_back(dense(t));
+    return owned.back().const_data_ptr();
+  }
+  const void* in(const Tensor& t) { return in(t, i.x.scalar_type()); }
+  const void* in(const std::optional<Tensor>& t) { return t ? in(*t) : nullptr; }
+  const int64_t* integers(const std::optional<Tensor>& t) {
+    return t ? static_cast<const int64_t*>(in(*t, ScalarType::Long)) : nullptr;
+  }
+
+  void* workspace(int64_t bytes) {
+    owned.push_back(torch::stable::new_empty(i.x, {bytes}, ScalarType::Byte));
+    return owned.back().mutable_data_ptr();
+  }
+
+  // Raises the error of a kernel or product, if there is one, with the sizes of the recurrence.
+  void require_done(const char* error, const cuda::Recurrence& r) const {
+    STD_TORCH_CHECK(!error, i.op, " with T, B, X, H, rounds = ", r.steps, ", ", r.B, ", ", r.X,
+                    ", ", r.H, ", ", r.rounds, ": ", error ? error : "");
+  }
+};
+
+// The address of an output; null for an empty tensor.
+inline void* out(const Tensor& t) {
+  return t.numel() ? t.mutable_data_ptr() : nullptr;
+}
+
+cuda::Mask mask_of(const RecurrenceInputs& i, double p, MaskStream stream);
+
+// The inputs of a recurrence; the outputs are still null.
+cuda::Recurrence arguments(Call& call);
+
+// With a low rank, computes the rounds' weights from their factors, as both implementations expect.
+void multiply_out(Call& call, cuda::Recurrence& r);
+
+// Tensors for the outputs, whose addresses are stored to r.
+Outputs outputs(const RecurrenceInputs& i, cuda::Recurrence& r);
+
+// Tensors for the gradients, uninitialized; empty for those that are not needed. Zero if the batch
+// is empty, because no kernel runs then.
+Gradients empty_gradients(const RecurrenceInputs& i, int64_t needs);
+
+// The arguments of a backward loop, with memory for dz and dround, from which the weights'
+// gradients are computed.
+cuda::RecurrenceBackward backward_arguments(Call& call, const LayerBackward& l, const Gradients& d);
+
+// The arguments for the gradients of the weights, from the results of the backward loop.
+cuda::RecurrenceGradients gradient_arguments(const RecurrenceInputs& i,
+                                             const cuda::RecurrenceBackward& g, const Gradients& d);
+
+}  // namespace fusedseq::on_cuda
+#endif

@@ -1,0 +1,25 @@
+// Which implementation of a recurrence runs on a GPU, and running it: the persistent kernels, the
+// wavefront of two layers, or the loop.
+#pragma once
+#include "ops/recurrence_cuda_arguments.h"
+
+#ifdef FUSEDSEQ_CUDA
+#include "cuda/recurrence/persistent.h"
+
+namespace fusedseq::on_cuda {
+
+// The plan of a wavefront; not persistent where two launches, one for each layer, are to run.
+cuda::Wavefront wavefront(const cuda::Recurrence& first, const cuda::Recurrence& second);
+
+// Whether a launch of persistent kernels has run; false if the driver refused it, which the first
+// call in a process warns of. Raises any other error.
+bool has_run(const Call& call, const cuda::Recurrence& r, const char* error);
+
+void run_forward(Call& call, const cuda::Recurrence& r);
+void run_backward(Call& call, const cuda::RecurrenceBackward& g);
+
+// The gradients of the weights, from the results of the backward loop.
+void run_gradients(Call& call, const cuda::RecurrenceBackward& g, const Gradients& d);
+
+}  // namespace fusedseq::on_cuda
+#endif

@@ -1,0 +1,196 @@
+"""Every operator with Triton kernels as the PTX that Triton compiles: results and gradients against
+the oracle, within the budget of fusedseq.testing.check.
+
+For sm_80 all kernels and options, in small sizes. For sm_90 those whose PTX has no wgmma.
+"""
+
+import os
+import platform
+import shutil
+import warnings
+
+import pytest
+import torch
+from fusedseq import kernels
+from fusedseq.testing import check
+
+from tests.simt import build as simt
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64"
+    or not shutil.which(simt.CXX)
+    or "TRITON_INTERPRET" in os.environ,
+    reason="tests/simt needs g++ on x86-64; Triton's interpreter compiles nothing",
+)
+BF16, FP32 = torch.bfloat16, torch.float32
+DTYPES = pytest.mark.parametrize("own", [FP32, BF16], ids=str)
+
+
+@pytest.fixture
+def on_cpu_tensors():
+    """Makes Triton's launchers the operators' kernels of the CPU."""
+    library = torch.library.Library("fusedseq", "IMPL")
+    with warnings.catch_warnings(action="ignore"):  # torch warns that C++ kernels are replaced
+        for op in kernels.MODULES:
+            library.impl(op, kernels._launcher(op), "CPU")
+    yield
+    library._destroy()
+
+
+@pytest.fixture
+def sm_80(on_cpu_tensors):
+    from tests.ptx import triton_kernels
+
+    with triton_kernels.simulated() as names:
+        yield names
+
+
+@pytest.fixture
+def sm_90(on_cpu_tensors):
+    from tests.ptx import triton_kernels
+
+    with triton_kernels.simulated(90) as names:
+        yield names
+
+
+def loss(own, seed=1):
+    torch.manual_seed(seed)
+    x, W, b = torch.randn(21, 24).to(own), torch.randn(70, 24).to(own), torch.randn(70).to(own)
+    target = torch.randint(0, 70, (21,))
+    target[3] = -100
+    return x, W, target, b
+
+
+@DTYPES
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "z_loss": 0.01}], ids=str)
+def test_linear_cross_entropy(sm_80, own, options):
+    check("linear_cross_entropy", loss(own), options)
+    assert set(sm_80) == {"cross_entropy_rows"}
+
+
+@DTYPES
+@pytest.mark.parametrize("D", [40, 4500])
+def test_residual_layer_norm(sm_80, own, D):
+    """Rows of 4500 elements are read in parts."""
+    torch.manual_seed(D)
+    rows = 6 if D < 1000 else 3
+    args = (*(torch.randn(rows, D).to(own) for _ in range(2)), *torch.randn(2, D).to(own))
+    check("residual_layer_norm", args, {"p": 0.3, "seed": 7})
+    long = "long_" * (D > 1000)
+    assert set(sm_80) == {f"{long}forward_kernel", f"{long}backward_kernel"}
+
+
+@DTYPES
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "tanh"])
+def test_bias_activation_dropout(sm_80, own, activation):
+    torch.manual_seed(2)
+    args = torch.randn(9, 70).to(own), torch.randn(70).to(own), activation, 0.3, 7
+    check("bias_activation_dropout", args, {})
+    assert set(sm_80) == {"forward_kernel", "backward_kernel"}
+
+
+# ---- attention
+
+B, N = 2, 2
+FAMILIES = {  # L, S, D, dtype
+    "packed": (5, 6, 10, BF16),
+    "row": (20, 33, 20, BF16),
+    "tiled": (40, 131, 10, BF16),
+    "tiled in fp32": (33, 40, 10, FP32),  # mma of TF32 numbers, three for a product
+}
+SETS = {
+    "causal, lengths, dropout, bias": lambda L, S, D: {
+        "causal": True,
+        "key_lengths": torch.tensor([S // 2, S]),
+        "dropout": 0.3,
+        "seed": 7,
+        "bias": torch.randn(1, N, L, S),
+    },
+    "mask, alibi, rope": lambda L, S, D: {
+        "mask": torch.rand(B, 1, L, S) > 0.3,
+        "alibi": torch.tensor([0.5, 0.1]),
+        "rope": torch.randn(S, D),
+    },
+    "relative keys, causal, dropout": lambda L, S, D: {
+        "relative_keys": torch.randn(7, D),
+        "causal": True,
+        "dropout": 0.3,
+        "seed": 7,
+    },
+}
+
+
+def call(L, S, D, own, options):
+    torch.manual_seed(L + S + D)
+    args = torch.randn(B, N, L, D), torch.randn(B, N, S, D), torch.randn(B, N, S, D)
+    kwargs = SETS[options](L, S, D)
+    real = {k for k, v in kwargs.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    kwargs |= {k: kwargs[k].to(own) for k in real}
+    return tuple(x.to(own) for x in args), kwargs
+
+
+def of_family(names, family, options):
+    tiled = {f"tiled_{part}" for part in ("forward", "delta", "backward_keys", "backward_queries")}
+    bias = {"tiled_backward_bias"} if "bias" in options else set()
+    first = family.split()[0]
+    wanted = tiled | bias if first == "tiled" else {f"{first}_forward", f"{first}_backward"}
+    assert set(names) == wanted
+
+
+@pytest.mark.parametrize("options", SETS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention(sm_80, family, options):
+    check("attention", *call(*FAMILIES[family], options))
+    of_family(sm_80, family, options)
+
+
+@pytest.mark.parametrize("D", [130, 300])
+@pytest.mark.parametrize(
+    ("first", "size"), [("packed", (5, 6)), pytest.param("tiled", (20, 33), marks=pytest.mark.slow)]
+)
+def test_wide_heads(sm_80, first, size, D):
+    """Heads wider than 64 are processed in chunks."""
+    check("attention", *call(*size, D, BF16, "mask, alibi, rope"))
+    of_family(sm_80, first, "")
+
+
+def test_keys_in_parts(sm_80):
+    args, kwargs = call(3, 600, 10, BF16, "mask, alibi, rope")
+    check("attention", args, kwargs, backward=False)
+    assert set(sm_80) == {"split_forward", "split_combine"}
+
+
+# ---- sm_90: stmatrix, mma and cp.async
+
+
+@pytest.mark.parametrize("options", SETS)
+@pytest.mark.parametrize(
+    "family", ["packed", pytest.param("tiled in fp32", marks=pytest.mark.slow)]
+)
+def test_attention_on_sm_90(sm_90, family, options):
+    check("attention", *call(*FAMILIES[family], options))
+    of_family(sm_90, family, options)
+
+
+def test_keys_in_parts_on_sm_90(sm_90):
+    args, kwargs = call(3, 600, 10, BF16, "mask, alibi, rope")
+    check("attention", args, kwargs, backward=False)
+    assert set(sm_90) == {"split_forward", "split_combine"}
+
+
+@DTYPES
+def test_loss_and_sublayers_on_sm_90(sm_90, own):
+    check("linear_cross_entropy", loss(own), {})
+    x, residual = (torch.randn(6, 40).to(own) for _ in range(2))
+    weight, bias = torch.randn(2, 40).to(own)
+    check("residual_layer_norm", (x, residual, weight, bias), {"p": 0.3, "seed": 7})
+    check("bias_activation_dropout", (x, bias, "gelu", 0.3, 7), {})
+
+
+def test_wgmma_is_an_error_that_names_it(sm_90):
+    """So that the list in README.md of what was left stays true."""
+    from tests.ptx.parse import PtxError
+
+    with pytest.raises(PtxError, match=r"unknown instruction: (wgmma|fence\.proxy\.async)"):
+        check("attention", *call(*FAMILIES["tiled"], "mask, alibi, rope"))
