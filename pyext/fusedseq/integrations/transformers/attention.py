@@ -136,9 +136,7 @@ def options_without_mask(
     return {"causal": True}
 
 
-def same_sequence(
-    query: Tensor, S: int, ends_q: Tensor | None, ends_k: Tensor | None
-) -> Tensor:
+def same_sequence(query: Tensor, S: int, ends_q: Tensor | None, ends_k: Tensor | None) -> Tensor:
     """Returns the (1, 1, L, S) mask of packed sequences: a query sees the keys of its own.
 
     ends_q, ends_k: (sequences + 1,), rising from 0; one stands for both if the other is None

@@ -114,13 +114,17 @@ def key_options(keys: Tensor) -> dict[str, Any]:
     return {"mask": keys[:, None, None]}
 
 
-@functools.cache
+_accepted: set[str] = set()
+
+
 def require_attention_interface(configuration: str) -> None:
     """Raises ValueError if the model of a configuration computes attention by code of its own,
     which would take the mask for one that can be added.
 
     configuration: the Python module of the configuration class
     """
+    if configuration in _accepted:
+        return
     name = configuration.replace(".configuration_", ".modeling_")
     modeling = sys.modules.get(name)
     if modeling is None or name == BLOOM:
@@ -134,4 +138,5 @@ def require_attention_interface(configuration: str) -> None:
                     "which does not go through transformers' AttentionInterface; load the model "
                     'with attn_implementation="eager"'
                 )
+            _accepted.add(configuration)
             return

@@ -19,7 +19,7 @@ class VisibleKeys(Tensor):
     combine its mask as if it were dense.
 
     A mask of bool values that is added to logits masks nothing. Attention code that does so is not
-    written for bool masks, so adding raises TypeError.
+    written for bool masks, so adding raises ValueError (a TypeError would become "unsupported operand").
 
     shape: (B, 1, L, S) of the dense mask
     device: where the dense mask is made
@@ -68,7 +68,7 @@ class VisibleKeys(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func.__name__.split(".")[0] in ADDITIONS:
-            raise TypeError(
+            raise ValueError(
                 "fusedseq: a bool mask, true where a key is visible, was added to attention "
                 "logits, which would mask nothing; this model has attention code of its own, so "
                 'load it with attn_implementation="eager"'
