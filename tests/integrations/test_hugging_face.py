@@ -8,13 +8,7 @@ transformers = pytest.importorskip("transformers", "5.23", reason="needs transfo
 
 from fusedseq.integrations.transformers import register  # noqa: E402
 
-from tests.support.hugging_face_models import (  # noqa: E402
-    DECODERS,
-    WINDOW,
-    model,
-    padding,
-    tokens,
-)
+from tests.support.hugging_face_models import DECODERS, WINDOW, model, padding, tokens  # noqa: E402
 
 register()
 B, L = 3, 9

@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("transformers", "5.23", reason="needs transformers")
 
-from fusedseq.integrations.transformers import register  # noqa: E402
-from transformers import DynamicCache, StaticCache  # noqa: E402
+from fusedseq.integrations.transformers import register
+from transformers import DynamicCache, StaticCache
 
-from tests.support.hugging_face_models import DECODERS, model, padding, tokens  # noqa: E402
+from tests.support.hugging_face_models import DECODERS, model, padding, tokens
 
 register()
 B, L, NEW = 3, 7, 12

@@ -9,14 +9,14 @@ import torch
 
 pytest.importorskip("transformers", "5.23", reason="needs transformers")
 
-from fusedseq.integrations.transformers import register  # noqa: E402
-from fusedseq.integrations.transformers.attention import attention_forward  # noqa: E402
-from fusedseq.integrations.transformers.masks import attention_mask  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from transformers import DynamicCache, StaticCache, masking_utils  # noqa: E402
+from fusedseq.integrations.transformers import register
+from fusedseq.integrations.transformers.attention import attention_forward
+from fusedseq.integrations.transformers.masks import attention_mask
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache, StaticCache, masking_utils
 
-from tests.support.hugging_face_models import DECODERS, VOCABULARY, model, tokens  # noqa: E402
+from tests.support.hugging_face_models import DECODERS, VOCABULARY, model, tokens
 
 register()
 NETWORKS = {name: model(name) for name in (*DECODERS, "bert", "t5")}
