@@ -1,4 +1,4 @@
-"""`attn_implementation="fusedseq"` computes what `eager` computes: outputs, losses and gradients."""
+"""With `attn_implementation="fusedseq"` outputs, losses and gradients are those of `eager`."""
 
 import pytest
 import torch

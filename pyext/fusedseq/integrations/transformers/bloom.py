@@ -11,7 +11,7 @@ MODELING = "transformers.models.bloom.modeling_bloom"
 
 def replace() -> None:
     """Makes new Bloom models use `attention_layer`'s class."""
-    modeling = importlib.import_module(MODELING)
+    modeling: Any = importlib.import_module(MODELING)
     if not hasattr(modeling.BloomAttention, "fused"):
         modeling.BloomAttention = attention_layer(modeling)
 
@@ -25,7 +25,7 @@ def attention_layer(modeling: Any) -> type[torch.nn.Module]:
     from fusedseq.integrations.transformers import NAME
     from fusedseq.integrations.transformers.attention import attention_forward
 
-    class FusedBloomAttention(modeling.BloomAttention):  # type: ignore[misc, name-defined]
+    class FusedBloomAttention(modeling.BloomAttention):  # type: ignore[misc]
         fused = True
 
         def __init__(self, config: Any, layer_idx: int | None = None) -> None:

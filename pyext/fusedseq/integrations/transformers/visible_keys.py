@@ -19,7 +19,8 @@ class VisibleKeys(Tensor):
     combine its mask as if it were dense.
 
     A mask of bool values that is added to logits masks nothing. Attention code that does so is not
-    written for bool masks, so adding raises ValueError (a TypeError would become "unsupported operand").
+    written for bool masks, so adding raises ValueError. (Python would replace a TypeError by one
+    about unsupported operands.)
 
     shape: (B, 1, L, S) of the dense mask
     device: where the dense mask is made
@@ -57,10 +58,10 @@ class VisibleKeys(Tensor):
             visible = visible & self.options["mask"]
         return visible.expand(self.shape)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: Sequence[type],
@@ -76,5 +77,5 @@ class VisibleKeys(Tensor):
         args, kwargs = pytree.tree_map_only(cls, cls.dense, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"VisibleKeys({tuple(self.shape)}, {self.options})"
