@@ -95,6 +95,17 @@ def test_cu_seq_lens_keep_packed_sequences_apart(use_cache):
         network(tokens(B, L), cu_seq_lens_q=ends, cu_seq_lens_k=ends)
 
 
+def test_an_encoder_of_images_which_passes_no_mask():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "image_size": 16, "patch_size": 4}
+    config = transformers.ViTConfig(**sizes, num_hidden_layers=2, num_attention_heads=4)
+    torch.manual_seed(0)
+    network = transformers.ViTModel(config).eval()
+    images = torch.randn(2, 3, 16, 16)
+    expected = network(images).last_hidden_state
+    network.set_attn_implementation("fusedseq")
+    torch.testing.assert_close(network(images).last_hidden_state, expected)
+
+
 def prefix_mask(prefix=3):
     """(1, 1, L, L), true for the keys of the prefix and of the past."""
     i, j = torch.arange(L)[:, None], torch.arange(L)
