@@ -26,13 +26,13 @@ bench: $(INSTALLED)
 
 # The operators on the CPU, the modules, models and tasks, without the tests marked slow.
 test: $(INSTALLED)
-	$(PYTHON) -m pytest $(or $(ARGS),-n auto -m 'not slow' tests/operators tests/modules tests/tasks)
+	$(PYTHON) -m pytest $(or $(ARGS),-n auto -m 'not slow' tests/operators tests/modules tests/integrations tests/tasks)
 
 # What CI runs: the tests of `make test` and the slow ones, those of compilers, simulated CUDA kernels,
 # packaging and benchmarks, and the Triton kernels in Triton's interpreter.
 test-all: test $(if $(ARGS),,test-slow test-tools test-triton)
 test-slow: $(INSTALLED)
-	$(PYTHON) -m pytest -n auto -m slow tests/operators tests/modules tests/tasks
+	$(PYTHON) -m pytest -n auto -m slow tests/operators tests/modules tests/integrations tests/tasks
 test-tools: $(INSTALLED)
 	$(PYTHON) -m pytest -n auto tests/triton tests/simt tests/ptx tests/memory_model tests/packaging tests/benchmarks
 test-triton: $(INSTALLED)

@@ -45,6 +45,7 @@ ARROWS = {
         "machine",
         "__version__",
     },
+    "integrations": {"fused", "nn"},
     "testing": {"fused", "reference"},
     "cli": {"tasks", "info", "data", "_load", "__version__"},
 }
@@ -57,6 +58,7 @@ FOLDERS = {
     "tests": {
         "operators",
         "modules",
+        "integrations",
         "tasks",
         "triton",
         "simt",

@@ -1,0 +1,157 @@
+"""The attention function of `attn_implementation="fusedseq"`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusedseq import fused
+from fusedseq.integrations.transformers.visible_keys import VisibleKeys
+from fusedseq.nn.dropout import draw_seed
+
+# What models pass to some implementations and what the operator cannot compute: {argument: what}.
+REFUSED = {
+    "softcap": "a softcap of the logits",
+    "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "indices": "sparse attention",
+    "block_indices": "sparse attention",
+    "cache": "a paged cache",
+    "output_attentions": "attention probabilities as an output",
+}
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Computes the attention of one layer by `fused.attention`; no tensor is copied.
+
+    module: the attention layer, in training mode if probabilities are to be dropped
+    query: (B, N, L, D)    key, value: (B, N_kv, S, D), not repeated for grouped queries
+    attention_mask: `VisibleKeys`; or (B or 1, N or 1, L or 1, S) bool, true where a key is
+        visible, or float, added to the logits; or None, then `is_causal` decides
+    scaling: factor of the logits, by default 1 / sqrt(D)
+    is_causal: whether a query sees no later key, by default the layer's attribute of this name,
+        and True if it has none; ignored beside a mask, as in transformers' own implementations
+    position_bias: (1 or B, N, L, S), added to the logits (T5)
+    sliding_window: the window of the layer, which the mask already has
+    cu_seq_lens_q, cu_seq_lens_k: (sequences + 1,), where packed sequences begin and end; B is 1
+    returns (B, L, N, D), contiguous, and None in place of the probabilities
+
+    Errors: ValueError for what the operator cannot compute (`REFUSED`), and for a mask of None
+    whose meaning is not certain; TypeError for a mask that is neither bool nor float.
+    """
+    refuse(module, kwargs)
+    L, S = query.size(2), key.size(2)
+    if attention_mask is None:
+        options = options_without_mask(module, L, S, is_causal, sliding_window)
+    else:
+        options = mask_options(attention_mask, query.dtype)
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        packed = same_sequence(query, S, cu_seq_lens_q, cu_seq_lens_k)
+        options["mask"] = options["mask"] & packed if "mask" in options else packed
+    if position_bias is not None:
+        bias = position_bias.to(query.dtype)
+        options["bias"] = bias + options["bias"] if "bias" in options else bias
+    if dropout and module.training:
+        options |= {"dropout": dropout, "seed": draw_seed(query.device)}
+    out = fused.attention(query, key, value, scale=scaling, **options)
+    return out.transpose(1, 2), None
+
+
+def refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    """Raises ValueError for arguments that would change the result and that the operator lacks."""
+    for name, what in REFUSED.items():
+        if kwargs.get(name) is not None and kwargs[name] is not False:
+            raise ValueError(
+                f'attn_implementation="fusedseq" does not compute {what}: '
+                f"{type(module).__name__} passed {name}; use another implementation, such as "
+                '"eager"'
+            )
+    if getattr(module, "sinks", None) is not None:
+        raise ValueError(
+            'attn_implementation="fusedseq" does not compute attention sinks, which '
+            f'{type(module).__name__} has; use another implementation, such as "eager"'
+        )
+
+
+def mask_options(mask: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+    """Returns a mask as arguments of the operator.
+
+    dtype: that of the queries, to which a mask that is added is cast
+    """
+    if isinstance(mask, VisibleKeys):
+        return dict(mask.options)
+    if mask.dim() != 4:
+        raise ValueError(
+            'attn_implementation="fusedseq": attention_mask must be (B, 1 or N, L, S) where it '
+            f"reaches a layer, got {tuple(mask.shape)}"
+        )
+    if mask.dtype == torch.bool:
+        return {"mask": mask}
+    if not mask.is_floating_point():
+        raise TypeError(
+            'attn_implementation="fusedseq": a mask with four dimensions must be bool, true where '
+            f"a key is visible, or a float that is added to the logits, got {mask.dtype}"
+        )
+    return {"bias": mask.to(dtype)}
+
+
+def options_without_mask(
+    module: nn.Module, L: int, S: int, is_causal: bool | None, sliding_window: int | None
+) -> dict[str, Any]:
+    """Returns the arguments of a call without a mask, which the model has not made by the mask
+    function.
+
+    Where L queries and S keys differ, a causal layer may mean that the queries are the last
+    positions (a cache) or the first (a static cache that is not full). One of the two would show
+    a query what it must not see, so this is an error.
+    """
+    name = type(module).__name__
+    if sliding_window is not None and sliding_window < S:
+        raise ValueError(
+            f'attn_implementation="fusedseq": {name} has a sliding window of {sliding_window} and '
+            f"must pass a mask for {S} keys, got None"
+        )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not causal or L == 1:
+        return {}
+    if L != S:
+        raise ValueError(
+            f'attn_implementation="fusedseq": {name} is causal and must pass a mask for {L} '
+            f"queries and {S} keys, got None, which does not say where the queries are"
+        )
+    return {"causal": True}
+
+
+def same_sequence(query: Tensor, S: int, ends_q: Tensor | None, ends_k: Tensor | None) -> Tensor:
+    """Returns the (1, 1, L, S) mask of packed sequences: a query sees the keys of its own.
+
+    ends_q, ends_k: (sequences + 1,), rising from 0; one stands for both if the other is None
+    """
+    B, _, L, _ = query.shape
+    if B != 1:
+        raise ValueError(
+            'attn_implementation="fusedseq": cu_seq_lens_q and cu_seq_lens_k are for packed '
+            f"sequences in a batch of 1, got a batch of {B}"
+        )
+    ends_q, ends_k = (ends_k if ends_q is None else ends_q), (ends_q if ends_k is None else ends_k)
+    assert ends_q is not None
+    assert ends_k is not None
+    q, k = (
+        torch.searchsorted(ends, torch.arange(n, device=ends.device, dtype=ends.dtype), right=True)
+        for ends, n in ((ends_q, L), (ends_k, S))
+    )
+    return (q[:, None] == k).to(query.device)[None, None]
