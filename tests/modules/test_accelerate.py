@@ -128,6 +128,28 @@ def test_a_hook_on_a_sublayer_that_is_added_later_runs():
     assert called
 
 
+def test_a_packed_sequence_and_a_state_are_taken_as_by_torch():
+    model, x = nn.LSTM(E, 7, 2), sequence()
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 5, 1, 3]), enforce_sorted=False)
+    state = torch.randn(2, B, 7), torch.randn(2, B, 7)
+    y, final = model(packed, state)
+    fusedseq.accelerate(model)
+    found, found_final = model(packed, state)
+    torch.testing.assert_close(found.data, y.data)
+    torch.testing.assert_close(found_final, final)
+
+
+@pytest.mark.parametrize("name", ["attention", "encoder", "decoder", "embedding", "linear"])
+def test_compiles_without_a_graph_break_as_torchs_module_does(name):
+    """Dynamo refuses torch.nn.LSTM and its subclasses."""
+    build, inputs = MODELS[name]
+    model, given = build().eval(), inputs()
+    expected = first(model(*given))
+    fusedseq.accelerate(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(first(compiled(*given)), expected)
+
+
 class Scaled(nn.Linear):
     def forward(self, input):
         return 2 * super().forward(input)

@@ -89,7 +89,8 @@ class LSTM(ours.LSTM, nn.LSTM):
             return x
         return fused.dropout(x, self.dropout, draw_seed(x.device))
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
+    # The interface is that of torch's module, not of ours.
+    def forward(self, input: Any, hx: Any = None) -> Any:  # type: ignore[override]
         x = input.data if isinstance(input, PackedSequence) else input
         if not is_supported(x):
             return nn.LSTM.forward(self, input, hx)
@@ -105,7 +106,9 @@ class MultiheadAttention(ours.MultiheadAttention, nn.MultiheadAttention):
     reset_parameters = nn.MultiheadAttention._reset_parameters
     extra_repr = nn.Module.extra_repr
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Any:
+    def forward(  # type: ignore[override]  # as torch's
+        self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
+    ) -> Any:
         if has_hooks(self.out_proj) or not all(map(is_supported, (query, key, value))):
             return nn.MultiheadAttention.forward(self, query, key, value, *args, **options)
         return ours.MultiheadAttention.forward(self, query, key, value, *args, **options)
@@ -176,7 +179,7 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     ) -> Tensor:
         if not is_supported(src) or not is_plain(self):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
-        options = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
+        options: dict[str, Any] = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
         options |= {"is_causal": is_causal, "need_weights": False}
         return run(self, src, [lambda x: self.self_attn(x, x, x, **options)[0]])
 
@@ -198,9 +201,12 @@ class TransformerDecoderLayer(nn.TransformerDecoderLayer):
         if not is_supported(tgt) or not is_supported(memory) or not is_plain(self):
             masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
             return super().forward(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
-        own = {"attn_mask": tgt_mask, "key_padding_mask": tgt_key_padding_mask}
+        own: dict[str, Any] = {"attn_mask": tgt_mask, "key_padding_mask": tgt_key_padding_mask}
         own |= {"is_causal": tgt_is_causal, "need_weights": False}
-        cross = {"attn_mask": memory_mask, "key_padding_mask": memory_key_padding_mask}
+        cross: dict[str, Any] = {
+            "attn_mask": memory_mask,
+            "key_padding_mask": memory_key_padding_mask,
+        }
         cross |= {"is_causal": memory_is_causal, "need_weights": False}
         return run(
             self,
