@@ -3,21 +3,23 @@ plain PyTorch in `fusedseq.reference`, modules in `fusedseq.nn`.
 """
 
 import importlib
-from types import ModuleType
+from typing import Any
 
 from fusedseq import _load
 from fusedseq._load import empty_cache
 
 __version__ = "0.1.0"
 MODULES = "fused", "nn", "reference"
-__all__ = [*MODULES, "empty_cache"]
+__all__ = [*MODULES, "accelerate", "empty_cache"]
 
 _load.require_environment()
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     # Imported at the first use, so that `fusedseq --help` needs no torch, and `fusedseq info` works
     # where the operators do not load.
     if name in MODULES:
         return importlib.import_module(f"fusedseq.{name}")
+    if name == "accelerate":
+        return importlib.import_module("fusedseq.acceleration").accelerate
     raise AttributeError(f"module 'fusedseq' has no attribute {name!r}")

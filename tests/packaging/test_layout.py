@@ -31,6 +31,7 @@ ARROWS = {
     "tune_kernels": {"fused", "kernel_table", "kernels"},
     "nn": {"fused", "reference"},
     "models": {"nn", "fused", "reference"},
+    "acceleration": {"nn", "fused"},
     "decoding": {"models"},
     "data": set(),
     "optim": {"_load"},

@@ -1,0 +1,218 @@
+"""Subclasses of torch's modules whose forward calls the fused operators.
+
+A module becomes one of these by assignment to its `__class__`: parameters, buffers, hooks, options
+and the names in its state dict are those of torch's module, because the object is the same. A
+subclass adds methods and class attributes alone. What an operator cannot compute (a dtype, a nested
+tensor, a sublayer with a hook) goes to torch's own forward, at each call.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from fusedseq import fused
+from fusedseq import nn as ours
+from fusedseq.nn.dropout import draw_seed
+from fusedseq.nn.feed_forward import activation_name
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+def is_supported(x: Any) -> bool:
+    """Returns whether x is a plain tensor of a dtype that every operator has on a CPU."""
+    return isinstance(x, Tensor) and not x.is_nested and x.dtype in DTYPES
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Returns whether somebody reads or changes what goes into the module or comes out of it."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+class Linear(nn.Linear):
+    """torch.nn.Linear over the operator `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not is_supported(input):
+            return super().forward(input)
+        return fused.linear(input, self.weight, self.bias)
+
+
+class Dropout(nn.Dropout):
+    """torch.nn.Dropout over the operator `dropout`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not (self.training and self.p) or self.inplace or not is_supported(input):
+            return super().forward(input)
+        return fused.dropout(input, self.p, draw_seed(input.device))
+
+
+class Embedding(ours.Embedding, nn.Embedding):
+    """torch.nn.Embedding over the operator `embedding`."""
+
+    dropout = 0.0
+    _embedding = staticmethod(fused.embedding)
+    reset_parameters = nn.Embedding.reset_parameters
+    extra_repr = nn.Embedding.extra_repr
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.weight.dtype not in DTYPES:
+            return nn.Embedding.forward(self, ids)
+        return ours.Embedding.forward(self, ids)
+
+
+class LSTM(ours.LSTM, nn.LSTM):
+    """torch.nn.LSTM over the operator `lstm`."""
+
+    residual, output = False, "last"
+    weight_drop, variational = 0.0, False
+    _lstm = staticmethod(fused.lstm)
+    reset_parameters = nn.LSTM.reset_parameters
+    extra_repr = nn.LSTM.extra_repr
+    _apply = nn.LSTM._apply
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:  # type: ignore[override]
+        """(X, H) of each layer."""
+        H = self.hidden_size
+        return [(self.input_size if l == 0 else H, H) for l in range(self.num_layers)]
+
+    def layer_dropout(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Drops elements of the input of a layer above the first, each step with its own mask."""
+        if not (self.training and self.dropout):
+            return x
+        return fused.dropout(x, self.dropout, draw_seed(x.device))
+
+    # The interface is that of torch's module, not of ours.
+    def forward(self, input: Any, hx: Any = None) -> Any:  # type: ignore[override]
+        x = input.data if isinstance(input, PackedSequence) else input
+        if not is_supported(x):
+            return nn.LSTM.forward(self, input, hx)
+        return ours.LSTM.forward(self, input, hx)
+
+
+class MultiheadAttention(ours.MultiheadAttention, nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention over the operators `attention` and `linear`."""
+
+    need_weights = True  # torch's default
+    positions = scale = None
+    _attention, _linear = staticmethod(fused.attention), staticmethod(fused.linear)
+    reset_parameters = nn.MultiheadAttention._reset_parameters
+    extra_repr = nn.Module.extra_repr
+
+    def forward(  # type: ignore[override]  # as torch's
+        self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
+    ) -> Any:
+        if has_hooks(self.out_proj) or not all(map(is_supported, (query, key, value))):
+            return nn.MultiheadAttention.forward(self, query, key, value, *args, **options)
+        return ours.MultiheadAttention.forward(self, query, key, value, *args, **options)
+
+
+def residual_norm(norm: Any, dropout: Any, x: Tensor, residual: Tensor, prenorm: bool) -> Any:
+    """Computes norm(residual + dropout(x)) with the options of torch's modules, in one pass.
+
+    x, residual: (..., D)    returns (..., D); with `prenorm` also the sum
+    """
+    p = dropout.p if dropout.training else 0.0
+    seed = draw_seed(x.device) if p else 0
+    return fused.residual_layer_norm(
+        x, residual, norm.weight, norm.bias, p=p, eps=norm.eps, prenorm=prenorm, seed=seed
+    )
+
+
+def is_plain(layer: Any) -> bool:
+    """Returns whether the sublayers that a fused layer does not call are torch's, without hooks."""
+    for name, module in layer.named_children():
+        kinds = {"linear": (nn.Linear, Linear), "norm": (nn.LayerNorm,)}
+        kinds["dropout"] = (nn.Dropout, Dropout)
+        allowed = kinds.get(name.rstrip("123"))
+        if allowed and (type(module) not in allowed or has_hooks(module)):
+            return False
+    return not isinstance(layer.activation, nn.Module) or not has_hooks(layer.activation)
+
+
+def feed_forward(layer: Any, x: Tensor) -> Tensor:
+    """Computes linear2(dropout(activation(linear1(x)))) of a Transformer layer of torch."""
+    hidden = fused.linear(x, layer.linear1.weight)
+    p = layer.dropout.p if layer.dropout.training else 0.0
+    seed = draw_seed(x.device) if p else 0
+    activation = activation_name(layer.activation, type(layer).__name__)
+    hidden = fused.bias_activation_dropout(hidden, layer.linear1.bias, activation, p, seed)
+    return fused.linear(hidden, layer.linear2.weight, layer.linear2.bias)
+
+
+def run(layer: Any, x: Tensor, attend: list[Any]) -> Tensor:
+    """Applies the sublayers of a Transformer layer of torch, each with its residual and norm.
+
+    attend: the attention sublayers as functions of x
+    """
+    sublayers = [*attend, lambda x: feed_forward(layer, x)]
+    count = len(sublayers)
+    norms = [getattr(layer, f"norm{i + 1}") for i in range(count)]
+    dropouts = [getattr(layer, f"dropout{i + 1}") for i in range(count)]
+    if not layer.norm_first:
+        for norm, dropout, sublayer in zip(norms, dropouts, sublayers, strict=True):
+            x = residual_norm(norm, dropout, sublayer(x), x, prenorm=False)
+        return x
+    y = sublayers[0](norms[0](x))
+    for norm, dropout, sublayer in zip(norms[1:], dropouts, sublayers[1:], strict=False):
+        y, x = residual_norm(norm, dropout, y, x, prenorm=True)
+        y = sublayer(y)
+    return x + dropouts[-1](y)
+
+
+class TransformerEncoderLayer(nn.TransformerEncoderLayer):
+    """torch.nn.TransformerEncoderLayer over the fused operators."""
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        if not is_supported(src) or not is_plain(self):
+            return super().forward(src, src_mask, src_key_padding_mask, is_causal)
+        options: dict[str, Any] = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
+        options |= {"is_causal": is_causal, "need_weights": False}
+        return run(self, src, [lambda x: self.self_attn(x, x, x, **options)[0]])
+
+
+class TransformerDecoderLayer(nn.TransformerDecoderLayer):
+    """torch.nn.TransformerDecoderLayer over the fused operators."""
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        if not is_supported(tgt) or not is_supported(memory) or not is_plain(self):
+            masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
+            return super().forward(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
+        own: dict[str, Any] = {"attn_mask": tgt_mask, "key_padding_mask": tgt_key_padding_mask}
+        own |= {"is_causal": tgt_is_causal, "need_weights": False}
+        cross: dict[str, Any] = {
+            "attn_mask": memory_mask,
+            "key_padding_mask": memory_key_padding_mask,
+        }
+        cross |= {"is_causal": memory_is_causal, "need_weights": False}
+        return run(
+            self,
+            tgt,
+            [
+                lambda x: self.self_attn(x, x, x, **own)[0],
+                lambda x: self.multihead_attn(x, memory, memory, **cross)[0],
+            ],
+        )

@@ -1,0 +1,199 @@
+"""fusedseq.accelerate: the same object, parameters and results, with fused operators."""
+
+import copy
+
+import fusedseq
+import pytest
+import torch
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("in_exact_dtype")
+E, N, B, L = 12, 3, 4, 5
+
+
+def sequence():
+    return torch.randn(L, B, E)
+
+
+def ids():
+    return (torch.randint(9, (L, B)),)
+
+
+MODELS = {
+    "lstm": (lambda: nn.LSTM(E, 7, 2, dropout=0.3), lambda: (sequence(),)),
+    "attention": (lambda: nn.MultiheadAttention(E, N, 0.3), lambda: (sequence(),) * 3),
+    "encoder": (
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(E, N, 20, 0.3), 2, enable_nested_tensor=False
+        ),
+        lambda: (sequence(),),
+    ),
+    "decoder": (
+        lambda: nn.TransformerDecoderLayer(E, N, 20, 0.3, "gelu", norm_first=True),
+        lambda: (sequence(), sequence()),
+    ),
+    "transformer": (
+        lambda: nn.Transformer(E, N, 1, 2, 20, 0.3, norm_first=True),
+        lambda: (sequence(), sequence()),
+    ),
+    "embedding": (lambda: nn.Embedding(9, E, padding_idx=2), ids),
+    "linear": (lambda: nn.Sequential(nn.Linear(E, 7), nn.Dropout(0.3)), lambda: (sequence(),)),
+}
+models = pytest.mark.parametrize(("build", "inputs"), MODELS.values(), ids=MODELS)
+
+
+def first(result):
+    return result[0] if isinstance(result, tuple) else result
+
+
+def run(model, inputs):
+    y = first(model(*inputs))
+    weight = torch.linspace(-1, 1, y.numel()).view_as(y)
+    return y, torch.autograd.grad((y * weight).sum(), [*model.parameters()], allow_unused=True)
+
+
+@models
+def test_results_and_gradients_are_the_same_and_undo_restores_every_bit(build, inputs):
+    model, given = build().eval(), inputs()
+    parameters, state = dict(model.named_parameters()), copy.deepcopy(model.state_dict())
+    expected = run(model, given)
+    report = fusedseq.accelerate(model)
+    assert report.replaced
+    assert all(model.get_parameter(name) is p for name, p in parameters.items())
+    assert [*model.state_dict()] == [*state]
+    torch.testing.assert_close(run(model, given), expected)
+    torch.testing.assert_close(run(copy.deepcopy(model), given), expected)
+    assert model.load_state_dict(state)
+    report.undo()
+    undone, plain = run(model, given), build().eval()
+    plain.load_state_dict(state)
+    torch.testing.assert_close(undone, run(plain, given), rtol=0, atol=0)
+
+
+@models
+def test_a_dry_run_changes_nothing(build, inputs):
+    model = build()
+    classes = [type(module) for module in model.modules()]
+    planned = fusedseq.accelerate(model, dry_run=True)
+    assert [type(module) for module in model.modules()] == classes
+    assert fusedseq.accelerate(model).entries == planned.entries
+    assert fusedseq.accelerate(model).replaced == []
+
+
+@models
+def test_hooks_run_and_frozen_parameters_get_no_gradient(build, inputs):
+    model, called = build(), []
+    model.register_forward_hook(lambda *_: called.append("after"))
+    model.register_forward_pre_hook(lambda *_: called.append("before"))
+    frozen = next(model.parameters())
+    frozen.requires_grad_(False)
+    fusedseq.accelerate(model)
+    y = first(model(*inputs()))
+    assert called == ["before", "after"]
+    if y.requires_grad:
+        y.sum().backward()
+    assert frozen.grad is None
+
+
+@models
+def test_a_model_moves_to_another_dtype(build, inputs):
+    model, given = build().eval(), inputs()
+    expected = first(model(*given))
+    fusedseq.accelerate(model)
+    moved = [x.to(torch.bfloat16) if x.is_floating_point() else x for x in given]
+    found = first(model.to(torch.bfloat16)(*moved))
+    assert found.dtype == torch.bfloat16
+    # bfloat16 keeps 8 bits; a few products and norms multiply its rounding.
+    torch.testing.assert_close(found.to(expected.dtype), expected, rtol=0.1, atol=0.1)
+
+
+def test_dropout_has_torchs_strength_and_stops_in_eval_mode():
+    model = nn.Sequential(nn.Dropout(0.25))
+    fusedseq.accelerate(model)
+    x = torch.ones(100_000)
+    y = model(x)
+    # The standard deviation of the fraction that is dropped is 0.0014.
+    assert (y == 0).double().mean().item() == pytest.approx(0.25, abs=0.007)
+    torch.testing.assert_close(y.max(), torch.tensor(4 / 3))
+    assert model.eval()(x) is x
+
+
+def test_a_hook_on_a_sublayer_that_is_added_later_runs():
+    layer = nn.TransformerEncoderLayer(E, N, 20, 0.0)
+    fusedseq.accelerate(layer)
+    called, x = [], sequence()
+    expected = layer(x)
+    layer.linear1.register_forward_hook(lambda *_: called.append(1))
+    torch.testing.assert_close(layer(x), expected)
+    assert called
+
+
+def test_a_packed_sequence_and_a_state_are_taken_as_by_torch():
+    model, x = nn.LSTM(E, 7, 2), sequence()
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 5, 1, 3]), enforce_sorted=False)
+    state = torch.randn(2, B, 7), torch.randn(2, B, 7)
+    y, final = model(packed, state)
+    fusedseq.accelerate(model)
+    found, found_final = model(packed, state)
+    torch.testing.assert_close(found.data, y.data)
+    torch.testing.assert_close(found_final, final)
+
+
+@pytest.mark.parametrize("name", ["attention", "encoder", "decoder", "embedding", "linear"])
+def test_compiles_without_a_graph_break_as_torchs_module_does(name):
+    """Dynamo refuses torch.nn.LSTM and its subclasses."""
+    build, inputs = MODELS[name]
+    model, given = build().eval(), inputs()
+    expected = first(model(*given))
+    fusedseq.accelerate(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(first(compiled(*given)), expected)
+
+
+class Scaled(nn.Linear):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+LEFT = {
+    "bidirectional": (lambda: nn.LSTM(E, 4, bidirectional=True), "bidirectional"),
+    "projected": (lambda: nn.LSTM(E, 4, proj_size=2), "proj_size"),
+    "bias_kv": (lambda: nn.MultiheadAttention(E, N, add_bias_kv=True), "add_bias_kv"),
+    "silu": (lambda: nn.TransformerEncoderLayer(E, N, activation=nn.SiLU()), "activation"),
+    "subclass": (lambda: Scaled(E, E), "subclass"),
+    "inplace": (lambda: nn.Dropout(inplace=True), "inplace"),
+    "max_norm": (lambda: nn.Embedding(9, E, max_norm=1.0), "max_norm"),
+    "parametrised": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(E, E)), "subclass"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_not_supported_is_left_with_a_reason(name):
+    build, reason = LEFT[name]
+    model = build()
+    before = type(model)
+    report = fusedseq.accelerate(model)
+    assert type(model) is before
+    assert reason in report.left[0].reason
+    assert reason in str(report)
+
+
+def test_tied_weights_and_an_optimizer_go_on_working():
+    model = nn.Sequential(nn.Embedding(9, E), nn.Linear(E, 9, bias=False))
+    model[1].weight = model[0].weight
+    other = copy.deepcopy(model)
+    fusedseq.accelerate(model)
+    tokens = torch.randint(9, (20,))
+    for m in (model, other):
+        optimizer = torch.optim.SGD(m.parameters(), 0.5)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(m(tokens), tokens).backward()
+            optimizer.step()
+    assert model[1].weight is model[0].weight
+    torch.testing.assert_close(model.state_dict(), other.state_dict())
+
+
+def test_only_a_module_can_be_accelerated():
+    with pytest.raises(TypeError, match=r"accelerate: model must be a torch.nn.Module, got int"):
+        fusedseq.accelerate(3)
