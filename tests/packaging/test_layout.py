@@ -34,6 +34,7 @@ ARROWS = {
     "decoding": {"models"},
     "data": set(),
     "optim": {"_load"},
+    "integrations": {"fused", "reference"},
     "tasks": {
         "decoding",
         "models",
