@@ -30,24 +30,20 @@ def attention(shapes: Named) -> int:
     in torch's own formula."""
     B, N, L, D = shapes["q"]
     S = shapes["k"][2] if shapes.get("key_rows") is None else shapes["key_rows"][-1]
-    relative = shapes.get("relative_keys")
-    return 2 * (2 * B * N * L * S * D) + (
-        2 * B * N * L * math.prod(relative[-2:]) if relative else 0
-    )
+    count: int = 2 * (2 * B * N * L * S * D)
+    if relative := shapes.get("relative_keys"):
+        count += _product(B * N * L, relative)
+    return count
 
 
 def layer(shapes: Named, suffix: str = "", x: Shape | None = None) -> int:
     """Operations of one layer of a recurrence: gates, and the rounds of a Mogrifier LSTM."""
     T, B, _ = x or shapes["x"]
-    of = {
-        name: shapes.get(name + suffix)
-        for name in ("W_ih", "W_hh", "Q", "Q_factor", "R", "R_factor")
-    }
-    total = _product(T * B, of["W_ih"]) + _product(T * B, of["W_hh"])
+    total = sum(_product(T * B, shapes[name + suffix]) for name in ("W_ih", "W_hh"))
     rounds = shapes.get("rounds" + suffix) or 0
     for name, count in (("Q", (rounds + 1) // 2), ("R", rounds // 2)):
-        for weight in (of[name], of[f"{name}_factor"]):
-            if weight is not None:
+        for factor in (name, f"{name}_factor"):
+            if (weight := shapes.get(factor + suffix)) is not None:
                 total += count * _product(T * B, weight[-2:])
     return total
 
@@ -89,13 +85,17 @@ def _register(op: str, count: Callable[[Named], float]) -> None:
     register_flop_formula(overload(op).overloadpacket)(formula)
 
 
+def _times(factor: float, count: Callable[[Named], int]) -> Callable[[Named], float]:
+    return lambda shapes: factor * count(shapes)
+
+
 def register() -> None:
     """Registers the formulas of all operators and of their backwards."""
     for op, (count, factor) in FORMULAS.items():
         # With `needs`, linear_cross_entropy computes its gradients in the forward.
         forward = _cross_entropy if op == "linear_cross_entropy" else count
         _register(op, forward)
-        _register(f"{op}_backward", lambda shapes, c=count, f=factor: f * c(shapes))
+        _register(f"{op}_backward", _times(factor, count))
     for op in WITHOUT_PRODUCTS:
         _register(op, nothing)
     _register("linear_cross_entropy_scale", nothing)
