@@ -35,6 +35,7 @@ ARROWS = {
     "decoding": {"models"},
     "data": set(),
     "optim": {"_load"},
+    "integrations": {"fused", "reference"},
     "tasks": {
         "decoding",
         "models",
