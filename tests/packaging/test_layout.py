@@ -35,7 +35,7 @@ ARROWS = {
     "decoding": {"models"},
     "data": set(),
     "optim": {"_load"},
-    "integrations": {"fused", "reference"},
+    "integrations": {"fused", "nn", "reference"},
     "tasks": {
         "decoding",
         "models",
@@ -47,7 +47,6 @@ ARROWS = {
         "machine",
         "__version__",
     },
-    "integrations": {"fused", "nn"},
     "testing": {"fused", "reference"},
     "cli": {"tasks", "info", "data", "_load", "__version__"},
 }
