@@ -150,12 +150,18 @@ def variable(name: str, *values: str) -> str | None:
 
 
 def isa(question: str) -> str:
-    """The instruction sets of the CPU kernels. question: "compiled" or "found" on this machine "
-    "(both
-    a list), or "used"."""
+    """Returns names of instruction sets of the CPU kernels, separated by spaces.
+
+    question: "compiled", "found" for those of them that this machine runs, or "used" for one name
+    """
     function = operators()[f"fusedseq_isa_{question}"]
     function.restype = ctypes.c_char_p
     return str(function().decode())
+
+
+def multiplies_bf16() -> bool:
+    """Returns whether the CPU kernels in use have products of bfloat16 numbers."""
+    return isa("used").endswith(("_bf16", "_amx"))
 
 
 def empty_cache() -> int:

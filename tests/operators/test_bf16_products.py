@@ -21,12 +21,22 @@ from fusedseq.testing import (
 )
 
 pytestmark = pytest.mark.cpu
-HAS_PAIRS = _load.isa("used").endswith("_bf16")
+HAS_PAIRS = _load.multiplies_bf16()
 ONLY_WITH_PAIRS = pytest.mark.skipif(
     not HAS_PAIRS, reason=f"the kernels used, {_load.isa('used')}, multiply no bfloat16 numbers"
 )
-# Sizes that select each of the products: one, few and many rows, odd and even depths.
-SIZES = [(1, 64, 40), (7, 77, 33), (20, 64, 70), (64, 128, 65), (150, 33, 130), (300, 96, 64)]
+# Sizes that select each of the products: one, few and many rows, odd and even depths; rows of a
+# power of two, which tile registers copy, and depths that do not fill a tile register.
+SIZES = [
+    (1, 64, 40),
+    (7, 77, 33),
+    (20, 64, 70),
+    (64, 128, 65),
+    (150, 33, 130),
+    (300, 96, 64),
+    (145, 1024, 50),
+    (97, 1030, 35),
+]
 
 
 @pytest.fixture
@@ -142,14 +152,14 @@ def test_bf16_tensors_are_added_in_fp32():
 @ONLY_WITH_PAIRS
 def test_nan_and_infinity_pass_through():
     for bad in (float("nan"), float("inf"), -float("inf")):
-        for M in (1, 20, 200):
-            x, W = torch.ones(M, 64, dtype=torch.bfloat16), torch.ones(3, 64, dtype=torch.bfloat16)
+        for M, K in ((1, 64), (20, 64), (200, 64), (200, 38)):
+            x, W = torch.ones(M, K, dtype=torch.bfloat16), torch.ones(3, K, dtype=torch.bfloat16)
             x[0, 5] = bad
             y = fused.linear(x, W)
             torch.testing.assert_close(
                 y[0], torch.full((3,), bad, dtype=y.dtype), equal_nan=True, rtol=0, atol=0
             )
-            assert y[1:].eq(64).all()
+            assert y[1:].eq(K).all()
 
 
 @ONLY_WITH_PAIRS
@@ -162,7 +172,7 @@ def test_the_set_without_pairs_computes_bf16_in_fp32():
         "error = (fused.linear(x, W) - x.double() @ W.double().T).abs().max().item(); "
         "print(_load.isa('used'), error < 1e-4)"
     )
-    isa = _load.isa("used").removesuffix("_bf16")
+    isa = _load.isa("used").rsplit("_", 1)[0]
     env = os.environ | {"FUSEDSEQ_ISA": isa, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program]
     process = subprocess.run(command, env=env, capture_output=True, text=True, check=True)

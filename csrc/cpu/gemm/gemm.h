@@ -14,10 +14,28 @@ namespace FUSEDSEQ_ISA {
 // The rows of A that stay in the L2 cache while the panels of B pass.
 constexpr int64_t CHUNK = 144;
 
-// The elements of workspace that `gemm` needs for a left operand that it converts.
+// The distance of the rows of a left operand that is copied. For tile registers it is an odd number
+// of cache lines, else the 16 rows of a tile could share few sets of the L1 cache.
+template <class E>
+HD int64_t left_stride(int64_t K) {
+  const int64_t elements = depth<E>(K);
+  if (!IN_TILE_REGISTERS<E>) return elements;
+  const int64_t lines = (elements + LANES<E> - 1) / LANES<E>;
+  return (lines | 1) * LANES<E>;
+}
+
+// Returns whether rows of K numbers, ld apart, are read where they are.
+template <class E, class S>
+HD bool stays_in_place(int64_t K, int64_t ld) {
+  if (std::is_same<E, S>::value) return true;
+  const bool shares_sets = IN_TILE_REGISTERS<E> && ld * int64_t(sizeof(S)) % 2048 == 0;
+  return std::is_same<S, bfloat16>::value && K % 2 == 0 && ld % 2 == 0 && !shares_sets;
+}
+
+// The elements of workspace that `gemm` needs for a left operand that it copies.
 template <class E, class S>
 HD int64_t left_size(int64_t K) {
-  return std::is_same<E, S>::value ? 0 : CHUNK * depth<E>(K);
+  return std::is_same<E, S>::value ? 0 : CHUNK * left_stride<E>(K);
 }
 
 // Returns M <= CHUNK rows of a left operand (M, K) as elements E: the numbers themselves, bfloat16
@@ -27,14 +45,13 @@ LeftOperand<E> left_operand(int64_t M, int64_t K, Matrix<const S> A, E* scratch)
   if constexpr (std::is_same<E, S>::value) {
     return {A.p, A.ld, 1};
   } else {
-    if (std::is_same<S, bfloat16>::value && K % 2 == 0 && A.ld % 2 == 0)
-      return {reinterpret_cast<const E*>(A.p), A.ld / 2, 1};
-    const int64_t elements = depth<E>(K);
+    if (stays_in_place<E, S>(K, A.ld)) return {reinterpret_cast<const E*>(A.p), A.ld / 2, 1};
+    const int64_t elements = depth<E>(K), stride = left_stride<E>(K);
     for (int64_t m = 0; m < M; ++m)
       for (int64_t k = 0; k < elements; k += LANES<E>)
         load_along<E>(A.p + m * A.ld + k * NUMBERS<E>, K - k * NUMBERS<E>)
-            .store(scratch + m * elements + k, elements - k);
-    return {scratch, elements, 1};
+            .store(scratch + m * stride + k, elements - k);
+    return {scratch, stride, 1};
   }
 }
 
@@ -44,7 +61,7 @@ template <class E>
 void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E* packed,
                 Output<Sum<E>> C, const Sum<E>* bias, const E* next) {
   // The depth of a panel that stays in a cache while the rows pass: L1 for tile registers, else L2.
-  constexpr int64_t DEPTH = (IN_TILE_REGISTERS<E> ? 2048 : 3072) / sizeof(E);
+  constexpr int64_t DEPTH = (IN_TILE_REGISTERS<E> ? 1024 : 3072) / sizeof(E);
   const int64_t tiles = (M + MR<E> - 1) / MR<E>;  // of equal height, not full ones and a rest
   TileRegisters registers;
   for (int64_t n0 = 0; n0 < columns; n0 += PANEL<E>) {

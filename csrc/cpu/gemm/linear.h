@@ -179,7 +179,7 @@ void linear(const cpu::Linear<S>& l, cpu::Parallel run, int threads) {
 
   // The workspace: none for dot products, one panel for each part if there are few rows, else W.
   const int64_t panel = packed_size<E>(l.K, PANEL<E>);
-  const int64_t left = are_elements<E, S>(l.K) ? 0 : left_size<E, S>(l.K);
+  const int64_t left = stays_in_place<E, S>(l.K, l.K) ? 0 : left_size<E, S>(l.K);
   Buffer<E> packed(dots ? 0 : few ? panel * threads : packed_size<E>(l.K, l.N));
   Buffer<E> scratch(left * threads);
   // Columns [n, n_end) of y: packs these rows of W and multiplies. `next` is that of `gemm`.
@@ -211,7 +211,7 @@ class LinearBackward {
         parts(parts),
         few(l.M <= CHUNK && (!SAME || l.K % LANES<E> == 0)),
         panel(packed_size<E>(l.N, PANEL<E>)),
-        left(are_elements<E, S>(l.N) ? 0 : left_size<E, S>(l.N)),
+        left(stays_in_place<E, S>(l.N, l.N) ? 0 : left_size<E, S>(l.N)),
         packed(!l.dx  ? 0
                : !few ? packed_size<E>(l.N, l.K)
                : SAME ? 0

@@ -169,7 +169,7 @@ def on_cpu(
 def multiplies_in_bf16(name: str, dtype: str, args: Any, kwargs: dict[str, Any]) -> bool:
     """Whether the products of a call on the CPU multiply bfloat16 numbers: see csrc/ops/precision.h
     and, for `linear` of few rows, csrc/ops/linear.cpp."""
-    if not _load.isa("used").endswith("_bf16"):
+    if not _load.multiplies_bf16():
         return False
     if dtype == "bfloat16":
         return True
