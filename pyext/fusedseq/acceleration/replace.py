@@ -63,9 +63,42 @@ KINDS: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], Reason], str
     nn.Embedding: (torch_modules.Embedding, embedding_reason, "unknown"),
     nn.Linear: (torch_modules.Linear, lambda module: "", "2.10x"),
 }
+OUTPUT_GAIN = "2.70x to 3.04x"  # with the loss; also from docs/benchmarks.md
 
 
-def accelerate(model: nn.Module, *, dry_run: bool = False) -> Report:
+def find_output(model: nn.Module, loss: Any, output: str | None) -> nn.Module | None:
+    """Returns the output layer, whose logits the loss takes, or None without a loss.
+
+    Errors: see `accelerate`
+    """
+    if loss is None:
+        if output is not None:
+            raise ValueError(f"accelerate: output must be None without a loss, got {output!r}")
+        return None
+    if not isinstance(loss, nn.CrossEntropyLoss):
+        raise TypeError(
+            f"accelerate: loss must be a torch.nn.CrossEntropyLoss, got {type(loss).__name__}"
+        )
+    found = {n: m for n, m in model.named_modules() if type(m) in (nn.Linear, torch_modules.Linear)}
+    if output is None:
+        if not found:
+            raise ValueError("accelerate: with a loss, model must have a torch.nn.Linear, got none")
+        return [*found.values()][-1]
+    if output not in found:
+        raise ValueError(
+            f"accelerate: output must be the name of a torch.nn.Linear in the model, such as "
+            f"{[*found][-1:]}, got {output!r}"
+        )
+    return found[output]
+
+
+def accelerate(
+    model: nn.Module,
+    *,
+    loss: nn.CrossEntropyLoss | None = None,
+    output: str | None = None,
+    dry_run: bool = False,
+) -> Report:
     """Makes fused operators compute the modules of a model, in place and recursively.
 
     A module of a supported class of torch.nn (LSTM, MultiheadAttention, TransformerEncoderLayer and
@@ -73,24 +106,35 @@ def accelerate(model: nn.Module, *, dry_run: bool = False) -> Report:
     Dropout, Embedding and Linear) gets a subclass of its class. The object, its parameters, their
     names, and its hooks stay the same, so optimizers, tied weights and state dicts go on working.
 
-    model: any module    dry_run: report only, and change nothing
+    model: any module
+    loss: the loss of the model's logits. In training mode its output layer then returns
+        `DeferredLogits`: torch's cross_entropy computes loss and gradients of them by
+        `fused.linear_cross_entropy`, and anything else gets ordinary logits.
+    output: with a loss, the name of the output layer, by default the last torch.nn.Linear
+    dry_run: report only, and change nothing
     returns a Report, which says what was replaced and why another module was not, prints as a
     table, and undoes the replacement
     In eval mode outputs are the same up to rounding. In training mode elements are dropped with the
     same probabilities, but with other random masks.
-    Errors: TypeError for a model that is not a torch.nn.Module.
+    Errors: TypeError for a model that is not a torch.nn.Module, or a loss that is not a
+    torch.nn.CrossEntropyLoss; ValueError for an output that names no torch.nn.Linear or comes
+    without a loss. A training step raises RuntimeError if the input or the parameters of the output
+    layer are changed in place before the loss is computed.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate: model must be a torch.nn.Module, got {type(model).__name__}")
+    output_layer = find_output(model, loss, output)
     report = Report(dry_run=dry_run)
     chosen: list[tuple[nn.Module, type[nn.Module]]] = []
     replacements = tuple(new for new, _, _ in KINDS.values())
     for name, module in model.named_modules():
         kind = next((k for k in KINDS if isinstance(module, k)), None)
-        if kind is None or isinstance(module, replacements):
+        if kind is None or (isinstance(module, replacements) and module is not output_layer):
             continue
         new, reason_of, gain = KINDS[kind]
-        if type(module) is kind:
+        if module is output_layer:
+            new, reason, gain = torch_modules.OutputLinear, "", OUTPUT_GAIN
+        elif type(module) is kind:
             reason = reason_of(module)
         else:
             reason = f"it is a subclass of {kind.__name__}, which may compute something else"
