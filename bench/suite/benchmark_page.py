@@ -78,7 +78,7 @@ FAMILIES = {
         "vocabulary.",
     ),
     "Attention": (
-        ("attention", "encoder_layer"),
+        ("attention", "encoder_layer", "accelerate"),
         "`L90-B64-N8-D64` means 90 positions, batch 64, 8 heads and 64 dimensions per head; "
         "`L1-S200` is one query over 200 cached keys, forward only. `encoder_layer` is "
         "`nn.TransformerEncoderLayer` in training, as it is and converted to this package.",

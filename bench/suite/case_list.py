@@ -4,6 +4,7 @@ import torch
 
 from bench.suite.case import Target
 from bench.suite.cases import (
+    accelerated,
     attention,
     cross_entropy,
     decoding,
@@ -218,5 +219,16 @@ CASES = [
         lstm(*sizes, Target("torch", 1.1), backward=backward, full=True)
         for backward in (True, False)
         for sizes in LSTM_GRID
+    ),
+    # Whole models before and after `accelerate`: the shapes of BERT-base and GPT-2 small.
+    *(
+        accelerated(*sizes, Target("torch", 1.5), dtype=dtype, full=True)
+        for dtype in (torch.float32, torch.bfloat16)
+        for sizes in (
+            ("bert", 8, 128, 768, 12),
+            ("gpt2", 8, 128, 768, 12),
+            ("transformer", 32, 32, 512, 8, 2),
+            ("lstm", 35, 20, 650, 10_000),
+        )
     ),
 ]

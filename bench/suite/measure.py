@@ -14,7 +14,15 @@ import pytest
 import torch
 from fusedseq import testing
 
-from bench.suite import encoder_layers, machine, optimizers, report, roofline, second_process
+from bench.suite import (
+    accelerated_models,
+    encoder_layers,
+    machine,
+    optimizers,
+    report,
+    roofline,
+    second_process,
+)
 from bench.suite.case import OptimizerStepCase
 
 MAX_ROUNDS, MIN_ROUNDS = 101, 5
@@ -122,6 +130,8 @@ def check(case, args, kwargs):
         return optimizers.check(args)
     if isinstance(case, encoder_layers.EncoderLayerCase):
         return encoder_layers.check(case, args)
+    if isinstance(case, accelerated_models.AcceleratedModelCase):
+        return accelerated_models.check(case, args)
     parts = case.parts(args, kwargs) if case.parts else [(case.op, args, kwargs)]
     return max(testing.check(op, a, k, backward=case.backward) for op, a, k in parts)
 

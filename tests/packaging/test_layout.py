@@ -31,7 +31,7 @@ ARROWS = {
     "tune_kernels": {"fused", "kernel_table", "kernels"},
     "nn": {"fused", "reference"},
     "models": {"nn", "fused", "reference"},
-    "acceleration": {"nn", "fused"},
+    "acceleration": {"integrations", "nn", "fused"},
     "decoding": {"models"},
     "data": set(),
     "optim": {"_load"},

@@ -1,12 +1,14 @@
 """`accelerate`: finds the modules that fused operators compute faster, and replaces their class."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from fusedseq.acceleration import torch_modules
+from fusedseq.acceleration import awd_lstm, hugging_face, torch_modules
 from fusedseq.acceleration.report import Entry, Report
+from fusedseq.acceleration.subclass import Accelerated, extend
 from fusedseq.acceleration.torch_modules import has_hooks
 from fusedseq.nn.feed_forward import activation_name
 
@@ -63,46 +65,169 @@ KINDS: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], Reason], str
     nn.Embedding: (torch_modules.Embedding, embedding_reason, "unknown"),
     nn.Linear: (torch_modules.Linear, lambda module: "", "2.10x"),
 }
+REPLACEMENTS = (Accelerated, *(new for new, _, _ in KINDS.values()))
+OUTPUT_GAIN = "2.70x to 3.04x"  # with the loss; also from docs/benchmarks.md
 
 
-def accelerate(model: nn.Module, *, dry_run: bool = False) -> Report:
+def find_output(model: nn.Module, loss: Any, output: str | None) -> nn.Module | None:
+    """Returns the output layer, whose logits the loss takes, or None without a loss.
+
+    Errors: see `accelerate`
+    """
+    if loss is None:
+        if output is not None:
+            raise ValueError(f"accelerate: output must be None without a loss, got {output!r}")
+        return None
+    if not isinstance(loss, nn.CrossEntropyLoss):
+        raise TypeError(
+            f"accelerate: loss must be a torch.nn.CrossEntropyLoss, got {type(loss).__name__}"
+        )
+    found = {n: m for n, m in model.named_modules() if type(m) in (nn.Linear, torch_modules.Linear)}
+    if output is None:
+        if not found:
+            raise ValueError("accelerate: with a loss, model must have a torch.nn.Linear, got none")
+        return [*found.values()][-1]
+    if output not in found:
+        raise ValueError(
+            f"accelerate: output must be the name of a torch.nn.Linear in the model, such as "
+            f"{[*found][-1:]}, got {output!r}"
+        )
+    return found[output]
+
+
+def accelerate(
+    model: nn.Module,
+    *,
+    loss: nn.CrossEntropyLoss | None = None,
+    output: str | None = None,
+    dry_run: bool = False,
+) -> Report:
     """Makes fused operators compute the modules of a model, in place and recursively.
 
     A module of a supported class of torch.nn (LSTM, MultiheadAttention, TransformerEncoderLayer and
     TransformerDecoderLayer, also inside TransformerEncoder, TransformerDecoder and Transformer,
     Dropout, Embedding and Linear) gets a subclass of its class. The object, its parameters, their
     names, and its hooks stay the same, so optimizers, tied weights and state dicts go on working.
+    AWD-LSTM's WeightDrop and LockedDropout, and blocks of GPT-2 and BERT in transformers, are
+    treated the same, and models of transformers get the attention implementation "fusedseq".
 
-    model: any module    dry_run: report only, and change nothing
+    model: any module
+    loss: the loss of the model's logits. In training mode its output layer then returns
+        `DeferredLogits`: torch's cross_entropy computes loss and gradients of them by
+        `fused.linear_cross_entropy`, and anything else gets ordinary logits.
+    output: with a loss, the name of the output layer, by default the last torch.nn.Linear
+    dry_run: report only, and change nothing
     returns a Report, which says what was replaced and why another module was not, prints as a
     table, and undoes the replacement
     In eval mode outputs are the same up to rounding. In training mode elements are dropped with the
     same probabilities, but with other random masks.
-    Errors: TypeError for a model that is not a torch.nn.Module.
+    Errors: TypeError for a model that is not a torch.nn.Module, or a loss that is not a
+    torch.nn.CrossEntropyLoss; ValueError for an output that names no torch.nn.Linear or comes
+    without a loss. A training step raises RuntimeError if the input or the parameters of the output
+    layer are changed in place before the loss is computed.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate: model must be a torch.nn.Module, got {type(model).__name__}")
+    output_layer = find_output(model, loss, output)
     report = Report(dry_run=dry_run)
     chosen: list[tuple[nn.Module, type[nn.Module]]] = []
-    replacements = tuple(new for new, _, _ in KINDS.values())
+    computed_by_others: set[nn.Module] = set()  # sublayers that a replaced module does not call
+    weight_dropped: set[nn.Module] = set()
     for name, module in model.named_modules():
-        kind = next((k for k in KINDS if isinstance(module, k)), None)
-        if kind is None or isinstance(module, replacements):
+        found = candidate(module, output_layer, weight_dropped)
+        if module in computed_by_others:
             continue
-        new, reason_of, gain = KINDS[kind]
-        if type(module) is kind:
-            reason = reason_of(module)
-        else:
-            reason = f"it is a subclass of {kind.__name__}, which may compute something else"
-        if "forward" in vars(module):
-            reason = "its forward was replaced in the object"
-        report.entries.append(
-            Entry(name, type(module).__name__, not reason, reason, "unknown" if reason else gain)
-        )
-        if not reason:
-            chosen.append((module, new))
+        after: type[nn.Module] = type(module)
+        if found is not None:
+            reason = found.reason
+            if "forward" in vars(module):
+                reason = "its forward was replaced in the object"
+            gain = "unknown" if reason else found.gain
+            report.entries.append(Entry(name, type(module).__name__, not reason, reason, gain))
+            if not reason:
+                after = found.new
+                chosen.append((module, after))
+        if issubclass(after, awd_lstm.WeightDrop):
+            weight_dropped.add(module.get_submodule("module"))
+        if issubclass(after, REPLACEMENTS):
+            computed_by_others |= sublayers(module)
+    models = transformers_models(model, report)
     if not dry_run:
         for module, new in chosen:
             report.changed.append((module, type(module), new))
             module.__class__ = new
+        report.undos += [hugging_face.replace_attention(found) for found in models]
     return report
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A module that is of a kind that can be replaced.
+
+    new: its class afterwards, if there is no reason to leave it
+    """
+
+    new: type[nn.Module]
+    reason: Reason
+    gain: str
+
+
+def sublayers(module: nn.Module) -> set[nn.Module]:
+    """Returns the sublayers that a replaced module computes by its own operators, and that have no
+    replacement of their own.
+    """
+    found: set[nn.Module] = {m for m in module.children() if isinstance(m, nn.LayerNorm)}
+    return found | {module.out_proj} if isinstance(module, nn.MultiheadAttention) else found
+
+
+def candidate(
+    module: nn.Module, output_layer: nn.Module | None, weight_dropped: set[nn.Module]
+) -> Candidate | None:
+    """Returns what can be done with a module, or None if its class has no replacement.
+
+    weight_dropped: LSTMs whose recurrent weights a replaced WeightDrop sets
+    """
+    if module is output_layer:
+        return Candidate(torch_modules.OutputLinear, "", OUTPUT_GAIN)
+    if isinstance(module, REPLACEMENTS):
+        return None
+    if type(module) is nn.LayerNorm:
+        return Candidate(
+            nn.LayerNorm, "only a LayerNorm with its residual has a fused operator", "unknown"
+        )
+    if (block := hugging_face.find(module)) is not None:
+        computed_by, reason = block
+        return Candidate(extend(computed_by, type(module)), reason, "unknown")
+    if (named := awd_lstm.KINDS.get(type(module).__name__)) is not None:
+        computed_by, reason_of, gain = named
+        return Candidate(extend(computed_by, type(module)), reason_of(module), gain)
+    kind = next((k for k in KINDS if isinstance(module, k)), None)
+    if kind is None:
+        return None
+    new, reason_of, gain = KINDS[kind]
+    if module in weight_dropped:
+        return Candidate(new, "", gain)
+    if type(module) is not kind:
+        reason = f"it is a subclass of {kind.__name__}, which may compute something else"
+        return Candidate(new, reason, gain)
+    return Candidate(new, reason_of(module), gain)
+
+
+def transformers_models(model: nn.Module, report: Report) -> list[nn.Module]:
+    """Returns the models of transformers whose attention is replaced, and reports all of them."""
+    found: list[Any] = []
+    configurations: list[Any] = []
+    for name, module in model.named_modules():
+        if not hugging_face.is_model(module):
+            continue
+        known: Any = module
+        if any(known.config is config for config in configurations):
+            continue
+        configurations.append(known.config)
+        reason = hugging_face.attention_reason(known)
+        if known.config._attn_implementation != hugging_face.ATTENTION:
+            row = (name, f"attention of {type(known).__name__}", not reason, reason)
+            report.entries.append(Entry(*row))
+        if not reason:
+            found.append(known)
+    return found

@@ -1,5 +1,6 @@
 """What `accelerate` did to a model: a table, and the way back."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -37,6 +38,7 @@ class Report:
     changed: list[tuple[nn.Module, type[nn.Module], type[nn.Module]]] = field(
         default_factory=list, repr=False
     )
+    undos: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     @property
     def replaced(self) -> list[Entry]:
@@ -49,7 +51,7 @@ class Report:
         return [entry for entry in self.entries if not entry.replaced]
 
     def undo(self) -> None:
-        """Gives every replaced module its own class again.
+        """Gives every replaced module its own class again, and a model its attention.
 
         Parameters keep the values that they have now. A module whose class somebody else has
         changed since is left as it is. Copies of the model are not changed.
@@ -57,7 +59,10 @@ class Report:
         for module, before, after in self.changed:
             if type(module) is after:
                 module.__class__ = before
+        for undo in self.undos:
+            undo()
         self.changed.clear()
+        self.undos.clear()
 
     def __str__(self) -> str:
         rows = [("module", "class", "replaced", "gain of this kind, or why not")]

@@ -14,6 +14,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fusedseq import fused
 from fusedseq import nn as ours
+from fusedseq.acceleration.deferred_logits import defer
+from fusedseq.fused import autocast, transforms
 from fusedseq.nn.dropout import draw_seed
 from fusedseq.nn.feed_forward import activation_name
 
@@ -42,6 +44,38 @@ class Linear(nn.Linear):
         if not is_supported(input):
             return super().forward(input)
         return fused.linear(input, self.weight, self.bias)
+
+
+class OutputLinear(Linear):
+    """The output layer of a model, whose logits are deferred in training."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        # torch.compile cannot trace what can_defer asks.
+        if self.training and not torch.compiler.is_compiling():
+            tensors = autocast.cast(input.device.type, input, self.weight, self.bias)
+            if can_defer(self, *tensors):
+                return defer(*tensors)
+        return super().forward(input)
+
+
+def can_defer(layer: nn.Linear, x: Tensor, W: Tensor, b: Tensor | None) -> bool:
+    """Returns whether a gradient is recorded, and the layer's tensors stay valid after its call.
+
+    Sharding of parameters over processes frees them after the call, and hooks see the result.
+    """
+    tensors = [t for t in (x, W, b) if t is not None]
+    return (
+        torch.is_grad_enabled()
+        and all(type(t) in (Tensor, nn.Parameter) and is_supported(t) for t in tensors)
+        and all((t.dtype, t.device) == (x.dtype, x.device) for t in tensors)
+        and any(t.requires_grad for t in tensors)
+        and not any(t.is_inference() for t in tensors)
+        and not has_hooks(layer)
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+        and not transforms.has_tangents(tensors)
+        and not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    )
 
 
 class Dropout(nn.Dropout):

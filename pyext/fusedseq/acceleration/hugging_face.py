@@ -1,0 +1,171 @@
+"""Blocks and attention of GPT-2 and BERT in Hugging Face `transformers`, which is never imported:
+a model of it can only exist where it has been.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from fusedseq import fused
+from fusedseq.acceleration import torch_modules
+from fusedseq.acceleration.subclass import Accelerated
+from fusedseq.acceleration.torch_modules import has_hooks, is_supported, residual_norm
+from fusedseq.nn.feed_forward import activation_name
+
+# Model types whose attention is compared with eager attention by the tests.
+ATTENTION_OF = ("bert", "gpt2", "llama", "mistral")
+ATTENTION = "fusedseq"
+
+
+def activation_of(module: Any) -> str:
+    """Returns the operator's name of an activation of transformers.
+
+    Errors: ValueError for any other, naming transformers.
+    """
+    function = module
+    if type(module).__module__ == "transformers.activations":
+        name = type(module).__name__
+        if name == "NewGELUActivation":
+            return "gelu_tanh"
+        function = getattr(module, "act", module)
+        if isinstance(function, functools.partial) and function.keywords == {"approximate": "tanh"}:
+            return "gelu_tanh"
+    return activation_name(function, "transformers")
+
+
+def sublayers_are_plain(module: nn.Module, *names: str) -> bool:
+    """Returns whether the sublayers that a fused block does not call have no hooks and their own
+    classes' forward.
+    """
+    kinds = (nn.Linear, torch_modules.Linear, nn.LayerNorm, nn.Dropout, torch_modules.Dropout)
+    for name in names:
+        child = getattr(module, name)
+        is_conv = (type(child).__module__, type(child).__name__) == (
+            "transformers.pytorch_utils",
+            "Conv1D",
+        )
+        if not (type(child) in kinds or is_conv) or "forward" in vars(child) or has_hooks(child):
+            return False
+    return True
+
+
+class Gpt2FeedForward(Accelerated, nn.Module):
+    """GPT2MLP: dropout(c_proj(act(c_fc(x)))), whose weights are stored transposed."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Applies the block to (..., D)."""
+        x, act = hidden_states, self.act
+        names = ("c_fc", "c_proj", "dropout")
+        act_has_hooks = isinstance(act, nn.Module) and has_hooks(act)
+        if not is_supported(x) or act_has_hooks or not sublayers_are_plain(self, *names):
+            unfused: Tensor = super().forward(x)
+            return unfused
+        first, second = self.c_fc, self.c_proj
+        hidden = fused.linear(x, first.weight.t())
+        hidden = fused.bias_activation_dropout(hidden, first.bias, activation_of(act))
+        y: Tensor = self.dropout(fused.linear(hidden, second.weight.t(), second.bias))
+        return y
+
+
+class BertIntermediate(Accelerated, nn.Module):
+    """BertIntermediate: act(dense(x))."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Applies the block to (..., D)."""
+        x, act = hidden_states, self.intermediate_act_fn
+        act_has_hooks = isinstance(act, nn.Module) and has_hooks(act)
+        if not is_supported(x) or act_has_hooks or not sublayers_are_plain(self, "dense"):
+            unfused: Tensor = super().forward(x)
+            return unfused
+        hidden = fused.linear(x, self.dense.weight)
+        return fused.bias_activation_dropout(hidden, self.dense.bias, activation_of(act))
+
+
+class BertOutput(Accelerated, nn.Module):
+    """BertSelfOutput and BertOutput: LayerNorm(dropout(dense(x)) + input)."""
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        """Applies the block to x (..., X), with the residual (..., D)."""
+        x, residual = hidden_states, input_tensor
+        is_plain = sublayers_are_plain(self, "dense", "dropout", "LayerNorm")
+        if not is_plain or not (is_supported(x) and is_supported(residual)):
+            unfused: Tensor = super().forward(x, residual)
+            return unfused
+        y = fused.linear(x, self.dense.weight, self.dense.bias)
+        found: Tensor = residual_norm(self.LayerNorm, self.dropout, y, residual, prenorm=False)
+        return found
+
+
+# {(the model, the class): (what computes it, the attribute with its activation or "")}
+KINDS: dict[tuple[str, str], tuple[type[Accelerated], str]] = {
+    ("gpt2", "GPT2MLP"): (Gpt2FeedForward, "act"),
+    ("bert", "BertIntermediate"): (BertIntermediate, "intermediate_act_fn"),
+    ("bert", "BertSelfOutput"): (BertOutput, ""),
+    ("bert", "BertOutput"): (BertOutput, ""),
+}
+
+
+def find(module: nn.Module) -> tuple[type[Accelerated], str] | None:
+    """Returns what computes a block of transformers and why it is left, or None for another."""
+    kind = type(module)
+    for (model, name), (computed_by, attribute) in KINDS.items():
+        path = f"transformers.models.{model}.modeling_{model}"
+        if (kind.__module__, kind.__name__) != (path, name):
+            continue
+        if getattr(sys.modules.get(path), name, None) is not kind:
+            return None
+        if attribute:
+            try:
+                activation_of(getattr(module, attribute))
+            except ValueError:
+                act = getattr(module, attribute)
+                return computed_by, f"the activation {act!r} has no fused operator"
+        return computed_by, ""
+    return None
+
+
+def is_model(module: nn.Module) -> bool:
+    """Returns whether a module is a PreTrainedModel of transformers."""
+    modeling = sys.modules.get("transformers.modeling_utils")
+    return modeling is not None and isinstance(module, modeling.PreTrainedModel)
+
+
+def attention_reason(model: Any) -> str:
+    """Returns why the attention implementation of a PreTrainedModel is left as it is."""
+    config, now = model.config, model.config._attn_implementation
+    if now == ATTENTION:
+        return "it is fusedseq already"
+    if now not in ("eager", "sdpa"):
+        return f"its attention implementation is {now!r}, not 'eager' or 'sdpa'"
+    if config.model_type not in ATTENTION_OF or not model._can_set_attn_implementation():
+        return (
+            f"{config.model_type} is not one of {', '.join(ATTENTION_OF)}; try "
+            'model.set_attn_implementation("fusedseq")'
+        )
+    if getattr(config, "output_attentions", False):
+        return "output_attentions is set, and the fused attention returns no probabilities"
+    from fusedseq.integrations.transformers import require_transformers
+
+    try:
+        require_transformers()
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+def replace_attention(model: Any) -> Callable[[], None]:
+    """Makes a PreTrainedModel use the fused attention; returns what undoes it."""
+    from fusedseq.integrations.transformers import register
+
+    register()
+    before = model.config._attn_implementation
+    model.set_attn_implementation(ATTENTION)
+
+    def undo() -> None:
+        if model.config._attn_implementation == ATTENTION:
+            model.set_attn_implementation(before)
+
+    return undo
