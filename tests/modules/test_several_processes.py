@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from fusedseq import nn
+from torch.distributed.fsdp import fully_shard
 
 from tests.support import parallel_steps
 
@@ -13,7 +16,7 @@ def of_two():
     return parallel_steps.results()
 
 
-@pytest.mark.parametrize("way", ["DDP", "FSDP"])
+@pytest.mark.parametrize("way", parallel_steps.WAYS)
 @pytest.mark.parametrize("name", parallel_steps.OBJECTIVES)
 def test_two_processes_take_the_steps_of_one(name, way, of_two):
     """In fp64, where sums in another order differ by some roundings."""
@@ -28,3 +31,19 @@ def test_two_processes_take_the_steps_of_one(name, way, of_two):
         not torch.equal(wanted[key.replace("module.", "")], p)
         for key, p in initial.named_parameters()
     )
+
+
+@pytest.fixture
+def process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.MogrifierLSTM])
+def test_a_forget_bias_is_not_lost_in_sharded_parameters(kind, process_group):
+    plain, module = fully_shard(kind(3, 4)), fully_shard(kind(3, 4, forget_bias=1.0))
+    plain.reset_parameters()
+    for sharded, given in ((module, ()), (plain, (1.0,))):
+        with pytest.raises(ValueError, match="must come before the parameters are sharded"):
+            sharded.reset_parameters(*given)

@@ -9,12 +9,14 @@ import torch
 import torch.distributed as dist
 from fusedseq import nn
 from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 B, T, E, V = 4, 5, 8, 11
 STEPS, PROCESSES = 2, 2
+WAYS = "DDP", "FSDP", "FSDP from the meta device"
 
 
 class Objective(torch.nn.Module):
@@ -92,11 +94,16 @@ OBJECTIVES: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
 }
 
 
-def objective(name):
-    """The same objective and the same inputs in every process, in fp64."""
+def objective(name, device="cpu"):
+    """The same objective and the same inputs in every process, in fp64.
+
+    device: of the model, whose parameters have no values on "meta"
+    """
     create, loss, inputs, shards = OBJECTIVES[name]
     torch.manual_seed(3)
-    model = Objective(create(), loss).double()
+    with torch.device(device):
+        model = Objective(create(), loss).double()
+    torch.manual_seed(4)
     given = [t.double() if t.is_floating_point() else t for t in inputs()]
     return model, given, shards
 
@@ -123,9 +130,16 @@ def in_one_process(name):
     return steps(model, given)
 
 
+def load_from_first(model, name):
+    """Loads the whole parameters, which the first process alone has, into a sharded model."""
+    state = objective(name)[0].state_dict() if dist.get_rank() == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, state, options=options)
+
+
 def in_two_processes(name, way):
-    """way: "DDP" or "FSDP"; each process has its part of the batch."""
-    model, given, shards = objective(name)
+    """way: one of WAYS; each process has its part of the batch."""
+    model, given, shards = objective(name, "meta" if "meta" in way else "cpu")
     given = [t.chunk(PROCESSES)[dist.get_rank()] for t in given]
     if way == "DDP":
         model = DistributedDataParallel(model)
@@ -134,18 +148,20 @@ def in_two_processes(name, way):
             fully_shard(model.module.get_submodule(shard))
         fully_shard(model)
         assert all(isinstance(p, DTensor) for p in model.parameters())
+    if "meta" in way:
+        load_from_first(model.to_empty(device="cpu"), name)
     losses, parameters = steps(model, given)
     dist.all_reduce(losses)
     return losses / PROCESSES, parameters
 
 
 def process(rank, folder):
-    """Runs every objective in both ways; the first process writes DIR/results.pt."""
+    """Runs every objective in every way; the first process writes DIR/results.pt."""
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", PROCESSES)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES)
     try:
-        found = {(n, way): in_two_processes(n, way) for n in OBJECTIVES for way in ("DDP", "FSDP")}
+        found = {(n, way): in_two_processes(n, way) for n in OBJECTIVES for way in WAYS}
         if rank == 0:
             torch.save(found, Path(folder, "results.pt"))
     finally:
