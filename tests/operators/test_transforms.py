@@ -5,6 +5,8 @@ autograd, which tests/operators/test_operators.py compares with the oracle, and 
 under the same transform.
 """
 
+import importlib
+
 import pytest
 import torch
 from fusedseq import fused, nn, reference
@@ -253,3 +255,80 @@ def test_embedding_with_a_sparse_gradient():
 def test_a_batch_of_ids():
     ids, W = torch.tensor([[1, 2], [3, 0]]), torch.randn(5, 2)
     assert torch.equal(vmap(lambda i: fused.embedding(i, W))(ids), W[ids])
+
+
+def recurrent_call(op, namespace=fused, **options):
+    """f(x, W_hh) -> y of a recurrence in fp64, with weight drop; and these two inputs."""
+    T, B, X, H = 4, 2, 3, 3
+    randn = torch.Generator().manual_seed(3)
+
+    def make(*shape):
+        return torch.randn(*shape, generator=randn, dtype=torch.float64)
+
+    x, W_ih, W_hh, b, h0, c0 = (
+        make(*s) for s in ((T, B, X), (4 * H, X), (4 * H, H), (4 * H,), (B, H), (B, H))
+    )
+    rounds = {"Q": make(1, X, H), "R": make(1, H, X), "rounds": 2} if op != "lstm" else {}
+    more = {"weight_drop": 0.4, "seed": 7, "lengths": [4, 2]} | rounds | options
+
+    def function(x, W_hh):
+        return getattr(namespace, op)(x, W_ih, W_hh, b, h0, c0, **more)[0]
+
+    return function, x, W_hh
+
+
+COMPOSITIONS = {  # {name: (f, x, W) -> tensors}
+    "vmap": lambda f, x, W: vmap(f, (0, None))(torch.stack([x, 2 * x]), W),
+    "vmap of weights": lambda f, x, W: vmap(f, (None, 1))(x, torch.stack([W, -W, W + 1], 1)),
+    "vmap of vmap": lambda f, x, W: vmap(vmap(f, (None, 0)), (0, None))(
+        torch.stack([x, 2 * x]), torch.stack([W, -W, W + 1])
+    ),
+    "vmap of grad": lambda f, x, W: vmap(grad(lambda x, W: f(x, W).sin().sum(), (0, 1)), (0, None))(
+        torch.stack([x, 2 * x]), W
+    ),
+    "grad of vmap": lambda f, x, W: grad(
+        lambda W: vmap(f, (0, None))(torch.stack([x, 2 * x]), W).sin().sum()
+    )(W),
+    "vmap of grad of grad": lambda f, x, W: vmap(
+        grad(lambda W: grad(lambda W: f(x, W).sin().sum())(W).square().sum())
+    )(torch.stack([W, -W])),
+    "jacobian": lambda f, x, W: jacrev(f, (0, 1))(x, W),
+}
+
+
+@pytest.mark.parametrize("op", ["lstm", "mogrifier_lstm"])
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_batches_of_recurrences(op, name):
+    compose = COMPOSITIONS[name]
+    torch.testing.assert_close(
+        compose(*recurrent_call(op)), compose(*recurrent_call(op, reference))
+    )
+
+
+@pytest.mark.parametrize("op", ["lstm", "mogrifier_lstm"])
+@pytest.mark.parametrize("name", [name for name in COMPOSITIONS if "grad of grad" not in name])
+def test_batches_of_recurrences_run_the_kernels(op, name, monkeypatch):
+    """One element after the other; second derivatives alone need the oracle."""
+    monkeypatch.setattr(reference, op, lambda *_, **__: pytest.fail("called the oracle"))
+    module = importlib.import_module(f"fusedseq.fused.{op}")
+    monkeypatch.setattr(module, "call_reference", lambda *_: pytest.fail("called the oracle"))
+    COMPOSITIONS[name](*recurrent_call(op))
+
+
+def test_a_batch_of_gradients_of_a_recorded_call():
+    """torch.autograd.grad(is_grads_batched=True) runs a recorded backward under vmap."""
+    f, x, W = recurrent_call("lstm")
+    W.requires_grad_()
+    y = f(x, W)
+    cotangents = torch.randn(3, *y.shape, dtype=y.dtype)
+    (found,) = torch.autograd.grad(y, W, cotangents, retain_graph=True, is_grads_batched=True)
+    for g, dW in zip(cotangents, found, strict=True):
+        torch.testing.assert_close(dW, *torch.autograd.grad(y, W, g, retain_graph=True))
+
+
+def test_vmap_of_a_call_that_autograd_records():
+    f, x, W = recurrent_call("lstm")
+    batch, W = torch.stack([x, 2 * x]), W.requires_grad_()
+    (found,) = torch.autograd.grad(vmap(f, (0, None))(batch, W).sin().sum(), W)
+    (wanted,) = torch.autograd.grad(sum(f(x, W).sin().sum() for x in batch), W)
+    torch.testing.assert_close(found, wanted)

@@ -7,7 +7,8 @@ in Python. Both use the gradients of gradient.py.
 
 Kernels compute an operator and its first gradients in reverse mode. Everything else is computed by
 the operator's oracle: higher derivatives, forward mode (torch.func.jvp, jacfwd,
-torch.autograd.forward_ad), and calls inside of torch.func.vmap.
+torch.autograd.forward_ad), and calls inside of torch.func.vmap; but `lstm` and `mogrifier_lstm`
+call their kernels there for one element after the other.
 """
 
 from collections.abc import Callable, Iterable
@@ -106,6 +107,10 @@ def register_fake_backward(
 
 
 def _function(op: str, rule: Rule) -> type[torch.autograd.Function]:
+    """What records calls of an operator in Python, named after it: profilers and printed graphs
+    show FusedseqLinearBackward.
+    """
+
     class Recorded(torch.autograd.Function):
         @staticmethod
         def forward(*inputs: Any) -> Any:
@@ -119,7 +124,15 @@ def _function(op: str, rule: Rule) -> type[torch.autograd.Function]:
         def backward(ctx: Any, *grads: Any) -> Any:
             return rule.backward(ctx, *grads)
 
-    return Recorded
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
+            def of_one(*given: Any) -> Any:
+                return call(op, *given)
+
+            return transforms.one_by_one(of_one, info.batch_size, in_dims, inputs)
+
+    # torch names the backward node when the class is created.
+    return type(f"Fusedseq{op.title().replace('_', '')}", (Recorded,), {})
 
 
 class SwitchedOff(Exception):
@@ -146,8 +159,10 @@ def call(op: str, *inputs: Any) -> Any:
         if torch.compiler.is_compiling():
             return getattr(torch.ops.fusedseq, op)(*inputs)
         if transforms.is_transformed():
+            rule = _rules[op]
+            if rule.gradient.loops and transforms.only_batches(inputs):
+                return _functions[op].apply(*inputs)
             if transforms.needs_oracle(inputs):
-                rule = _rules[op]
                 found = rule.by_oracle(dict(zip(rule.schema.inputs, inputs, strict=True)))
                 outputs = tuple(found.get(name) for name in rule.schema.outputs)
                 return outputs if len(outputs) > 1 else outputs[0]

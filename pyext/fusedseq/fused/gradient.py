@@ -6,7 +6,7 @@ schema.py. An operator adds to that only what its schema cannot say, as a `Gradi
 
 Kernels compute the first gradients, in reverse mode. A backward that is recorded itself gets its
 derivatives from the oracle, and so does a backward inside of a transform that kernels do not have:
-see through_oracle.py.
+see through_oracle.py. Inside of vmap the kernels of some operators run in a loop: `Gradient.loops`.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from fusedseq.fused.schema import BackwardSchema, Gradients, Named, Schema, overload
 from fusedseq.fused.through_oracle import pull_back, through_oracle
-from fusedseq.fused.transforms import is_transformed, needs_oracle
+from fusedseq.fused.transforms import is_transformed, needs_oracle, one_by_one, only_batches
 
 SHAPES = "shapes of results"  # an entry among the saved values: {output: (shape, dtype, device)}
 
@@ -39,6 +39,8 @@ class Gradient:
     compute: (saved values by name, gradients of the results, needed inputs) -> gradients of the
         inputs, in place of the default
     higher: the same for a backward that is recorded itself, in place of the oracle
+    loops: whether torch.func.vmap calls the kernels for one element after the other and not the
+        oracle, which takes longer where it is itself a loop over time steps
     is_linear: whether the gradients that `compute` returns are recorded by autograd themselves, so
         that higher derivatives need no oracle
     """
@@ -51,6 +53,7 @@ class Gradient:
     derived: Callable[[Named], Named] | None = None
     compute: Callable[[Named, Gradients, frozenset[str]], Gradients] | None = None
     higher: Callable[[Named, Gradients, frozenset[str]], Gradients] | None = None
+    loops: bool = False
     is_linear: bool = False
 
 
@@ -122,8 +125,10 @@ class Rule:
         needed = frozenset([name for name, need in needs if need])
         named = dict(zip(self.saved, ctx.saved_tensors, strict=True))
         named.update(ctx.settings)
-        by_oracle = needs_oracle([*named.values(), *of_results.values()])
-        if self.gradient.is_linear or not (torch.is_grad_enabled() or by_oracle):
+        values = [*named.values(), *of_results.values()]
+        in_a_loop = self.gradient.loops and only_batches(values)
+        by_oracle = not in_a_loop and needs_oracle(values)
+        if self.gradient.is_linear or not (torch.is_grad_enabled() or by_oracle or in_a_loop):
             found = self.compute(named, of_results, needed)
         elif by_oracle:
             found = self.through_oracle(named, of_results, needed)
@@ -182,6 +187,15 @@ class RecordedGradient(torch.autograd.Function):
         ctx.rule, ctx.keys, ctx.order, *values = inputs
         ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in values])
         ctx.others = [None if isinstance(v, Tensor) else v for v in values]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, rule: Rule, keys: Any, order: list[str], *values: Any) -> Any:
+        def of_one(*given: Any) -> Any:
+            return RecordedGradient.apply(  # type: ignore[no-untyped-call]
+                rule, keys, order, *given
+            )
+
+        return one_by_one(of_one, info.batch_size, in_dims[3:], values)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:

@@ -114,6 +114,8 @@ def oracle(named: Named) -> Any:
 
 
 autograd.register(
-    OP, fake, Gradient(results=("y", "h", "c"), backwards=("lstm_backward",), oracle=oracle)
+    OP,
+    fake,
+    Gradient(results=("y", "h", "c"), backwards=("lstm_backward",), oracle=oracle, loops=True),
 )
 autograd.register_fake_backward(OP)

@@ -170,6 +170,8 @@ def oracle(named: Named) -> Any:
 autograd.register(
     OP,
     fake,
-    Gradient(results=("y", "h", "c"), backwards=("mogrifier_lstm_backward",), oracle=oracle),
+    Gradient(
+        results=("y", "h", "c"), backwards=("mogrifier_lstm_backward",), oracle=oracle, loops=True
+    ),
 )
 autograd.register_fake_backward(OP)

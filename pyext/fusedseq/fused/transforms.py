@@ -1,6 +1,6 @@
 """What traces or transforms a call: torch.compile, torch.func's transforms, and forward-mode AD."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,3 +42,37 @@ def needs_oracle(inputs: Iterable[Any] = ()) -> bool:
     return has_tangents(inputs) or not active_transforms().isdisjoint(
         (TransformType.Vmap, TransformType.Jvp)
     )
+
+
+def only_batches(inputs: Iterable[Any]) -> bool:
+    """Whether torch.func.vmap alone keeps a call from the kernels, at any depth and with grad and
+    vjp around or inside of it: the kernels can then be called for one element after the other.
+    """
+    active = active_transforms()
+    return (
+        TransformType.Vmap in active
+        and active <= {TransformType.Vmap, TransformType.Grad}
+        and not has_tangents(inputs)
+    )
+
+
+def one_by_one(
+    function: Callable[..., Sequence[Tensor | None]],
+    batch_size: int,
+    in_dims: Sequence[Any],
+    inputs: Sequence[Any],
+) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+    """Calls a function for each element of a batch, as the method `vmap` of a
+    torch.autograd.Function; returns the stacked results, and 0, the batch dimension of each.
+
+    in_dims: the batch dimension of each input; None, or a nest of it, for one that all elements
+        share
+    """
+    pairs = [*zip(inputs, in_dims, strict=True)]
+    rows = [
+        function(*[value.select(d, i) if isinstance(d, int) else value for value, d in pairs])
+        for i in range(batch_size)
+    ]
+    columns = zip(*rows, strict=True)
+    results = tuple([None if column[0] is None else torch.stack(column) for column in columns])
+    return results, tuple([None if y is None else 0 for y in results])

@@ -22,6 +22,7 @@ from fusedseq.nn import (
     Operators,
     SplitCrossEntropy,
 )
+from fusedseq.nn.initialization import reset_in_order
 from fusedseq.nn.recurrent import States
 
 
@@ -166,6 +167,16 @@ class LanguageModel(nn.Module):
         self._activation_regularization = ops.activation_regularization
         self._linear, self._linear_cross_entropy = ops.linear, ops.linear_cross_entropy
         self.loss = SplitCrossEntropy(s.output_size, s.splits, ops=ops)
+        self._draw_by_settings()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters as the constructor does, in its order."""
+        reset_in_order((self.embedding, self.recurrent, self.loss))
+        nn.init.zeros_(self.decoder_bias)
+        self._draw_by_settings()
+
+    def _draw_by_settings(self) -> None:
+        s = self.settings
         if s.init == "truncated_normal":
             self.draw_truncated_normals()
             return

@@ -9,6 +9,7 @@ from fusedseq import fused
 from fusedseq.models.settings_check import check_heads, check_probabilities, check_sizes
 from fusedseq.models.transformer_layers import Encoder
 from fusedseq.nn import Embedding, Operators, SinusoidalPositions
+from fusedseq.nn.initialization import reset_in_order
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ class Reversal(nn.Module):
         )
         self.output = nn.Linear(s.embedding, vocabulary)
         self._linear, self._linear_cross_entropy = ops.linear, ops.linear_cross_entropy
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters as the constructor does, in its order."""
+        reset_in_order(self.children())
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Encodes ids (B, L) int64; returns (B, L, E).

@@ -40,6 +40,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         super().__init__(embed_dim, num_heads, dropout, bias, **options)
 
+    def reset_parameters(self) -> None:
+        """Draws all parameters as the constructor does, in its order."""
+        self.out_proj.reset_parameters()
+        self._reset_parameters()
+
     def cache(self, rows: int, max_length: int) -> NoReturn:
         """Raises ValueError: torch's module has no cache."""
         raise ValueError(

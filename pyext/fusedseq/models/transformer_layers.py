@@ -22,6 +22,7 @@ from fusedseq.nn import (
     Operators,
     ResidualLayerNorm,
 )
+from fusedseq.nn.initialization import reset_in_order
 from fusedseq.nn.relative_positions import RelativePositions
 
 XAndResidual = tuple[Tensor, Tensor | None]  # x and s, (B, L, E) each
@@ -77,6 +78,10 @@ class TransformerLayer(nn.Module):
         for name in self.norms:
             norm = ResidualLayerNorm(E, dropout, eps=eps, bias=bias, prenorm=prenorm, ops=ops)
             self.add_module(name, norm)
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters of all sublayers as their constructors do, in their order."""
+        reset_in_order(self.children())
 
     def _attention(
         self, E: int, num_heads: int, bias: bool, ops: Operators, **options: Any
@@ -219,6 +224,10 @@ class Stack(nn.Module, Generic[Layer]):
         if prenorm:
             # The input of a stack has no residual, and its embeddings have dropout of their own.
             layers[0].norm1.dropout = 0.0
+
+    def reset_parameters(self) -> None:
+        """Draws the parameters of all layers as their constructors do, in their order."""
+        reset_in_order(self.children())
 
     def _typed_layers(self) -> Sequence[Layer]:
         """Returns `layers` with the type of the layers, which ModuleList does not declare."""

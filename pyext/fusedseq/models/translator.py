@@ -27,6 +27,7 @@ from fusedseq.nn import (
     Rotary,
     SinusoidalPositions,
 )
+from fusedseq.nn.initialization import reset_in_order
 from fusedseq.nn.relative_positions import RelativePositions
 
 PADDING = 0  # the id of padding
@@ -80,11 +81,20 @@ class EmbeddedWords(nn.Module):
     def __init__(self, vocabulary: int, s: TranslatorSettings, ops: Operators) -> None:
         super().__init__()
         self.embedding = Embedding(vocabulary, s.embedding, ops=ops)
-        nn.init.normal_(self.embedding.weight, std=s.embedding**-0.5)
+        self._draw_embedding()
         added = s.positions in ADDED_POSITIONS
         self.positions = ADDED_POSITIONS[s.positions](s, ops) if added else None
         # The modules of added positions have dropout of their own.
         self.dropout = Dropout(0.0 if added else s.dropout, ops=ops)
+
+    def reset_parameters(self) -> None:
+        """Draws the embedding from N(0, 1/E), and learned positions as `LearnedPositions`."""
+        self.embedding.reset_parameters()  # its draw is part of the constructor's order
+        self._draw_embedding()
+        reset_in_order((self.positions,))
+
+    def _draw_embedding(self) -> None:
+        nn.init.normal_(self.embedding.weight, std=self.embedding.embedding_dim**-0.5)
 
     def forward(self, ids: Tensor, offset: int = 0) -> Tensor:
         """Embeds ids (B, L) int64 whose first position is `offset`; returns (B, L, E)."""
@@ -128,6 +138,11 @@ class Translator(nn.Module):
         self.output_bias = nn.Parameter(torch.zeros(target_vocabulary))
         self._linear, self._linear_cross_entropy = ops.linear, ops.linear_cross_entropy
         self.has_cache: bool = getattr(ops, "HAS_CACHE", True)
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters as the constructor does, in its order."""
+        reset_in_order(self.children())
+        nn.init.zeros_(self.output_bias)
 
     def _stack_options(self, ops: Operators, decoder: bool) -> dict[str, Any]:
         s = self.settings

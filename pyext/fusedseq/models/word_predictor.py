@@ -14,6 +14,7 @@ from fusedseq import fused
 from fusedseq.models.settings_check import check_heads, check_probabilities, check_sizes
 from fusedseq.models.transformer_layers import Encoder
 from fusedseq.nn import Embedding, FeedForward, LearnedPositions, Operators, ResidualLayerNorm
+from fusedseq.nn.initialization import reset_in_order
 
 PADDING = 0  # the id of positions before a line's start and after its end; it is never masked
 POOLING: dict[str, Callable[[Tensor], Tensor]] = {  # (B, L, E) -> (B, E)
@@ -86,9 +87,20 @@ class WordPredictor(nn.Module):
         # The vector that replaces the embedding of a masked word.
         self.mask = nn.Parameter(torch.randn(E)) if s.masking else None
         self.output = None if s.tied else nn.Linear(E, vocabulary, bias=False)
-        if s.tied:
-            nn.init.normal_(self.embedding.weight, std=E**-0.5)
+        self._draw_tied_embedding()
         self._linear, self._linear_cross_entropy = ops.linear, ops.linear_cross_entropy
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters as the constructor does, in its order."""
+        reset_in_order((self.embedding, self.positions, self.encoder, self.extra))
+        if self.mask is not None:
+            nn.init.normal_(self.mask)
+        reset_in_order((self.output,))
+        self._draw_tied_embedding()
+
+    def _draw_tied_embedding(self) -> None:
+        if self.settings.tied:
+            nn.init.normal_(self.embedding.weight, std=self.settings.embedding**-0.5)
 
     def encode(self, context: Tensor, masked: Tensor | None = None) -> Tensor:
         """Encodes a context (B, L) int64; returns (B, L, E).

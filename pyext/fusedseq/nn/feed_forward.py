@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fusedseq import fused
 from fusedseq.nn.dropout import check_probability, draw_seed
+from fusedseq.nn.initialization import reset_in_order
 from fusedseq.nn.operators import Operators, shown_options
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "tanh")
@@ -76,6 +77,10 @@ class FeedForward(nn.Module):
         self.linear1 = nn.Linear(d_model, dim_feedforward, bias=bias, device=device, dtype=dtype)
         self.linear2 = nn.Linear(dim_feedforward, d_model, bias=bias, device=device, dtype=dtype)
         self._linear, self._bias_activation_dropout = ops.linear, ops.bias_activation_dropout
+
+    def reset_parameters(self) -> None:
+        """Draws both layers as torch.nn.Linear."""
+        reset_in_order((self.linear1, self.linear2))
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies the layer to x (..., D); returns (..., D)."""

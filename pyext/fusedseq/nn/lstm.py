@@ -73,7 +73,7 @@ class LSTM(Recurrent):
         self.layer_dropout = (LockedDropout if locked_input else Dropout)(dropout, ops=ops)
         self.forget_bias = forget_bias
         self._lstm = ops.lstm
-        self.reset_parameters(forget_bias)
+        self.reset_parameters()
 
     def _run_layers(
         self, l: int, x: Tensor, state: States, lengths: Tensor | None

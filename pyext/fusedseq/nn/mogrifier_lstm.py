@@ -98,7 +98,7 @@ class MogrifierLSTM(Recurrent):
         self._mogrifier_lstm = ops.mogrifier_lstm
         self._mogrifier_lstm_pair = ops.mogrifier_lstm_pair
         self._add_round_parameters(settings, mogrifier_bias, share_rounds)
-        self.reset_parameters(forget_bias)
+        self.reset_parameters()
 
     def _add_round_parameters(
         self, settings: RecurrentSettings, mogrifier_bias: bool, share_rounds: bool
@@ -126,7 +126,7 @@ class MogrifierLSTM(Recurrent):
         Low-rank factors are drawn from a normal distribution with standard deviation
         (1 / (fan_in * rank))**(1/4), truncated at two standard deviations, and round biases are 0
         (Melis et al., 2020), so that a round is initially the identity in expectation.
-        forget_bias: the bias of the forget gate, if given
+        forget_bias: the bias of the forget gate; by default the constructor's
         """
         super().reset_parameters(forget_bias)
         for l, (_, H) in enumerate(self.sizes):

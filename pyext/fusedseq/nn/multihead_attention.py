@@ -10,6 +10,7 @@ from fusedseq import fused
 from fusedseq.nn.attention_options import first_position, logit_terms, one_length, probabilities
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.heads import heads
+from fusedseq.nn.initialization import reset_in_order
 from fusedseq.nn.key_value_cache import KeyValueCache
 from fusedseq.nn.operators import Operators, shown_options
 from fusedseq.nn.relative_positions import RelativePositions
@@ -109,13 +110,19 @@ class MultiheadAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
         self.positions, self.scale = positions, scale
         self._attention, self._linear = ops.attention, ops.linear
-        self.reset_parameters()
+        self._draw_projections()
 
     def reset_parameters(self) -> None:
         """Initializes as torch.nn.MultiheadAttention: weights Xavier uniform, biases 0.
 
-        After the same torch.manual_seed the weights are equal to torch's.
+        out_proj.weight is drawn as that of torch.nn.Linear. The parameters of `positions` are drawn
+        first. After the same torch.manual_seed the weights are equal to those of a new module, and
+        without `positions` to torch's.
         """
+        reset_in_order((self.positions, self.out_proj))
+        self._draw_projections()
+
+    def _draw_projections(self) -> None:
         for weight in (
             self.in_proj_weight,
             self.q_proj_weight,

@@ -64,6 +64,8 @@ class RecurrentSettings:
 class Recurrent(nn.Module):
     """The base class of `LSTM` and `MogrifierLSTM`; a subclass implements `_run_layers`."""
 
+    forget_bias: float | None
+
     def __init__(self, settings: RecurrentSettings) -> None:
         super().__init__()
         s = settings
@@ -97,8 +99,16 @@ class Recurrent(nn.Module):
     def reset_parameters(self, forget_bias: float | None = None) -> None:
         """Draws the parameters from U(-1/sqrt(H), 1/sqrt(H)), as torch.nn.LSTM.
 
-        forget_bias: the bias of the forget gate, if given
+        forget_bias: the bias of the forget gate; by default the constructor's
+        Errors: ValueError for a forget_bias of parameters that are sharded among processes.
         """
+        forget_bias = self.forget_bias if forget_bias is None else forget_bias
+        if forget_bias is not None and any(hasattr(p, "full_tensor") for p in self.parameters()):
+            # A slice of a DTensor may be a copy, which would take the forget bias and be lost.
+            raise ValueError(
+                f"{type(self).__name__}: reset_parameters with forget_bias must come before the "
+                "parameters are sharded, got DTensors: load a full state dict into them"
+            )
         for l, (_, H) in enumerate(self.sizes):
             for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
                 if (parameter := self._parameter(name, l)) is not None:

@@ -46,12 +46,18 @@ class SplitCrossEntropy(nn.Module):
         self.splits, self.ignore_index = tuple(splits), ignore_index
         self._split_cross_entropy = ops.split_cross_entropy
         K = len(self.splits)
-        tombstones = torch.zeros(K, in_features, device=device, dtype=dtype)
-        tombstone_bias = torch.zeros(K, device=device, dtype=dtype)
+        tombstones = torch.empty(K, in_features, device=device, dtype=dtype)
+        tombstone_bias = torch.empty(K, device=device, dtype=dtype)
         self.tombstones = nn.Parameter(tombstones) if K else None
         self.tombstone_bias = nn.Parameter(tombstone_bias) if K and bias else None
         # torch has no annotation of this method
         self.register_load_state_dict_pre_hook(from_awd_lstm)  # type: ignore[no-untyped-call]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets the tombstones and their bias to 0."""
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(
         self,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq.nn.dropout import Dropout, check_probability
 from fusedseq.nn.feed_forward import Activation, activation_name, check_sizes, feed_forward
+from fusedseq.nn.initialization import reset_in_order
 from fusedseq.nn.multihead_attention import MultiheadAttention
 from fusedseq.nn.operators import Operators, shown_options
 from fusedseq.nn.residual_layer_norm import ResidualLayerNorm
@@ -67,6 +68,12 @@ class _TransformerLayer(nn.Module):
         self.dropout, self.norm_first = dropout, norm_first
         self.last_dropout = Dropout(dropout if norm_first else 0.0, ops=ops)
         self._linear, self._bias_activation_dropout = ops.linear, ops.bias_activation_dropout
+
+    def reset_parameters(self) -> None:
+        """Draws the attentions as `MultiheadAttention`, and linear1 and linear2 as torch.nn.Linear;
+        the norms' weights become 1 and their biases 0.
+        """
+        reset_in_order(self.children())
 
     def _run(self, x: Tensor, attend: tuple[Callable[[Tensor], Tensor], ...]) -> Tensor:
         """Applies the attention sublayers and the feed-forward sublayer to x."""

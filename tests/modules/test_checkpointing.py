@@ -1,0 +1,74 @@
+"""torch.utils.checkpoint gives the gradients of a run without it, with every dropout on.
+
+The forward pass is computed twice. Random masks are functions of a seed that a module draws from
+torch's generator, whose state checkpointing restores, so both passes have the same masks.
+"""
+
+import pytest
+import torch
+from fusedseq import fused, nn
+from torch.utils.checkpoint import checkpoint
+
+E, T, B = 8, 5, 3
+RECURRENT = {"dropout": 0.3, "weight_drop": 0.4}
+MODULES = {
+    "LSTM": lambda ops: nn.LSTM(E, E, 2, **RECURRENT, ops=ops),
+    "MogrifierLSTM": lambda ops: nn.MogrifierLSTM(
+        E, E, 2, **RECURRENT, input_dropout=0.2, state_dropout=0.2, zoneout_h=0.1, ops=ops
+    ),
+    "MultiheadAttention": lambda ops: nn.MultiheadAttention(
+        E, 2, 0.3, positions=nn.RelativeBias(2), ops=ops
+    ),
+    "FeedForward": lambda ops: nn.FeedForward(E, 16, 0.3, ops=ops),
+    "TransformerEncoderLayer": lambda ops: nn.TransformerEncoderLayer(E, 2, 16, 0.3, ops=ops),
+    "pre-norm TransformerEncoderLayer": lambda ops: nn.TransformerEncoderLayer(
+        E, 2, 16, 0.3, norm_first=True, ops=ops
+    ),
+    "Dropout": lambda ops: nn.Dropout(0.3, ops=ops),
+    "LockedDropout": lambda ops: nn.LockedDropout(0.3, ops=ops),
+    "ResidualLayerNorm": lambda ops: nn.ResidualLayerNorm(E, 0.3, ops=ops),
+}
+
+
+def run(module, x, **options):
+    """Two calls after the same seed; returns the loss and the gradients of x and the parameters."""
+
+    def call(y):
+        if isinstance(module, nn.MultiheadAttention):
+            return module(y, y, y)[0]
+        result = module(y)
+        return result[0] if isinstance(result, tuple) else result
+
+    torch.manual_seed(11)
+    x = x.clone().requires_grad_()
+    y = x
+    for _ in range(2):
+        y = checkpoint(call, y, **options) if options else call(y)
+    loss = y.sin().sum()
+    loss.backward()
+    grads = {name: p.grad for name, p in module.named_parameters()}
+    module.zero_grad()
+    return loss.detach(), {"x": x.grad, **grads}
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("name", MODULES)
+def test_checkpointing_changes_no_gradient(name, use_reentrant, ops, on_device):
+    module, x = MODULES[name](ops), torch.randn(T, B, E)
+    loss, grads = run(module, x)
+    again, found = run(module, x, use_reentrant=use_reentrant)
+    assert torch.equal(again, loss)
+    for key, g in grads.items():
+        torch.testing.assert_close(found[key], g, msg=lambda text, key=key: f"{key}: {text}")
+    other = run(module.eval(), x)[0]
+    assert not torch.equal(other, loss), "dropout was on"
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_seed_that_is_not_restored_changes_the_gradients(use_reentrant, on_device):
+    """What the test above would find: the second forward pass draws other masks."""
+    module, x = MODULES["LSTM"](fused), torch.randn(T, B, E)
+    options = {"use_reentrant": use_reentrant, "preserve_rng_state": False}
+    _, grads = run(module, x)
+    _, found = run(module, x, **options)
+    assert not torch.allclose(found["x"], grads["x"])
