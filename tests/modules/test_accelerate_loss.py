@@ -5,6 +5,7 @@ import copy
 import fusedseq
 import pytest
 import torch
+from fusedseq.acceleration import torch_modules
 from fusedseq.acceleration.deferred_logits import DeferredLogits
 from torch import nn
 from torch.nn import functional as F
@@ -237,6 +238,14 @@ def test_the_last_linear_layer_is_the_output_and_undo_restores_it():
     assert not isinstance(model(torch.arange(V)), DeferredLogits)
     fusedseq.accelerate(model, loss=nn.CrossEntropyLoss())
     assert isinstance(model(torch.arange(V)), DeferredLogits)
+
+
+def test_a_layer_whose_linear_was_taken_for_the_output_is_still_fused():
+    layer = nn.TransformerEncoderLayer(E, 2, 8)
+    fusedseq.accelerate(layer, loss=nn.CrossEntropyLoss())
+    assert type(layer.linear2) is torch_modules.OutputLinear
+    assert torch_modules.is_plain(layer)
+    assert type(layer(torch.randn(L, B, E))) is torch.Tensor
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def sublayers_are_plain(module: nn.Module, *names: str) -> bool:
     """Returns whether the sublayers that a fused block does not call have no hooks and their own
     classes' forward.
     """
-    kinds = (nn.Linear, torch_modules.Linear, nn.LayerNorm, nn.Dropout, torch_modules.Dropout)
+    ours = (torch_modules.Linear, torch_modules.OutputLinear, torch_modules.Dropout)
+    kinds = (nn.Linear, nn.LayerNorm, nn.Dropout, *ours)
     for name in names:
         child = getattr(module, name)
         is_conv = (type(child).__module__, type(child).__name__) == (

@@ -163,7 +163,7 @@ def residual_norm(norm: Any, dropout: Any, x: Tensor, residual: Tensor, prenorm:
 def is_plain(layer: Any) -> bool:
     """Returns whether the sublayers that a fused layer does not call are torch's, without hooks."""
     for name, module in layer.named_children():
-        kinds = {"linear": (nn.Linear, Linear), "norm": (nn.LayerNorm,)}
+        kinds = {"linear": (nn.Linear, Linear, OutputLinear), "norm": (nn.LayerNorm,)}
         kinds["dropout"] = (nn.Dropout, Dropout)
         allowed = kinds.get(name.rstrip("123"))
         if allowed and (type(module) not in allowed or has_hooks(module)):
