@@ -54,9 +54,9 @@ def test_an_example_runs(path, tmp_path):
     assert python(path, *FASTER.get(path.name, []), folder=tmp_path)
 
 
-def test_there_are_eight_short_examples():
+def test_there_are_nine_short_examples():
     lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES}
-    assert len(lengths) == 8
+    assert len(lengths) == 9
     assert all(20 <= length <= 60 for length in lengths.values()), lengths
     shown = re.findall(r'"examples/(\w+\.py)"', (ROOT / "docs/examples.md").read_text())
     assert {*shown} == {*lengths}
