@@ -3,9 +3,11 @@
 import pytest
 import torch
 from fusedseq import fused, reference
-from fusedseq.fused import autograd
+from fusedseq.fused import autograd, flops
 from fusedseq.testing import CASES, run
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+flops.register()
 
 pytestmark = pytest.mark.cpu
 # Their oracles compute no other products than the operator.

@@ -50,9 +50,7 @@ __all__ = [
 ]
 
 from fusedseq.first_use import guard as _guard  # noqa: E402
-from fusedseq.fused import flops as _flops  # noqa: E402
 
-_flops.register()
 _guards = _guard.install()
 
 for _op in reference.__all__:

@@ -5,11 +5,10 @@ nothing else, so that operators without a product have none. A product has two g
 is counted with all of its gradients, and products that it computes again are counted again.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
-
-from torch.utils.flop_counter import register_flop_formula
 
 from fusedseq.fused.schema import Named, Schema, overload
 
@@ -82,6 +81,9 @@ def _register(op: str, count: Callable[[Named], float]) -> None:
     def formula(*shapes: Any, out_shape: Any = None, **more: Any) -> int:
         return int(count(dict(zip(names, shapes, strict=False)) | more))
 
+    # Its import takes Triton along, which `import fusedseq` must not.
+    from torch.utils.flop_counter import register_flop_formula
+
     register_flop_formula(overload(op).overloadpacket)(formula)
 
 
@@ -89,8 +91,9 @@ def _times(factor: float, count: Callable[[Named], int]) -> Callable[[Named], fl
     return lambda shapes: factor * count(shapes)
 
 
+@functools.cache
 def register() -> None:
-    """Registers the formulas of all operators and of their backwards."""
+    """Registers the formulas of all operators and of their backwards; again, it does nothing."""
     for op, (count, factor) in FORMULAS.items():
         # With `needs`, linear_cross_entropy computes its gradients in the forward.
         forward = _cross_entropy if op == "linear_cross_entropy" else count
