@@ -130,8 +130,8 @@ template <class E, class S>
 void linear_transposed(const cpu::Linear<S>& l, const Sum<E>* b, const E* panel, int64_t begin,
                        int64_t end) {
   using T = Sum<E>;
-  constexpr int64_t ROWS = (IN_TILE_REGISTERS<E> ? 4 : 3) *
-                           LANES<E>;  // rows of W at a time, which are whole vectors of y
+  // Rows of W at a time: whole vectors of y, and whole tiles.
+  constexpr int64_t ROWS = (IN_TILE_REGISTERS<E> ? 4 : 3) * LANES<E>;
   const int64_t rest = rows_left_to_dot_products<E, S>(l.M, l.K), M = l.M - rest;
   const int64_t padded = round_up<E>(M), K = depth<E>(l.K);
   T block[ROWS * PANEL<E>];  // (rows, padded)

@@ -19,9 +19,9 @@ constexpr int NV = 4;  // vectors
 #else
 constexpr int NV = 2;
 #endif
+// The columns of a panel, which is as wide as a tile.
 template <class T>
-constexpr int64_t PANEL =
-    (IN_TILE_REGISTERS<T> ? 2 : NV) * LANES<T>;  // the columns of a panel, as wide as a tile
+constexpr int64_t PANEL = (IN_TILE_REGISTERS<T> ? 2 : NV) * LANES<T>;
 
 // Software prefetch into the L2 cache while a tile is computed: one cache line for each k, at
 // first + k * step.

@@ -10,11 +10,11 @@
 //   A lower    sum 2    sum 3
 //
 // Both parts of A have the same number of rows, the half of the tile's, rounded up: one row of an
-// odd number is computed twice, with the same result. A change of the number takes as long as a
-// product of some 20,000 numbers, therefore a whole matrix product keeps it.
+// odd number is computed twice, with the same result. Changing the number of rows takes about as
+// long as ten products of full registers, therefore a whole matrix product keeps one number.
 //
-// What limits it: with one register of sums the latency of the instruction, with four its rate, and
-// with fewer rows reading B. Intel's manual gives the semantics: Intel 64 and IA-32 Architectures
+// What limits it: reading the operands. On a Xeon, a product of 2048^3 reaches a fifth of the rate
+// of the instruction alone, because the loads of tiles wait for the L2 cache. Intel's manual gives the semantics: Intel 64 and IA-32 Architectures
 // Software Developer's Manual, volume 2, TDPBF16PS and LDTILECFG.
 #pragma once
 #include "cpu/gemm/operands.h"
@@ -73,7 +73,8 @@ class TileRegisters {
   int rows_ = 0;
 };
 
-// Adds 16 pairs of k to the sums; A's and B's rows are `stride` elements apart.
+// Adds the products of 16 pairs of k to the sums. The rows of A are sm elements apart, those of B
+// ldb elements.
 template <bool RIGHT>
 HD void multiply_tiles(const bf16_pair* upper, const bf16_pair* lower, int64_t sm,
                        const bf16_pair* B, int64_t ldb) {
