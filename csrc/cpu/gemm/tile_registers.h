@@ -14,8 +14,9 @@
 // long as ten products of full registers, therefore a whole matrix product keeps one number.
 //
 // What limits it: reading the operands. On a Xeon, a product of 2048^3 reaches a fifth of the rate
-// of the instruction alone, because the loads of tiles wait for the L2 cache. Intel's manual gives the semantics: Intel 64 and IA-32 Architectures
-// Software Developer's Manual, volume 2, TDPBF16PS and LDTILECFG.
+// of the instruction alone, because the loads of tiles wait for the L2 cache. Intel's manual gives
+// the semantics: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS
+// and LDTILECFG.
 #pragma once
 #include "cpu/gemm/operands.h"
 #include "cpu/simd/bf16_pair.h"
