@@ -5,6 +5,7 @@
 #   make test                the tests for users, at most 10 minutes on two cores
 #   make test-all            every test, as CI runs them
 #   make lint | format       check, or write, the formatting; lint also checks the types
+#   make wheels [ARGS=...]   build the sdist and the wheels in dist, and check them
 #   make docs                build the documentation site in build/site
 #   make gpu [OUT=DIR]       build, test and benchmark on a GPU: tools/gpu/run.py
 #   make gpu-train RUN=TASK/NAME [DATA=DIR] [OUT=DIR] [FROM=DIR] [PART=N] [MINUTES=N]: tools/gpu/train.py
@@ -17,7 +18,7 @@ INSTALLED := $(if $(HAVE),.stamps/$(HAVE),.venv/installed)
 PIP := $(PYTHON) -m pip install --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(wildcard csrc/* csrc/*/* csrc/*/*/*)
 
-.PHONY: demo bench test test-all test-slow test-tools test-triton lint format docs gpu gpu-train
+.PHONY: demo bench test test-all test-slow test-tools test-triton lint format docs wheels gpu gpu-train
 demo: $(INSTALLED)
 	$(PYTHON) -m fusedseq demo $(ARGS)
 
@@ -54,6 +55,9 @@ format: $(INSTALLED)-dev
 # The pages come from the sources by static analysis. The variable silences an advertisement of mkdocs-material.
 docs: $(INSTALLED)-dev
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+wheels: $(INSTALLED)-dev
+	$(PYTHON) -m tools.wheels $(ARGS)
 
 # Needs no network where python3 has torch: built in place, nothing is installed.
 gpu:

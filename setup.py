@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import sys
@@ -50,8 +51,9 @@ from build import build  # noqa: E402
 
 class Build(build_ext):
     def get_ext_filename(self, name):  # _ops.so does not depend on Python, and so has no tag
-        plain = name.replace(".", "/") + ".so"
-        return plain if name.endswith("_ops") else super().get_ext_filename(name)
+        plain, machine = name.replace(".", "/") + ".so", self.plat_name.rpartition("-")[2]
+        tagged = super().get_ext_filename(name).replace(platform.machine(), machine)
+        return plain if name.endswith("_ops") else tagged
 
     def run(self):
         os.chdir(ROOT)

@@ -32,6 +32,7 @@ ARROWS = {
     "nn": {"fused", "reference"},
     "models": {"nn", "fused", "reference"},
     "acceleration": {"integrations", "nn", "fused"},
+    "quantization": {"models", "nn", "fused"},
     "decoding": {"models"},
     "data": set(),
     "optim": {"_load"},
@@ -52,7 +53,7 @@ ARROWS = {
 }
 # The folders of each directory; files stand in these and nowhere else.
 FOLDERS = {
-    "csrc": {"ops", "math", "cpu", "cuda", "python"},
+    "csrc": {"ops", "math", "cpu", "cuda", "linux", "python"},
     "csrc/cpu": {"simd", "gemm", "recurrence", "attention", "pointwise", "losses"},
     "csrc/cuda": {"recurrence"},
     "kernels": {"attention"},
@@ -70,7 +71,7 @@ FOLDERS = {
         "support",
     },
     "bench": {"suite", "training", "peers", "gpu", "experiments", "results"},
-    "tools": {"gpu"},
+    "tools": {"gpu", "wheels"},
 }
 # What stands beside the folders.
 FILES = {
@@ -185,11 +186,19 @@ def test_every_case_is_of_an_operator_and_has_an_id_of_its_own():
     assert not {i for i in ids if ids.count(i) > 1}
 
 
+def public_inputs_of_varlen():
+    return set(inspect.signature(fused.attention_varlen).parameters)
+
+
 def public_inputs(op):
     """The names of a public function's arguments, and of the inputs that they become."""
     names = set(inspect.signature(getattr(fused, op)).parameters)
     if "rounds" in names:  # a low-rank weight is a pair of factors, two inputs
         names |= {"Q_factor", "R_factor"}
+    if "window" in names:  # (left, right), two inputs; attention_varlen is the same operator
+        names |= {"window_left", "window_right", *public_inputs_of_varlen()}
+    if op == "layer_norm_lstm":  # the gammas and beta_c become one input
+        names |= {"norm"}
     return names | {"needs"}
 
 
