@@ -57,9 +57,9 @@ KERNELS = (
     Kernel(
         "persistent recurrence, forward and backward",
         (f"{RECURRENCE}persistent_forward.cu", f"{RECURRENCE}persistent_backward.cu"),
-        "all variants: `tests/simt/test_simt_persistent.py`",
+        "all variants: `tests/simt/test_simt_persistent.py`, `test_simt_words.py`",
         "all variants of sm_90a, bf16 of sm_80: `tests/ptx/test_ptx_recurrence.py`",
-        "the exchange between blocks: `tests/memory_model/test_exchange.py`",
+        "the exchange between blocks: `tests/memory_model/test_exchange.py`, `test_words.py`",
         "mogrifier_lstm-T70-B20-650-r5-bfloat16",
     ),
     Kernel(

@@ -61,6 +61,39 @@ __device__ __forceinline__ void store_relaxed(uint4* p, uint4 v) {
                : "memory");
 }
 
+// Words that carry their own validity: a reader polls the data itself, so these accesses need no
+// order. The PTX type b32 in place of u32 changes nothing for a GPU; it tells tests/ptx and
+// tests/memory_model that other blocks may access the same word at the same time. A vector access
+// is one access of each of its words, in any order.
+__device__ __forceinline__ uint4 load_words(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_words(uint32_t* p, uint32_t v) {
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_words(uint2* p, uint2 v) {
+  asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y)
+               : "memory");
+}
+
+// Orders the thread's relaxed accesses before it with those after it, for every thread that has
+// such a fence, too, between observing a later store of this thread and its own accesses.
+__device__ __forceinline__ void fence() {
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+// The value of the next lane of the warp, in which all lanes must take part.
+__device__ __forceinline__ float of_next_lane(float v) {
+  uint32_t next;
+  asm volatile("shfl.sync.down.b32 %0, %1, 1, 31, -1;" : "=r"(next) : "r"(__float_as_uint(v)));
+  return __uint_as_float(next);
+}
+
 // Stores to the host's memory, unless `host` is null, and ends the kernel with an error.
 [[noreturn]] __device__ __forceinline__ void leave_and_trap(uint4* host, uint4 v) {
   if (host)

@@ -19,6 +19,9 @@ ENDS = re.compile(r"(bra|ret|exit|trap)\b")
 KINDS = (
     ("release", r"st\.release\.gpu\."),
     ("acquire", r"ld\.acquire\.gpu\."),
+    ("word store", r"st\.relaxed\.gpu\.global\.(v2\.)?b32$"),
+    ("word load", r"ld\.relaxed\.gpu\.global\.v4\.b32$"),
+    ("fence", r"fence\.acq_rel\.gpu$"),
     ("store", r"st\.relaxed\.gpu\.global\."),
     ("load", r"ld\.relaxed\.gpu\.global\.v4\."),  # of a vector
     ("linked load", r"ld\.relaxed\.gpu\.global\."),  # of what the other layer has stored
@@ -62,6 +65,31 @@ RULES = {
         (),
         tuple(kind for kind, _ in KINDS if kind != "report"),
     ),
+}
+# Of kernels whose exchange is by words.
+WORD_RULES = {
+    "a barrier stands between the loads of words and the next stores": (
+        ("word load",),
+        ("barrier",),
+        ("word store",),
+    ),
+    "a barrier stands between the stores of words and their loads": (
+        ("word store",),
+        ("barrier",),
+        ("word load",),
+    ),
+    "a barrier stands between the stores of words and the fence": (
+        ("word store",),
+        ("barrier",),
+        ("fence",),
+    ),
+    **{
+        rule: RULES[rule]
+        for rule in (
+            "a barrier stands between partial sums and their reads",
+            "a report of a lost block ends the kernel",
+        )
+    },
 }
 
 
@@ -146,7 +174,7 @@ def nodes(body):
 
 def broken(graph, rule):
     """The instructions at which a path breaks a rule: (first instruction, last instruction)."""
-    after, between, at = RULES[rule]
+    after, between, at = (RULES | WORD_RULES)[rule]
     for first in graph:
         if first.kind not in after:
             continue

@@ -3,7 +3,8 @@
 A warp is a sequence of steps: ("wait", {(layer, block), ...}, epoch), ("barrier",) or
 ("publish", epoch). Memory is one array of flags here, and what is published is seen at once: the
 model is of progress alone, and assumes that a store becomes visible to a loop that waits for it in
-finite time, and that every thread of a resident block runs again and again.
+finite time, and that every thread of a resident block runs again and again. `words_stuck` is the
+same for words in place of flags.
 
 Every step moves a warp forward and no step is undone, so all runs are finite. So the blocks finish
 under every fair schedule exactly if no state that can be reached is stuck.
@@ -197,3 +198,67 @@ def run(machine, choose):
     while after := list(machine.successors(state)):
         state = choose(after)
     return state
+
+
+def words_program(kinds, owners, blocks, warps, block, warp):
+    """The steps of a warp that exchanges words: ("store", (kind, block, warp), use),
+    ("wait", {(kind, block, warp), ...}, use) or ("barrier",). owners: {kind: its blocks}
+    """
+    steps, uses = [], dict.fromkeys(kinds, 0)
+    for kind in kinds:
+        uses[kind] += 1
+        own = list(owners.get(kind, range(blocks)))
+        if block in own:
+            steps.append(("store", (kind, block, warp), uses[kind]))
+        steps.append(("barrier",))
+        read = own[len(own) * warp // warps : len(own) * (warp + 1) // warps]
+        words = frozenset((kind, other, w) for other in read for w in range(warps))
+        steps += [("wait", words, uses[kind]), ("barrier",)]
+    return tuple(steps)
+
+
+def words_stuck(kinds, reset_after, blocks=2, warps=1, owners=None):
+    """As `stuck`, of blocks that exchange words. A store empties the same warp's word of
+    `reset_after` uses before; a wait ends while its words are neither to come nor emptied.
+    """
+    programs = [
+        [words_program(kinds, owners or {}, blocks, warps, b, w) for w in range(warps)]
+        for b in range(blocks)
+    ]
+
+    def newest(state, name):
+        _, b, w = name
+        done = programs[b][w][: state[b][w]]
+        return max((step[2] for step in done if step[:2] == ("store", name)), default=0)
+
+    def ends(state, step):
+        return all(step[2] <= newest(state, name) < step[2] + reset_after for name in step[1])
+
+    def successors(state):
+        for b, positions in enumerate(state):
+            steps = [
+                program[at] if at < len(program) else None
+                for program, at in zip(programs[b], positions, strict=True)
+            ]
+            moves = []
+            if all(step == ("barrier",) for step in steps):
+                moves.append(tuple(at + 1 for at in positions))
+            for w, step in enumerate(steps):
+                if step and (step[0] == "store" or (step[0] == "wait" and ends(state, step))):
+                    moves.append((*positions[:w], positions[w] + 1, *positions[w + 1 :]))
+            for after in moves:
+                yield (*state[:b], after, *state[b + 1 :])
+
+    final = tuple(tuple(map(len, of_block)) for of_block in programs)
+    first = ((0,) * warps,) * blocks
+    seen, pending = {first}, [first]
+    while pending:
+        state = pending.pop()
+        following = list(successors(state))
+        if not following and state != final:
+            return state
+        for after in following:
+            if after not in seen:
+                seen.add(after)
+                pending.append(after)
+    return None

@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from tests.memory_model.compiled import RULES, broken, counts, kernels
+from tests.memory_model.compiled import RULES, WORD_RULES, broken, counts, kernels
 from tests.memory_model.exchange import INSTRUCTIONS, SOURCE, Handover
+from tests.memory_model.words import WORD_INSTRUCTIONS
 from tests.ptx import build
 
 RECURRENCE = SOURCE.parent
@@ -36,7 +37,8 @@ def test_the_header_has_these_instructions():
     report = "st.relaxed.sys"  # of a lost block, to the host
     assert used == {report, *(opcode(name) for name in ("store", "release", "acquire", "load"))}
     assert re.findall(r'"(bar[\w.]+)', header()) == [opcode("publish barrier")]
-    for name in ("fence", "membar", "atom", "red."):
+    assert re.findall(r'"(fence[\w.]+)', header()) == [WORD_INSTRUCTIONS["fence"]]
+    for name in ("membar", "atom", "red."):
         assert f'"{name}' not in header()
 
 
@@ -85,8 +87,31 @@ def test_the_flags_are_zeroed_before_every_launch():
 
 
 def test_every_vector_of_a_kind_has_its_own_slots():
-    assert "bytes += int64_t(SLOTS) * l.tiles" in code("persistent_launch.cuh")
-    assert "int64_t(epoch % SLOTS) * V::TILES" in code("persistent_group.cuh")
+    slots = "bytes += int64_t(l.words ? WORD_SLOTS : SLOTS) * l.tiles"
+    assert slots in code("persistent_launch.cuh")
+    group = code("persistent_group.cuh")
+    assert "constexpr uint32_t MANY = V::WORDS ? WORD_SLOTS : SLOTS;" in group
+    assert "int64_t(number % MANY) * V::TILES" in group
+
+
+def test_words_are_stored_emptied_and_polled_as_the_programs_assume():
+    group = code("persistent_group.cuh")
+    assert "{ sync(); if (epoch % plan::FENCE_PERIOD == 0) ptx::fence(); }" in group
+    stores = re.findall(
+        r"store_words\(reinterpret_cast<uint32_t\*>\(slot\(v, ([^)]*)\) \+ at\)", group
+    )
+    assert stores == ["use", "use - RESET_AFTER"]
+    exchange = code("persistent_exchange.cuh")
+    assert "return w ? w : ZEROS;" in exchange
+    assert "reinterpret_cast<uint2*>(old + at), uint2{0, 0});" in exchange
+    backward = code("persistent_backward_step.cuh")
+    assert "g.slot(p.gates, uses_gates), g.slot(p.gates, uses_gates - RESET_AFTER)" in backward
+    loop = code("persistent_products.cuh")
+    assert "while (!least(a[0][0] = ptx::load_words(from[0]))) poll(); } __syncwarp();" in loop
+    assert "all = least(all, least(a[u][m])); return all != 0; };" in loop
+    again = "if (!least(a[u][m])) a[u][m] = ptx::load_words(from[m] + u * 32); } __syncwarp(); }"
+    assert "while (!complete()) { poll();" in loop
+    assert again in loop
 
 
 # ---- the compiled kernels
@@ -97,11 +122,19 @@ def test_every_vector_of_a_kind_has_its_own_slots():
 def test_every_path_keeps_the_rules(file):
     """For sm_90a; test_ptx_mutants.py compares the PTX for sm_80 with it."""
     found = kernels(build.ptx(FILES[file], "sm_90a"))
+    by_words = {name: graph for name, graph in found.items() if "word load" in counts(graph)}
+    assert len(by_words) == {"wavefront": 0}.get(file, 4)
+    for name, graph in by_words.items():
+        has = counts(graph)
+        assert not {"UNKNOWN", "release", "acquire", "load", "store"} & set(has), name
+        assert has["fence"] >= 2, name
+        for rule in WORD_RULES:
+            assert not list(broken(graph, rule)), (name, rule)
     exchanging = {name: graph for name, graph in found.items() if "release" in counts(graph)}
     assert len(exchanging) >= {"wavefront": 2}.get(file, 10)
     for name, graph in exchanging.items():
         has = counts(graph)
-        assert "UNKNOWN" not in has, name
+        assert not {"UNKNOWN", "fence", "word load", "word store"} & set(has), name
         # nvcc may peel the first poll of a wait.
         assert has["acquire"] % has["syncwarp"] == 0, name
         for rule in RULES:
@@ -128,6 +161,20 @@ def test_a_removed_instruction_breaks_its_rule(rule):
     text = re.sub(old, new, build.ptx(FILES["wavefront"], "sm_90a"), flags=re.S)
     for graph in kernels(text).values():
         if "release" in counts(graph):
+            assert list(broken(graph, rule))
+
+
+WORD_MUTANTS = {
+    rule: (r"bar\.sync[^;]*;", "") if "barrier" in rule else MUTANTS[rule] for rule in WORD_RULES
+}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("rule", WORD_RULES)
+def test_a_removed_instruction_breaks_its_rule_of_words(rule):
+    text = re.sub(*WORD_MUTANTS[rule], build.ptx(FILES["persistent_forward"], "sm_90a"))
+    for graph in kernels(text).values():
+        if "word load" in counts(graph):
             assert list(broken(graph, rule))
 
 

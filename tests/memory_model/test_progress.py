@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from tests.memory_model.progress import Layer, Machine, run, stuck
+from tests.memory_model.progress import Layer, Machine, run, stuck, words_stuck
+from tests.memory_model.words import RESET_AFTER
 
 # One layer: blocks, warps, steps, rounds. Every interleaving of these is visited.
 GRIDS = [
@@ -97,3 +98,26 @@ def test_large_grids_finish_under_random_schedules(forward):
     ):
         for choose in (rng.choice, lambda after: after[0], lambda after: after[-1]):
             assert machine.is_final(run(machine, choose))
+
+
+# ---- words that carry their own validity
+
+H = ("h",)
+WORDS = [
+    {"kinds": H * 6},
+    {"kinds": H * 4, "warps": 2},
+    {"kinds": H * 4, "blocks": 3},
+    {"kinds": ("h", "x") * 4, "owners": {"x": (0,)}},
+    {"kinds": ("h", "x", "h") * 3, "owners": {"x": (0,)}},
+    {"kinds": ("h", "x") * 3, "owners": {"x": (0, 1)}, "blocks": 3},
+    {"kinds": ("gates", "h", "x") * 3, "owners": {"x": (0,)}},
+]
+
+
+@pytest.mark.parametrize("grid", WORDS, ids=str)
+def test_no_word_is_emptied_before_it_is_read(grid):
+    assert words_stuck(reset_after=RESET_AFTER, **grid) is None
+
+
+def test_a_word_that_is_emptied_one_use_later_would_be_missed():
+    assert words_stuck(H * 3, reset_after=1) is not None

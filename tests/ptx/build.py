@@ -35,10 +35,11 @@ SOURCES = sorted(path for path in ROOT.glob("csrc/cuda/**/*.cu"))
 ANONYMOUS = re.compile(r"\d+(_GLOBAL__N_)_[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}")
 OPTIONS = "-O1 -g1 -w"
 UNIT = 6000  # at most, except where a kernel has more: instructions that are compiled together
-HEADERS = ("memory.h", "values.h")
+HEADERS = ("memory.h", "values.h", "warp.h")
 
 
-# The kernels of checked builds: all in bf16 and fp32, of the persistent ones those of one variant.
+# The kernels of checked builds: all in bf16 and fp32, of the persistent ones those of one variant,
+# and in bf16 also the same variant with words.
 CHECKED = r"^(?!.*persistent_\w*kernel).*|kernelI(f|13__nv_bfloat16)NS0_7VariantILi1ELi2ELb0E"
 
 
@@ -184,7 +185,6 @@ KERNEL = """struct Kernel {
 def module_library(mode, modules):
     """The path of a library with the kernels of PTX modules {file: text}, for `launch`."""
     own, options = own_headers(), options_of(mode)
-    own["warp.h"] = (HERE / "warp.h").read_text()
     units, kernels = [], []
     for file, text in modules.items():
         found = translate(text, file)

@@ -78,6 +78,8 @@ def access(item):
     if order and space != "global":
         raise PtxError("strong operations are known in global memory only")
     kind = "relaxed" if order == "volatile" else order or ("own" if space in OWN else "")
+    if order == "relaxed" and found["type"] == "b32":
+        kind = "words"  # csrc/cuda/ptx.cuh: other blocks may access them at the same time
     return found, int(found.get("vector", "v1")[1:]), f"_{kind}" if kind else ""
 
 
@@ -141,8 +143,10 @@ def trap(g, item):
 
 
 def membar(g, item):
-    """Parallel Synchronization and Communication Instructions: membar.sys, before a trap."""
-    if item.opcode != "membar.sys":
+    """Parallel Synchronization and Communication Instructions: membar.sys, before a trap, and
+    fence.acq_rel.gpu.
+    """
+    if item.opcode not in ("membar.sys", "fence.acq_rel.gpu"):
         raise PtxError("unknown fence")
     return "simt::fence();"
 
@@ -286,6 +290,7 @@ FUNCTIONS = {
     "exit": ret,
     "trap": trap,
     "membar": membar,
+    "fence": membar,
     "call": call,
     "bar": bar,
     "barrier": bar,

@@ -73,6 +73,17 @@ PTX_CALL void store_relaxed(char* p, const T (&values)[N]) {
   simt::store(p, values, sizeof values, false, __builtin_return_address(0));
 }
 
+// Relaxed accesses of the type b32: words that other threads poll and store at the same time, as
+// csrc/cuda/ptx.cuh says.
+template <class T, int N>
+PTX_CALL void load_words(const char* p, T (&values)[N], int line) {
+  simt::load_words(p, values, sizeof values, line, __builtin_return_address(0));
+}
+template <class T, int N>
+PTX_CALL void store_words(char* p, const T (&values)[N]) {
+  simt::store_words(p, values, sizeof values, __builtin_return_address(0));
+}
+
 // ---- other calls
 
 // csrc's assertions call this function of the device library.

@@ -30,18 +30,22 @@ pytestmark = [
 ]
 BF16 = torch.bfloat16
 # The persistent kernels in bf16 with the first variant, and all that their calls need besides.
-FEW = r"(masked_copy|operands|sums)_kernelI13__nv_b|kernelI13__nv_bfloat16NS0_7VariantILi1ELi2ELb0E"
-NAME = "persistent_forward_kernelI13__nv_bfloat16NS0_7VariantILi1ELi2ELb0ELi0ELi0E"
+VARIANT = "kernelI13__nv_bfloat16NS0_7VariantILi1ELi2ELb0ELi0ELi0E"
+FLAGS, WORDS = f"{VARIANT}Lb0E", f"{VARIANT}Lb1E"
+FEW = rf"(masked_copy|operands|sums)_kernelI13__nv_b|{FLAGS}"
+FEW_WITH_WORDS = rf"(masked_copy|operands|sums)_kernelI13__nv_b|{WORDS}"
+NAME = f"persistent_forward_{FLAGS}"
+NAME_WITH_WORDS = f"persistent_forward_{WORDS}"
 
 
-def mutation(change):
-    """The function for build.library that changes the text of the forward kernel NAME."""
+def mutation(change, name=NAME):
+    """The function for build.library that changes the text of a forward kernel."""
 
     def mutate(file, text):
         if file != "persistent_forward.cu":
             return text
         before, entry, after = re.split(
-            rf"(\.entry \w*{NAME}.*?(?=\n\.entry|\Z))", text, flags=re.S
+            rf"(\.entry \w*{name}.*?(?=\n\.entry|\Z))", text, flags=re.S
         )
         changed = change(entry)
         assert changed != entry
@@ -90,9 +94,9 @@ CALL = mogrifier((4, 5, 9, 17), BF16, **OPTIONS["dropped"])
 LARGER = mogrifier((2, 20, 70, 64), BF16, 5)
 
 
-def fails(path, call, order, sms=4):
+def fails(path, call, order, sms=4, engine="persistent"):
     try:
-        check(path, "mogrifier_lstm", *call, order=order, sms=sms)
+        check(path, "mogrifier_lstm", *call, order=order, sms=sms, engine=engine)
     except (AssertionError, RuntimeError) as error:
         return "not translated" not in str(error)
     return False
@@ -108,6 +112,33 @@ def test_the_kernels_without_a_mutation_pass():
 def test_a_mutant_fails(mutant):
     path = build.library("plain", "sm_90a", FEW, mutation(MUTANTS[mutant]))
     assert any(fails(path, CALL, order) for order in range(1, 7)) or fails(path, LARGER, 1, 11)
+
+
+# The same kernel with words in place of flags. Every slot of a vector is used again.
+STORE = r"st\.relaxed\.gpu\.global\.b32[^;]*;"
+FULL = r"selp\.b32 \t%r\d+, -2147450880"  # a word that is about to be stored
+WORD_MUTANTS = {
+    "no reset": replaced(
+        rf"({FULL}(?:(?!st\.relaxed).)*{STORE}(?:(?!st\.relaxed).)*){STORE}", r"\1"
+    ),
+    "no fence": replaced(r"fence\.acq_rel\.gpu;", ""),
+    "zeros are empty": replaced(r"(selp\.b32 \t%r\d+, )-2147450880", r"\g<1>0"),
+    "no barrier between the partial sums": replaced(r"bar\.sync \t?[^;]*;", ""),
+    "fragments swapped": with_swapped_fragments(),
+}
+WORD_CALL = mogrifier((12, 5, 10, 18), BF16, 5, state_dropout=0.4)
+
+
+def test_the_kernels_with_words_pass_without_a_mutation():
+    path = build.library("plain", "sm_90a", FEW_WITH_WORDS)
+    assert not any(fails(path, WORD_CALL, order, engine="words") for order in (1, 2))
+
+
+@pytest.mark.parametrize("mutant", WORD_MUTANTS)
+def test_a_mutant_with_words_fails(mutant):
+    change = mutation(WORD_MUTANTS[mutant], NAME_WITH_WORDS)
+    path = build.library("plain", "sm_90a", FEW_WITH_WORDS, change)
+    assert any(fails(path, WORD_CALL, order, engine="words") for order in range(1, 5))
 
 
 def test_a_lost_block_ends_in_a_trap():

@@ -17,6 +17,7 @@ from tests.simt import build as simt
 from tests.simt import test_simt_persistent as persistent
 from tests.simt import test_simt_recurrence as loop
 from tests.simt import test_simt_wavefront as wavefront
+from tests.simt import test_simt_words as words
 from tests.simt.test_simt_recurrence import OPTIONS, lstm, mogrifier
 
 pytestmark = [
@@ -77,6 +78,14 @@ def test_every_layout(libraries, gpu, own, layout):
     persistent.check(libraries[gpu], *call, order=1, **gpu_limits)
 
 
+@pytest.mark.parametrize(("gpu", "own"), [("sm_90a", BF16), ("sm_90a", FP16), ("sm_80", BF16)])
+@pytest.mark.parametrize("layout", words.LAYOUTS)
+def test_words_in_place_of_flags(libraries, gpu, own, layout):
+    rounds, size, limits = words.LAYOUTS[layout]
+    call = words.call_of(rounds, size, own)
+    persistent.check(libraries[gpu], *call, order=2, engine="words", **limits)
+
+
 def test_weights_in_registers(libraries):
     call = mogrifier((1, 3, 912, 912), BF16, 2)
     small = {"sms": 100, "shared": 190000}
@@ -117,6 +126,12 @@ def test_no_races_in_the_persistent_kernels(checked, own, options):
     else:
         call = "lstm", *lstm(size, own)
     persistent.check(checked, *call, order=1)
+
+
+@pytest.mark.parametrize("layout", ["no rounds, odd X", "every slot twice"])
+def test_no_races_between_words(checked, layout):
+    rounds, size, limits = words.LAYOUTS[layout]
+    persistent.check(checked, *words.call_of(rounds, size), order=1, engine="words", **limits)
 
 
 @pytest.mark.parametrize("options", ["five rounds and one", "everything dropped"])

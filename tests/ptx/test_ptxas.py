@@ -31,16 +31,16 @@ OTHERS = {"sm_80": 24, "sm_120": 44}
 def limit(kernel, gpu):
     """The most bytes of spills and of the stack of a kernel."""
     if gpu == "sm_90a":
-        return 24 if re.search(r"persistent_\w+_kernel<float, Variant<2, 2", kernel) else 0
+        return 32 if re.search(r"persistent_\w+_kernel<float, Variant<2, [23]", kernel) else 0
     if RESIDENT.search(kernel):
         return 340
     if FULL.search(kernel):
-        return 148
+        return 176
     return OTHERS.get(gpu, 0) if "persistent_forward_kernel" in kernel else 0
 
 
 def test_little_is_spilled():
-    """No spill at all on sm_90a, but for one variant in fp32; on the other GPUs of few kernels."""
+    """No spill at all on sm_90a, but for two variants in fp32; on the other GPUs of few kernels."""
     kernels = ptxas_table.found()
     reports = _load.build_info()["ptxas"].items()
     with_kernels = {source for source, lines in reports if "entry function" in "\n".join(lines)}

@@ -33,7 +33,7 @@ def test_addresses_are_computed_before_the_wait(found):
     no registers for these weights and zeros.
     """
     before = json.loads(wait_table.TABLE.read_text())["before"]
-    narrow = re.compile(r"<__(nv_bfloat16|half), Variant<1, 2, false")
+    narrow = re.compile(r"<__(nv_bfloat16|half), Variant<1, 2, false, 0, 0, false")
     kernels = [name for name in found if narrow.search(name)]
     assert len(kernels) == 4
     for name in kernels:

@@ -154,6 +154,27 @@ EXPORT const char* persistent_backward(const cuda::RecurrenceBackward* g, void* 
                               : plan.why;
 }
 
+// The same with the exchange by words, which must fit in every direction that is called.
+cuda::Plan words_plan(const cuda::Recurrence& r) {
+  return cuda::persistent_plan(r, 1, cuda::Protocol::words);
+}
+EXPORT int64_t words_bytes(const cuda::Recurrence* r) {
+  return cuda::persistent_bytes(*r, words_plan(*r).forward);
+}
+EXPORT int64_t words_backward_bytes(const cuda::RecurrenceBackward* g) {
+  return cuda::persistent_backward_bytes(g->forward, words_plan(g->forward).backward);
+}
+EXPORT const char* words_forward(const cuda::Recurrence* r, void* workspace) {
+  const cuda::Layout l = words_plan(*r).forward;
+  return l.words ? cuda::persistent_forward(*r, l, PLAIN, workspace, nullptr)
+                 : "the plan has no words in forward";
+}
+EXPORT const char* words_backward(const cuda::RecurrenceBackward* g, void* workspace) {
+  const cuda::Layout l = words_plan(g->forward).backward;
+  return l.words ? cuda::persistent_backward(*g, l, workspace, nullptr)
+                 : "the plan has no words in backward";
+}
+
 // The two layers of a wavefront. tests/simt/memory.py declares the same structures.
 template <class R>
 struct Layers {

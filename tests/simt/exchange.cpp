@@ -44,21 +44,29 @@ void hide(const Fiber& f, void* p, size_t bytes) {
 }
 
 // Replaces in `bytes`, read from memory at p, what the fiber does not see yet by the old bytes.
-void undo(const Fiber& f, uintptr_t p, unsigned char* bytes, size_t n) {
+// Returns these bytes: bit i is set if byte i was replaced.
+unsigned undo(const Fiber& f, uintptr_t p, unsigned char* bytes, size_t n) {
   const auto at = delayed.find(p >> 4);
-  if (at == delayed.end()) return;
-  if (random_below(8) == 0) return void(delayed.erase(at));
+  if (at == delayed.end()) return 0;
+  if (random_below(8) == 0) {
+    delayed.erase(at);
+    return 0;
+  }
+  unsigned replaced = 0;
   unsigned seen = 0;  // bit i: byte i is of a store that it sees, so older stores do not matter
   for (auto l = at->second.rbegin(); l != at->second.rend(); ++l) {
     const bool is_seen = l->block == f.owner->number || is_ordered(*l, f);
     for (size_t i = 0; i < n; ++i) {
       if (!l->has(p + i) || seen >> i & 1) continue;
-      if (is_seen)
+      if (is_seen) {
         seen |= 1u << i;
-      else
+      } else {
         bytes[i] = l->old[p + i - l->p];
+        replaced |= 1u << i;
+      }
     }
   }
+  return replaced;
 }
 
 void require_aligned(const void* p, size_t bytes, void* pc) {
@@ -102,6 +110,39 @@ void store(void* p, const void* value, size_t bytes, bool releases_, void* pc) {
   } else {
     releases.erase(uintptr_t(p));
     if (delays_stores) hide(f, p, bytes);
+  }
+  std::memcpy(p, value, bytes);
+  progress();
+}
+
+void load_words(const void* p, void* out, size_t bytes, int line, void* pc) {
+  Fiber& f = current();
+  if (seed && random_below(16) == 0) yield();
+  require_aligned(p, bytes, pc);
+  check_access(p, bytes, false, true, pc);
+  std::memcpy(out, p, bytes);
+  auto* own = static_cast<unsigned char*>(out);
+  const unsigned replaced = undo(f, uintptr_t(p), own, bytes);
+  bool is_empty = false;
+  for (size_t i = 0; i < bytes; i += 4) {
+    uint32_t word;
+    std::memcpy(&word, own + i, 4);
+    is_empty = is_empty || !word;
+    const auto release = releases.find(uintptr_t(p) + i);
+    if (!(replaced >> i & 15) && release != releases.end())
+      f.received = joined(f.received, release->second);
+  }
+  if (is_empty) spin(line);
+}
+
+void store_words(void* p, const void* value, size_t bytes, void* pc) {
+  Fiber& f = current();
+  if (seed && random_below(16) == 0) yield();
+  require_aligned(p, bytes, pc);
+  check_access(p, bytes, true, true, pc);
+  for (size_t i = 0; i < bytes; i += 4) {
+    releases[uintptr_t(p) + i] = f.fenced;
+    if (delays_stores) hide(f, static_cast<char*>(p) + i, 4);
   }
   std::memcpy(p, value, bytes);
   progress();

@@ -99,6 +99,8 @@ RECURRENCES = {
     "loop_backward": ("loop_backward_bytes", POINTER(RecurrenceBackward)),
     "persistent_forward": ("persistent_bytes", POINTER(Recurrence)),
     "persistent_backward": ("persistent_backward_bytes", POINTER(RecurrenceBackward)),
+    "words_forward": ("words_bytes", POINTER(Recurrence)),
+    "words_backward": ("words_backward_bytes", POINTER(RecurrenceBackward)),
     "wavefront_forward": ("wavefront_bytes", POINTER(Layers)),
     "wavefront_backward": ("wavefront_backward_bytes", POINTER(LayersBackward)),
     "gradients": ("gradients_bytes", POINTER(RecurrenceGradients)),

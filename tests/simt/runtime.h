@@ -48,6 +48,10 @@ void mma(float* d, const uint32_t* a, const uint32_t* b, bool half, int line);
 // ---- memory accesses between blocks (exchange.cpp). pc: the address in the kernel, for messages
 void load(const void* p, void* out, size_t bytes, bool acquire, int line, void* pc);
 void store(void* p, const void* value, size_t bytes, bool release, void* pc);
+// Words that other threads poll and store at the same time: relaxed accesses, which fences order. A
+// load that sees an empty word (0) is one iteration of a waiting loop.
+void load_words(const void* p, void* out, size_t bytes, int line, void* pc);
+void store_words(void* p, const void* value, size_t bytes, void* pc);
 void fence();                                                           // __threadfence
 void atomic(const volatile void* p, size_t bytes, int line, void* pc);  // call before the access
 // An ordinary access, which the checked build checks, by code that the sanitizers do not

@@ -50,7 +50,13 @@ def work(case):
     return sum(sizes) * max(1, steps)
 
 
-CASES = [case for case in testing.CASES if case.op in OPERATORS and work(case) <= LARGEST]
+CASES = [
+    case
+    for case in testing.CASES
+    if case.op in OPERATORS
+    and work(case) <= LARGEST
+    and not {"starts", "reverse1"} & {*case.id.split("-")}  # no CUDA kernel has these options
+]
 
 
 def product(a, b, dtype, *, out):
@@ -202,7 +208,7 @@ def test_an_error_in_a_kernel_is_an_error_of_the_operator(simulation, library):
 def test_tensors_of_two_dtypes_are_rejected_by_the_registered_operator(library):
     (x, *others), _ = testing.lstm_case(3, 2, 5, 7).inputs()
     with pytest.raises(RuntimeError, match="lstm: W_ih must be float64, got float32"):
-        library.lstm(x.double(), *others, None, None, 0.0, False)
+        library.lstm(x.double(), None, False, *others, None, None, 0.0, False)
 
 
 # ---- calls that cannot run as planned

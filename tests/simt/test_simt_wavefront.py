@@ -150,7 +150,7 @@ DEFECTS = {  # file, old, new
         "g.wait(p.link, columns_x, t + 1, 1)",
         "g.wait(p.link, columns_x, t + 1, 0)",
     ),
-    "the last y is not released": (FIRST, "if (LINKED) publish();", ""),
+    "the last y is not released": (FIRST, "if (LINKED) publish(false);", ""),
     "another mask": (
         "persistent_forward_step.cuh",
         "masked(p.link, value, t, r.B, b, columns_h.first + j, r.H)",

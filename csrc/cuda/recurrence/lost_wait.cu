@@ -45,15 +45,18 @@ const char* lost_wait() {
   const volatile LostWait* r = record;
   if (!r || !r->waiting) return nullptr;
   static thread_local char text[640];
+  const bool words = r->waiting & LostWait::WORDS;
+  char shown[32] = "it is still empty";
+  if (!words) std::snprintf(shown, sizeof shown, "it shows epoch %u", unsigned(r->shown));
   std::snprintf(
       text, sizeof text,
-      "a persistent kernel waited without end: block %u (warp group %u) read the flag of block "
-      "%u %u times for epoch %u, and it shows epoch %u. That block, or one that it waits for, was "
+      "a persistent kernel waited without end: block %u (warp group %u) read %s of block "
+      "%u %u times for epoch %u, and %s. That block, or one that it waits for, was "
       "lost. The kernel ended itself by a trap, so the CUDA context of this process is gone: no "
       "CUDA call can succeed any more, and the process must be restarted. Please report this; "
       "FUSEDSEQ_RECURRENCE=loop runs without persistent kernels",
-      (r->waiting & 0xffff) - 1, r->waiting >> 16, unsigned(r->awaited), MAX_POLLS,
-      unsigned(r->epoch), unsigned(r->shown));
+      (r->waiting & 0xffff) - 1, (r->waiting & ~LostWait::WORDS) >> 16,
+      words ? "a word" : "the flag", unsigned(r->awaited), MAX_POLLS, unsigned(r->epoch), shown);
   return text;
 }
 

@@ -22,7 +22,8 @@ struct GpuKind {
 GpuKind current_gpu_kind();
 
 // The plan for the current GPU.
-Plan persistent_plan(const Recurrence& r, int64_t shortest = SHORTEST);
+Plan persistent_plan(const Recurrence& r, int64_t shortest = SHORTEST,
+                     Protocol protocol = Protocol::by_estimate);
 
 // Bytes of workspace of the functions below. Forward and backward are separate: a layout without
 // blocks is the loop's.

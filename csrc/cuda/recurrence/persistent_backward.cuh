@@ -52,6 +52,7 @@ struct RoundSide {
   const OwnedColumns& columns;
   const ExchangedVector& vector;
   float (&d)[O::COUNT];  // gradient of the thread's elements
+  uint32_t& uses;        // with words, the number of the newest vector of this side
 };
 
 // One thread of a block. The arrays are the elements that the thread owns (OwnedElements), in
@@ -80,6 +81,7 @@ struct BackwardBlock {
   const X own_x;
   const H own_h;
   uint32_t epoch;                            // of the newest vector
+  uint32_t uses_gates, uses_x, uses_h;       // with words, the numbers of the newest of each kind
   const S *Q_x, *Q_h;                        // weights of round 0 and 1; of rounds 2, 3, ... behind
   SharedWeights<S> W_ih, W_hh;               // (4H, columns): row 4 j + gate
   ResidentWeights<V, 1> resident_W_ih;       // of resident k-steps the first 8 columns of W_ih,
@@ -104,6 +106,9 @@ struct BackwardBlock {
         own_x(g, columns_x.count),
         own_h(g, columns_h.count),
         epoch(0),
+        uses_gates(0),
+        uses_x(0),
+        uses_h(0),
         state_keep(0) {}
 
   __device__ __forceinline__ void run();
@@ -116,6 +121,14 @@ struct BackwardBlock {
                                             int64_t width);
   __device__ __forceinline__ void load_weights();
   __device__ __forceinline__ void load_state();
+
+  // Publishes the vector of this epoch.
+  __device__ __forceinline__ void publish() const {
+    if (V::WORDS)
+      g.publish_words(epoch);
+    else
+      g.publish(epoch);
+  }
 
   // persistent_backward_step.cuh
   __device__ __forceinline__ void fetch(int64_t t);
@@ -212,6 +225,11 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::run() {
   if (g.rows == 0) return;
 
   load_state();
+  if constexpr (V::WORDS) {
+    g.fill_padding(p.gates, p.l.blocks);
+    if (rounds) g.fill_padding(p.x, p.l.blocks);
+    if (rounds) g.fill_padding(p.h, p.l.blocks);
+  }
   if (SPARE) fetch(r.steps - 1);
   for (int64_t t = r.steps - 1; t >= 0; --t)
     step(t);

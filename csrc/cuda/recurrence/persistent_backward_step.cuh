@@ -127,14 +127,19 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::cell(int64_t t) {
   if (!SPARE) fetch(t);
   GateQuad<S> dz[H::COUNT];
   ++epoch;
+  ++uses_gates;
 #pragma unroll
   for (int e = 0; e < H::COUNT; ++e) {
     if (!own_h.has(e)) continue;
     const int j = columns_h.first + own_h.column(e);
     dz[e] = cell_gradient(e);
-    dz[e].store_to(g.slot(p.gates, epoch), own_h.row(e), 4 * j, p.gates.k_steps);
+    if constexpr (V::WORDS)
+      dz[e].store_words_to(g.slot(p.gates, uses_gates), g.slot(p.gates, uses_gates - RESET_AFTER),
+                           own_h.row(e), 4 * j, p.gates.k_steps);
+    else
+      dz[e].store_to(g.slot(p.gates, epoch), own_h.row(e), 4 * j, p.gates.k_steps);
   }
-  g.publish(epoch);
+  publish();
 
   // Stored after the release, which would otherwise wait for these stores too.
   Bits<S>* all = step_of<Bits<S>>(b.dz, t, r.B * 4 * r.H) + columns_h.first;
@@ -160,6 +165,7 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::multiply_gates(
   const auto use_for_h = [&](const RowFragments<V>& a, const ColumnFragments<V::N>& f) {
     multiply_add<S>(on_h, a, f);
   };
+  const uint32_t number = V::WORDS ? uses_gates : epoch;
   if (rounds) {
     const int begin = k_slice<V>(p.gates.k_steps, g.warp).begin;
     const int skipped = (g.warp + 1) * V::RESIDENT;
@@ -177,10 +183,11 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::multiply_gates(
       use_for_h(a, f.h);
       multiply_add<S>(on_x, a, f.x);
     };
-    g.template multiply<LOADS, V::RESIDENT>(p.gates, epoch, use_resident, of_both, use_both);
+    g.template multiply<LOADS, V::RESIDENT>(p.gates, number, epoch, use_resident, of_both,
+                                            use_both);
   } else {
     // dx is one product over all steps after the loop.
-    g.template multiply<LOADS>(p.gates, epoch, of_h, use_for_h);
+    g.template multiply<LOADS>(p.gates, number, epoch, of_h, use_for_h);
   }
 }
 
@@ -230,8 +237,8 @@ template <class S, class V, bool LINKED>
 __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::round(int64_t t, int k,
                                                                    int64_t offset) {
   if (!SPARE) fetch_round(t, k);
-  const RoundSide<X> on_x{own_x, columns_x, p.x, dx};
-  const RoundSide<H> on_h{own_h, columns_h, p.h, dh};
+  const RoundSide<X> on_x{own_x, columns_x, p.x, dx, uses_x};
+  const RoundSide<H> on_h{own_h, columns_h, p.h, dh, uses_h};
   if (k % 2)
     round(t, k, offset, on_h, on_x, Q_h);
   else
@@ -251,15 +258,19 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::round(int64_t t, in
   const int first = scaled.columns.first;
   float dz[O::COUNT];
   ++epoch;
+  ++scaled.uses;
 #pragma unroll
   for (int e = 0; e < O::COUNT; ++e) {
-    if (!own.has(e)) continue;
-    dz[e] = mogrify_backward(s[e], operand[e], scaled.d[e]);
-    ptx::store_relaxed(reinterpret_cast<Bits<S>*>(g.slot(v, epoch)) +
-                           exchange_index<S>(own.row(e), first + own.column(e), v.k_steps),
-                       bits_of<S>(dz[e]));
+    const bool has = own.has(e);
+    if (has) dz[e] = mogrify_backward(s[e], operand[e], scaled.d[e]);
+    if constexpr (V::WORDS)
+      g.put_word(v, scaled.uses, has, own.row(e), first + own.column(e), has ? dz[e] : 0.f);
+    else if (has)
+      ptx::store_relaxed(reinterpret_cast<Bits<S>*>(g.slot(v, epoch)) +
+                             exchange_index<S>(own.row(e), first + own.column(e), v.k_steps),
+                         bits_of<S>(dz[e]));
   }
-  g.publish(epoch);
+  publish();
 
   // After the release: dz for the weights' gradients, and the loads of the next phase, which
   // overlap with the wait for the other blocks.
@@ -280,7 +291,8 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::round(int64_t t, in
   const SharedWeights<S> w{
       weights + (shared ? 0 : int64_t(k / 2) * v.k_steps * columns * K_STEP<S>), columns};
   g.template multiply<ROUND_LOADS>(
-      v, epoch, [&](int step) { return w.template operands<V::N>(step, g.lane); },
+      v, V::WORDS ? scaled.uses : epoch, epoch,
+      [&](int step) { return w.template operands<V::N>(step, g.lane); },
       [&](const RowFragments<V>& a, const ColumnFragments<V::N>& f) {
         multiply_add<S>(sums, a, f);
       });

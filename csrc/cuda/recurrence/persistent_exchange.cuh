@@ -23,6 +23,19 @@
 // that owns no columns of x when x is exchanged. tests/memory_model proves this under the memory
 // model of PTX. A wait that comes to no end is reported by lost_wait.h.
 //
+// The protocol of words (V::WORDS; 16-bit types, even numbers of columns). A word is two columns of
+// a row, and never 0 once it has been stored: two zeros are stored as two negative zeros, which are
+// the same numbers. A consumer loads its words until none of them is 0, so neither a fence nor a
+// flag stands between a store and the load that sees it. The uses of each kind of vector are
+// numbered; use n is in slot n % WORD_SLOTS. The thread that stores a word of use n also empties
+// the word of use n - RESET_AFTER. Its readers have read it: what the thread stores depends on
+// vectors that every block stored after it had read that use. Every FENCE_PERIOD epochs all threads
+// have a fence. Two of them order the reset before the polls of the slot's next use, so that no
+// poll sees the slot's old word: the producer's between the reset and a later word, and the
+// consumer's between reading that word and polling. In the other direction, two fences order a load
+// before the stores of the slot's next use. tests/memory_model proves both, and that 9 slots would
+// be enough. Words beyond the rows or columns are filled once, and never emptied.
+//
 // What limits the speed: rounds + 1 exchanges a step, about 1 us each by arithmetic; at B 64 and
 // more, the transfer of the vectors from L2 to every SM. Nothing of this has been timed on a GPU.
 #pragma once
@@ -38,7 +51,10 @@
 namespace fusedseq::cuda {
 
 constexpr int SLOTS = 4;
-constexpr int FRAGMENT = 512;  // bytes of one row tile and one k-step of a vector
+constexpr int WORD_SLOTS = 16;
+constexpr int RESET_AFTER = 2;           // uses of a kind of vector
+constexpr uint32_t ZEROS = 0x80008000u;  // a word of zeros, which is not empty: -0 and -0
+constexpr int FRAGMENT = 512;            // bytes of one row tile and one k-step of a vector
 template <class S>
 constexpr int K_STEP = 32 / int(sizeof(S));  // elements of a k-step
 
@@ -103,6 +119,18 @@ __device__ __forceinline__ const T* step_of(const void* p, int64_t t, int64_t el
   return static_cast<const T*>(p) + t * elements;
 }
 
+// A word as it is stored: never empty.
+__device__ __forceinline__ uint32_t full_word(uint32_t w) {
+  return w ? w : ZEROS;
+}
+// The least of a lane's four words: 0 if one of them has not been stored yet.
+__device__ __forceinline__ uint32_t least(uint32_t a, uint32_t b) {
+  return a < b ? a : b;
+}
+__device__ __forceinline__ uint32_t least(const uint4& v) {
+  return least(least(v.x, v.y), least(v.z, v.w));
+}
+
 // The index of element (row, col) in a vector of `k_steps` k-steps, in the layout above.
 template <class S>
 __device__ __forceinline__ int exchange_index(int row, int col, int k_steps) {
@@ -139,6 +167,15 @@ struct GateQuad {
       return words[i];
   }
   __device__ __forceinline__ float operator[](int i) const { return value_of<S>(bits(i)); }
+
+  // The same by words; `old` is the slot whose words are emptied.
+  __device__ __forceinline__ void store_words_to(S* vector, S* old, int row, int col,
+                                                 int k_steps) const {
+    const int at = exchange_index<S>(row, col, k_steps);
+    ptx::store_words(reinterpret_cast<uint2*>(vector + at),
+                     uint2{full_word(words[0]), full_word(words[1])});
+    ptx::store_words(reinterpret_cast<uint2*>(old + at), uint2{0, 0});
+  }
 
   // Stores the gates as columns col to col + 3 of a vector; col is a multiple of 4.
   __device__ __forceinline__ void store_to(S* vector, int row, int col, int k_steps) const {

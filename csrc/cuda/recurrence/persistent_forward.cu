@@ -66,8 +66,8 @@ GpuKind current_gpu_kind() {
               device_attribute(cudaDevAttrComputeCapabilityMinor, device)};
 }
 
-Plan persistent_plan(const Recurrence& r, int64_t shortest) {
-  return recurrence_plan(size_of(r), current_gpu(), shortest);
+Plan persistent_plan(const Recurrence& r, int64_t shortest, Protocol protocol) {
+  return recurrence_plan(size_of(r), current_gpu(), shortest, protocol);
 }
 
 Wavefront wavefront_plan(const Recurrence& first, const Recurrence& second, int64_t shortest) {

@@ -70,6 +70,7 @@ struct ForwardBlock {
   const X own_x;
   const H own_h;
   uint32_t epoch;               // of the newest vector
+  uint32_t uses_x, uses_h;      // with words, the numbers of the newest x and of the newest h
   const S *Q_x, *Q_h;           // weights of round 0 and 1; those of rounds 2, 3, ... follow
   SharedWeights<S> W_ih, W_hh;  // (K, 4 columns_h): column 4 j + gate
   ResidentWeights<V, V::N_GATES> resident_W_ih;
@@ -91,6 +92,8 @@ struct ForwardBlock {
         own_x(g, columns_x.count),
         own_h(g, columns_h.count),
         epoch(1),
+        uses_x(0),
+        uses_h(0),
         state_keep(0) {}
 
   __device__ __forceinline__ void run();
@@ -104,9 +107,23 @@ struct ForwardBlock {
   __device__ __forceinline__ void load_state();
   __device__ __forceinline__ void fetch_x(int64_t t);
 
-  // Stores an element of the next vector, and publishes that vector.
-  __device__ __forceinline__ void put(const ExchangedVector& v, int row, int column, float value);
-  __device__ __forceinline__ void publish() { g.publish(++epoch); }
+  // Stores an element of the next vector, if the thread has it. All lanes of a warp take part.
+  template <class O>
+  __device__ __forceinline__ void put(const ExchangedVector& v, const O& own, int e, int first,
+                                      float value);
+  // Publishes that vector: x or h.
+  __device__ __forceinline__ void publish(bool of_x) {
+    ++epoch;
+    if (V::WORDS) {
+      ++(of_x ? uses_x : uses_h);
+      g.publish_words(epoch);
+    } else {
+      g.publish(epoch);
+    }
+  }
+  // The numbers of the slots of the newest x and of the newest h.
+  __device__ __forceinline__ uint32_t newest_x() const { return V::WORDS ? uses_x : epoch; }
+  __device__ __forceinline__ uint32_t newest_h() const { return V::WORDS ? uses_h : epoch; }
   __device__ __forceinline__ void put_state();
 
   // persistent_forward_step.cuh
@@ -205,12 +222,19 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::fetch_x(int64_t t) {
   }
 }
 
+// first: the block's first column of the vector
 template <class S, class V, bool LINKED>
-__device__ __forceinline__ void ForwardBlock<S, V, LINKED>::put(const ExchangedVector& v, int row,
-                                                                int column, float value) {
-  ptx::store_relaxed(
-      reinterpret_cast<Bits<S>*>(g.slot(v, epoch + 1)) + exchange_index<S>(row, column, v.k_steps),
-      bits_of<S>(value));
+template <class O>
+__device__ __forceinline__ void ForwardBlock<S, V, LINKED>::put(const ExchangedVector& v,
+                                                                const O& own, int e, int first,
+                                                                float value) {
+  const int row = own.row(e), column = first + own.column(e);
+  if constexpr (V::WORDS)
+    g.put_word(v, (&v == &p.x ? uses_x : uses_h) + 1, own.has(e), row, column, value);
+  else if (own.has(e))
+    ptx::store_relaxed(reinterpret_cast<Bits<S>*>(g.slot(v, epoch + 1)) +
+                           exchange_index<S>(row, column, v.k_steps),
+                       bits_of<S>(value));
 }
 
 // h after state dropout, from the carried state, into the next vector.
@@ -220,7 +244,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::put_state() {
 #pragma unroll
   for (int e = 0; e < H::COUNT; ++e) {
     h[e] = state_keep >> e & 1 ? carried_h[e] * scale : 0.f;
-    if (own_h.has(e)) put(p.h, own_h.row(e), columns_h.first + own_h.column(e), h[e]);
+    put(p.h, own_h, e, columns_h.first, h[e]);
   }
 }
 
@@ -236,9 +260,13 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::run() {
 
   // Epoch 1 is h0.
   load_state();
+  if constexpr (V::WORDS) {
+    g.fill_padding(p.h, p.l.blocks);
+    if (rounds) g.fill_padding(p.x, p.l.blocks);
+  }
   epoch = 0;
   put_state();
-  publish();
+  publish(false);
   if (rounds) fetch_x(0);
 
   for (int64_t t = 0; t < r.steps; ++t) {
@@ -265,7 +293,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::run() {
   }
 
   // The last y has been stored after the last epoch: one more epoch releases it to the other layer.
-  if (LINKED) publish();
+  if (LINKED) publish(false);
 #pragma unroll
   for (int e = 0; e < H::COUNT; ++e) {
     if (!own_h.has(e)) continue;

@@ -58,7 +58,8 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::round(int64_t t, int
   // The last round is the last to read this vector: it also computes its part of the gates, from
   // W_ih if the vector is x, or from W_hh if it is h.
   if (k + 1 < rounds) {
-    g.template multiply<LOADS>(k % 2 ? p.x : p.h, epoch, of_round, use);
+    g.template multiply<LOADS>(k % 2 ? p.x : p.h, k % 2 ? newest_x() : newest_h(), epoch, of_round,
+                               use);
   } else if (k % 2) {
     const auto use_resident = [&](int u, const RowFragments<V>& a) {
       use(a, of_round(k_slice<V>(p.x.k_steps, g.warp).begin + u));
@@ -66,10 +67,10 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::round(int64_t t, int
       for (int n = 0; n < V::N_GATES; ++n)
         multiply_add<S>(gates, a, n, resident_W_ih.operand[u][n]);
     };
-    g.template multiply<LOADS, V::RESIDENT>(p.x, epoch, use_resident,
+    g.template multiply<LOADS, V::RESIDENT>(p.x, newest_x(), epoch, use_resident,
                                             of_both(W_ih, (g.warp + 1) * V::RESIDENT), use_both);
   } else {
-    g.template multiply<LOADS>(p.h, epoch, of_both(W_hh, 0), use_both);
+    g.template multiply<LOADS>(p.h, newest_h(), epoch, of_both(W_hh, 0), use_both);
   }
   if (!EARLY_INPUT) fetch();
 
@@ -108,16 +109,16 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::finish_round(
     g.sync();
 #pragma unroll
     for (int e = pass * O::PER_PASS; e < (pass + 1) * O::PER_PASS; ++e) {
-      if (!own.has(e)) continue;
-      const int j = columns.first + own.column(e);
-      s[e] = sigmoid(bias[e] + g.template sum<ROUND_STRIDE>(own.row_of_pass(e), own.column(e)));
-      operand[e] = mogrify(s[e], operand[e]);
-      put(result, own.row(e), j, operand[e]);
+      if (own.has(e)) {
+        s[e] = sigmoid(bias[e] + g.template sum<ROUND_STRIDE>(own.row_of_pass(e), own.column(e)));
+        operand[e] = mogrify(s[e], operand[e]);
+      }
+      put(result, own, e, columns.first, operand[e]);
     }
     // The next pass overwrites the partial sums. After the last pass the barrier of publish() does.
     if (pass + 1 < V::PASSES) g.sync();
   }
-  publish();
+  publish(k % 2 == 0);
 
   // Stored after the release, which would otherwise wait for these stores too.
   S* to = step_of<S>(r.round_gates, t, r.B * r.round_width) + offset + columns.first;
@@ -146,10 +147,10 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::gates_of_newest(Gate
       multiply_add<S>(gates, a, n, resident_W_ih.operand[u][n]);
   };
   if (rounds % 2)
-    g.template multiply<LOADS, V::RESIDENT>(p.x, epoch, use_resident,
+    g.template multiply<LOADS, V::RESIDENT>(p.x, newest_x(), epoch, use_resident,
                                             of(W_ih, (g.warp + 1) * V::RESIDENT), use);
   else
-    g.template multiply<LOADS>(p.h, epoch, of(W_hh, 0), use);
+    g.template multiply<LOADS>(p.h, newest_h(), epoch, of(W_hh, 0), use);
 }
 
 // What the gates of unit j and batch row b add besides the exchanged vectors.
@@ -233,7 +234,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::cell(int64_t t, cons
 
   // The other blocks wait for the state: it is published before the saved tensors are stored.
   put_state();
-  publish();
+  publish(false);
   save(t, saved);
 }
 

@@ -20,6 +20,14 @@ namespace fusedseq::cuda {
   ptx::leave_and_trap(reinterpret_cast<uint4*>(lost), uint4{waiting, awaited, epoch, shown});
 }
 
+// The same of a wait for words, which show no epoch.
+[[noreturn]] inline __device__ __noinline__ void give_up_words(LostWait* lost, int threads,
+                                                               uint32_t awaited, uint32_t epoch) {
+  const uint32_t waiting = blockIdx.x + 1 + (threadIdx.x / threads << 16);
+  ptx::leave_and_trap(reinterpret_cast<uint4*>(lost),
+                      uint4{waiting | LostWait::WORDS, awaited, epoch, 0});
+}
+
 // A group has V::SPLIT warps and batch rows of its own. It uses the weights of the block, and
 // exchanges vectors only with the groups of the same number in the other blocks of its replica.
 template <class S, class V>
@@ -53,10 +61,38 @@ struct WarpGroup {
     vectors = static_cast<char*>(e.vectors) + index * e.group_bytes;
   }
 
-  // The slot of a vector that the epoch uses.
-  __device__ __forceinline__ S* slot(const ExchangedVector& v, uint32_t epoch) const {
+  // The slot of a vector. number: its epoch, or with words the number of its use
+  __device__ __forceinline__ S* slot(const ExchangedVector& v, uint32_t number) const {
+    constexpr uint32_t MANY = V::WORDS ? WORD_SLOTS : SLOTS;
     return reinterpret_cast<S*>(vectors + v.first_byte +
-                                int64_t(epoch % SLOTS) * V::TILES * v.k_steps * FRAGMENT);
+                                int64_t(number % MANY) * V::TILES * v.k_steps * FRAGMENT);
+  }
+
+  // Stores an element of use `use` of a vector: the lanes with even columns store words. All lanes
+  // of the warp call it; exists: whether the lane has an element
+  __device__ __forceinline__ void put_word(const ExchangedVector& v, uint32_t use, bool exists,
+                                           int row, int column, float value) const {
+    const float next = ptx::of_next_lane(value);
+    if (!exists || column % 2) return;
+    const int at = exchange_index<S>(row, column, v.k_steps);
+    ptx::store_words(reinterpret_cast<uint32_t*>(slot(v, use) + at),
+                     full_word(bits_of<S>(value) | uint32_t(bits_of<S>(next)) << 16));
+    ptx::store_words(reinterpret_cast<uint32_t*>(slot(v, use - RESET_AFTER) + at), 0);
+  }
+
+  // Fills the words of all slots that no block owns, all groups of this number together.
+  __device__ __forceinline__ void fill_padding(const ExchangedVector& v, int blocks) const {
+    const int slot_words = V::TILES * v.k_steps * (FRAGMENT / 4);
+    uint32_t* words = reinterpret_cast<uint32_t*>(slot(v, 0));
+    for (int i = block * V::THREADS + thread; i < slot_words; i += blocks * V::THREADS) {
+      // Of a lane's four words two are of row lane / 4, and two of the row 8 below.
+      const int fragment = i / (FRAGMENT / 4), word = i % 4, of_lane = i / 4 % 32;
+      const int row = fragment / v.k_steps * 16 + word / 2 * 8 + of_lane / 4;
+      const int column = fragment % v.k_steps * K_STEP<S> + of_lane % 4 * 4 + word % 2 * 2;
+      if (row < rows && column < v.width) continue;
+      for (int s = 0; s < WORD_SLOTS; ++s)
+        ptx::store_words(words + s * slot_words + i, ZEROS);
+    }
   }
 
   // A barrier of the group's threads. Barrier 0 is __syncthreads, which would include other groups.
@@ -68,6 +104,13 @@ struct WarpGroup {
   __device__ __forceinline__ void publish(uint32_t epoch) const {
     sync();
     if (thread == 0) ptx::store_release(flags + block, epoch);
+  }
+
+  // The same by words, which are published when they are stored. The barrier keeps the partial sums
+  // until all threads have read them.
+  __device__ __forceinline__ void publish_words(uint32_t epoch) const {
+    sync();
+    if (epoch % plan::FENCE_PERIOD == 0) ptx::fence();
   }
 
   // Waits until the slice's columns of a vector have been published.

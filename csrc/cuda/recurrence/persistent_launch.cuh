@@ -32,7 +32,7 @@ inline ExchangedVector append_vector(int64_t& bytes, const Recurrence& r, const 
                                      int64_t width, int columns_of_block) {
   const int k_steps = int(plan::steps_of(width, element_bytes(r)));
   const ExchangedVector v{bytes, k_steps, int(width), columns_of_block};
-  bytes += int64_t(SLOTS) * l.tiles * k_steps * FRAGMENT;
+  bytes += int64_t(l.words ? WORD_SLOTS : SLOTS) * l.tiles * k_steps * FRAGMENT;
   return v;
 }
 
@@ -50,7 +50,7 @@ inline ExchangeBytes exchange_bytes(const Exchange& e, const Layout& l) {
 }
 
 // Sets the flags to epoch 0, and the vectors to zero: the weights of their padding are zero, so the
-// padding itself must be finite.
+// padding itself must be finite, and words must be empty.
 inline const char* prepare(Exchange& e, const Layout& l, void* memory, cudaStream_t stream) {
   const ExchangeBytes bytes = exchange_bytes(e, l);
   e.flags = static_cast<uint32_t*>(memory);
@@ -66,10 +66,12 @@ inline BatchRows slice_rows(const Recurrence& r, const Layout& l, int number) {
 }
 
 // Calls f with the variant of a layout. RESIDENT: of the direction; 0 for fp32, which has neither
-// the variant with resident weights nor those without rounds.
+// the variant with resident weights nor those without rounds nor those with words.
 template <int RESIDENT, class F>
 const char* with_variant(const Layout& l, F f) {
   if constexpr (RESIDENT > 0) {
+    if (l.words)
+      return l.wide ? f(Variant<1, 2, true, 0, 0, true>()) : f(Variant<1, 2, false, 0, 0, true>());
     if (l.resident) return f(Variant<1, 2, true, RESIDENT>());
     if (l.plain == 9)
       return l.groups == 1 ? f(Variant<1, 2, true, 0, 9>()) : f(Variant<2, 3, true, 0, 9>());

@@ -79,7 +79,9 @@ constexpr int loads_in_flight(int most) {
 template <class S, class V>
 struct GroupProducts : WarpGroup<S, V> {
   using Base = WarpGroup<S, V>;
+  using Base::block;
   using Base::lane;
+  using Base::lost;
   using Base::partial;
   using Base::rows;
   using Base::slot;
@@ -106,6 +108,79 @@ struct GroupProducts : WarpGroup<S, V> {
           a[u][m] = ptx::load_relaxed((POINTERS > 1 ? from[m] : from[0] + m * tile) + u * 32);
   }
 
+  // The same by words: loads until none of them is empty. Of the first k-steps it polls one
+  // fragment first, and loads the others when that has arrived, since polls of all of them would
+  // compete with the other blocks' loads. step: the first of these k-steps
+  template <int COUNT>
+  __device__ __forceinline__ void load_words(RowFragments<V> (&a)[COUNT],
+                                             const uint4* const (&from)[POINTERS],
+                                             const ExchangedVector& v, int step, KSlice s,
+                                             uint32_t epoch) const {
+    uint32_t polls = 0;
+    const auto poll = [&] {
+      if (++polls == MAX_POLLS) give_up(a, v, step, s, epoch);
+      ptx::pause();
+    };
+    // What does not exist is not empty.
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u)
+#pragma unroll
+      for (int m = 0; m < V::TILES; ++m)
+        a[u][m] = uint4{ZEROS, ZEROS, ZEROS, ZEROS};
+    if (step == s.begin && exists(0, 0, step, s)) {
+#pragma unroll 1
+      while (!least(a[0][0] = ptx::load_words(from[0])))
+        poll();
+    }
+    __syncwarp();
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u)
+#pragma unroll
+      for (int m = 0; m < V::TILES; ++m)
+        if (exists(u, m, step, s)) a[u][m] = ptx::load_words(from[m] + u * 32);
+    const auto complete = [&] {
+      uint32_t all = ZEROS;
+#pragma unroll
+      for (int u = 0; u < COUNT; ++u)
+#pragma unroll
+        for (int m = 0; m < V::TILES; ++m)
+          all = least(all, least(a[u][m]));
+      return all != 0;
+    };
+#pragma unroll 1
+    while (!complete()) {
+      poll();
+#pragma unroll
+      for (int u = 0; u < COUNT; ++u)
+#pragma unroll
+        for (int m = 0; m < V::TILES; ++m)
+          if (!least(a[u][m])) a[u][m] = ptx::load_words(from[m] + u * 32);
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ bool exists(int u, int m, int step, KSlice s) const {
+    return step + u < s.end && m * 16 + lane / 4 < rows;
+  }
+
+  // Ends the kernel: names the owner of the first of a lane's words that is empty.
+  template <int COUNT>
+  __device__ __forceinline__ void give_up(const RowFragments<V> (&a)[COUNT],
+                                          const ExchangedVector& v, int step, KSlice s,
+                                          uint32_t epoch) const {
+    int column = 0;
+    bool found = false;
+#pragma unroll
+    for (int u = 0; u < COUNT; ++u)
+#pragma unroll
+      for (int m = 0; m < V::TILES; ++m) {
+        if (found || least(a[u][m])) continue;
+        found = true;
+        column = (step + u) * K_STEP<S> + lane % 4 * 4 + (a[u][m].x && a[u][m].z ? 2 : 0);
+      }
+    const int first_block = int(blockIdx.x) - block;
+    give_up_words(lost, V::THREADS, uint32_t(first_block + column / v.columns_of_block), epoch);
+  }
+
   // Whether the B operands of the first k-steps are loaded before the wait: only the narrow
   // variants in 16 bits have registers for them, and not for those of a round and of the gates.
   template <class Columns>
@@ -116,15 +191,17 @@ struct GroupProducts : WarpGroup<S, V> {
   // use(a, operands(step)) for each of its k-steps, with the loads of LOADS k-steps in flight.
   // use_resident(u, a) is called for the first RESIDENT k-steps instead, in an unrolled loop, since
   // registers cannot be indexed. What does not depend on the vector comes before the wait.
+  // number: of the slot
   template <int LOADS, int RESIDENT, class R, class B, class F>
-  __device__ __forceinline__ void multiply(const ExchangedVector& v, uint32_t epoch, R use_resident,
-                                           B operands, F use) const {
+  __device__ __forceinline__ void multiply(const ExchangedVector& v, uint32_t number,
+                                           uint32_t epoch, R use_resident, B operands,
+                                           F use) const {
     const KSlice s = k_slice<V>(v.k_steps, warp);
     const uint4* from[POINTERS];
     const int tile = v.k_steps * 32;
 #pragma unroll
     for (int m = 0; m < POINTERS; ++m) {
-      from[m] = reinterpret_cast<const uint4*>(slot(v, epoch)) + (m * tile + s.begin * 32 + lane);
+      from[m] = reinterpret_cast<const uint4*>(slot(v, number)) + (m * tile + s.begin * 32 + lane);
       ptx::compute_now(from[m]);
     }
     using Columns = decltype(operands(0));
@@ -147,7 +224,7 @@ struct GroupProducts : WarpGroup<S, V> {
         load_operands(s.begin, u);
     }
 
-    wait(v, s, epoch);
+    if (!V::WORDS) wait(v, s, epoch);
     const auto advance = [&](int steps) {
 #pragma unroll
       for (int m = 0; m < POINTERS; ++m)
@@ -163,7 +240,10 @@ struct GroupProducts : WarpGroup<S, V> {
     }
 #pragma unroll 1
     for (int step = s.begin + RESIDENT; step < s.end; step += LOADS) {
-      load_fragments(a, from, tile, s.end - step);
+      if constexpr (V::WORDS)
+        load_words(a, from, v, step, s, epoch);
+      else
+        load_fragments(a, from, tile, s.end - step);
       advance(LOADS);
 #pragma unroll
       for (int u = 0; u < LOADS; ++u) {
@@ -178,9 +258,9 @@ struct GroupProducts : WarpGroup<S, V> {
 
   // The same without k-steps in registers.
   template <int LOADS, class B, class F>
-  __device__ __forceinline__ void multiply(const ExchangedVector& v, uint32_t epoch, B operands,
-                                           F use) const {
-    multiply<LOADS, 0>(v, epoch, [](int, const RowFragments<V>&) {}, operands, use);
+  __device__ __forceinline__ void multiply(const ExchangedVector& v, uint32_t number,
+                                           uint32_t epoch, B operands, F use) const {
+    multiply<LOADS, 0>(v, number, epoch, [](int, const RowFragments<V>&) {}, operands, use);
   }
 
   // Stores the warp's sums of the row tiles of a pass to shared memory, from `column` on. A barrier

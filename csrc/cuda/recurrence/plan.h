@@ -34,9 +34,12 @@ constexpr int WARPS = 8;  // per block
 // TILES: tiles of 16 batch rows of a group.    WIDE: the larger limits on columns per block.
 // RESIDENT: steps along K of W_ih whose weights every warp holds in registers.
 // PLAIN: 0, or, in the variants without rounds, the most columns of h: 9 or 16.
-template <int GROUPS_, int TILES_, bool WIDE_, int RESIDENT_ = 0, int PLAIN_ = 0>
+// WORDS: the exchange is by words that carry their own validity; see persistent_exchange.cuh.
+template <int GROUPS_, int TILES_, bool WIDE_, int RESIDENT_ = 0, int PLAIN_ = 0,
+          bool WORDS_ = false>
 struct Variant {
   static constexpr int PLAIN = PLAIN_;
+  static constexpr bool WORDS = WORDS_;
   static constexpr int GROUPS = GROUPS_, TILES = TILES_, RESIDENT = RESIDENT_;
   // Warps of a group, among which K is split, and threads of a group.
   static constexpr int SPLIT = WARPS / GROUPS;
@@ -64,6 +67,7 @@ struct Layout {  // of one direction
   int groups, tiles;         // as in Variant
   bool wide;                 // as in Variant
   int resident, plain;       // as in Variant
+  bool words;                // as in Variant
   int64_t slice_rows, rows;  // batch rows of a slice, and of a replica
   int64_t shared;            // bytes of shared memory of a block
 };
@@ -74,6 +78,10 @@ struct Plan {
   const char* why;
   Layout forward, backward;
 };
+
+// How the blocks exchange vectors, where a layout leaves the choice: by flags, or by words that
+// carry their own validity.
+enum class Protocol { by_estimate, flags, words };
 
 namespace plan {
 
@@ -128,6 +136,22 @@ constexpr int64_t weight_bytes(const RecurrenceSize& s, bool backward, const Lay
   return 32 * (rounds + 4 * l.columns_h * (h + W_ih));
 }
 
+// An estimate of the cycles of one exchange on an H100, from instruction latencies: nothing of it
+// has been measured. Both protocols store, cross the L2 cache (175), are seen by a poll (325), load
+// the vector (900), multiply (450), add the warps' sums (370) and compute the element (200). With
+// flags a fence stands before the flag (600). With words such a fence comes once in FENCE_PERIOD
+// exchanges; the checks for empty words (100) and the stores that empty old ones (20) come in each.
+constexpr int FENCE_PERIOD = 4;  // epochs
+constexpr int exchange_cycles(bool words) {
+  constexpr int BOTH = 175 + 325 + 900 + 450 + 370 + 200, FENCE = 600;
+  return BOTH + (words ? FENCE / FENCE_PERIOD + 100 + 20 : FENCE);
+}
+// The estimate is no better than a quarter: polls of words move data, and nobody has timed what
+// that costs at the L2 cache. So words replace flags unasked only if they save more than that.
+constexpr bool estimate_favours_words() {
+  return 4 * exchange_cycles(true) < 3 * exchange_cycles(false);
+}
+
 // usual: the narrow variant where it suffices, else the wide one    wide: always the wide one
 // plain: a variant without rounds    resident: the wide one with weights in registers
 enum class Form { usual, wide, plain, resident };
@@ -135,7 +159,7 @@ enum class Form { usual, wide, plain, resident };
 // The layout of `slices` launches with `replicas` copies of the weights; its `blocks` is 0 if it
 // does not fit.
 constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, int slices,
-                        int replicas, Form form) {
+                        int replicas, Form form, bool words = false) {
   Layout l{};
   l.slice_rows = divide_up(s.B, slices);
   l.slices = l.slice_rows ? int(divide_up(s.B, l.slice_rows)) : 1;
@@ -146,13 +170,19 @@ constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, 
   if (sms == 0) return l;
 
   // Columns per block, at least 2 of h. The x columns are spread over as many blocks as h needs.
-  const int64_t h = divide_up(s.H, sms) < 2 ? 2 : divide_up(s.H, sms);
+  // Words hold two columns, and all columns of a word have one owner.
+  const int64_t unit = words ? 2 : 1;
+  const int64_t h = divide_up(s.H, sms * unit) * unit < 2 ? 2 : divide_up(s.H, sms * unit) * unit;
   const int64_t blocks = divide_up(s.H, h);
-  const int64_t x = s.rounds ? divide_up(s.X, blocks) : 0;
+  const int64_t x = s.rounds ? divide_up(s.X, blocks * unit) * unit : 0;
   l.wide = form == Form::wide || h > 6 || x > 8;
   l.plain = form != Form::plain ? 0 : h <= 9 ? 9 : 16;
   if (l.plain && (s.rounds || s.element > 2 || !l.wide)) return l;
   l.tiles = l.groups == 1 || (l.wide && !l.plain) ? 2 : 3;
+  l.words = words;
+  if (words && (s.element != 2 || s.H % 2 || (s.rounds && s.X % 2) || l.groups != 1 || l.plain ||
+                form == Form::resident))
+    return l;
 
   // Limits of the compiled variants: the registers hold no more.
   if (h > (l.plain ? 16 : 10) || x > 16 || l.rows > 16 * l.tiles * l.groups) return l;
@@ -178,14 +208,21 @@ constexpr int MOST_SLICES = 4;
 
 // Two copies of the weights halve what each block reads of the others' columns, which is what
 // limits large batches. As few slices as possible, since each of them takes all steps. Resident
-// weights are the last resort.
-constexpr Layout best_layout(const RecurrenceSize& s, bool backward, const Gpu& gpu) {
+// weights are the last resort. Words, where the protocol asks for them and they fit, else flags.
+constexpr Layout best_layout(const RecurrenceSize& s, bool backward, const Gpu& gpu,
+                             Protocol protocol) {
+  const bool words = protocol == Protocol::words ||
+                     (protocol == Protocol::by_estimate && estimate_favours_words());
   constexpr int TWO_REPLICAS_FROM = 32;
   for (int slices = 1; slices <= MOST_SLICES; ++slices) {
     for (int replicas = divide_up(s.B, slices) >= TWO_REPLICAS_FROM ? 2 : 1; replicas; --replicas)
       for (const Form form : {Form::usual, Form::plain, Form::resident}) {
         if (form == Form::resident && replicas > 1) continue;
-        if (const Layout l = layout(s, backward, gpu, slices, replicas, form); l.blocks) return l;
+        for (const bool by_words : {true, false}) {
+          if (by_words && !words) continue;
+          const Layout l = layout(s, backward, gpu, slices, replicas, form, by_words);
+          if (l.blocks) return l;
+        }
       }
   }
   return {};
@@ -198,8 +235,8 @@ constexpr int64_t SHORTEST = 4;
 // Largest size in bytes of x W_ih^T, which is computed for all steps at once without rounds.
 constexpr int64_t MAX_INPUT_GATES = int64_t(1) << 30;
 
-constexpr Plan recurrence_plan(const RecurrenceSize& s, const Gpu& gpu,
-                               int64_t shortest = SHORTEST) {
+constexpr Plan recurrence_plan(const RecurrenceSize& s, const Gpu& gpu, int64_t shortest = SHORTEST,
+                               Protocol protocol = Protocol::by_estimate) {
   Plan p{};
   if (s.element > 4) {
     p.why = "the persistent kernels are for float32, bfloat16 and float16";
@@ -210,8 +247,8 @@ constexpr Plan recurrence_plan(const RecurrenceSize& s, const Gpu& gpu,
   } else if (!gpu.cooperative) {
     p.why = "the GPU has no cooperative launch";
   } else {
-    p.forward = plan::best_layout(s, false, gpu);
-    p.backward = plan::best_layout(s, true, gpu);
+    p.forward = plan::best_layout(s, false, gpu, protocol);
+    p.backward = plan::best_layout(s, true, gpu, protocol);
     p.persistent = p.forward.blocks && p.backward.blocks;
     p.why = p.persistent        ? "the weights stay in shared memory for all steps"
             : p.forward.blocks  ? "only in forward the GPU's shared memory holds the weights"

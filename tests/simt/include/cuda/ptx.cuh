@@ -46,6 +46,24 @@ SIMT_CALL void store_relaxed(uint4* p, uint4 v) {
   simt::store(p, &v, sizeof v, false, __builtin_return_address(0));
 }
 
+SIMT_CALL uint4 load_words(const uint4* p, SIMT_LINE) {
+  uint4 v;
+  simt::load_words(p, &v, sizeof v, line, __builtin_return_address(0));
+  return v;
+}
+SIMT_CALL void store_words(uint32_t* p, uint32_t v) {
+  simt::store_words(p, &v, sizeof v, __builtin_return_address(0));
+}
+SIMT_CALL void store_words(uint2* p, uint2 v) {
+  simt::store_words(p, &v, sizeof v, __builtin_return_address(0));
+}
+inline void fence() {
+  simt::fence();
+}
+inline float of_next_lane(float v, SIMT_LINE) {
+  return __shfl_down_sync(~0u, v, 1, 32, line);
+}
+
 [[noreturn]] inline void leave_and_trap(uint4* host, uint4 v) {
   if (host) *host = v;
   simt::trap();
