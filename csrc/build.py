@@ -158,7 +158,12 @@ def add_kernels(ninja: NinjaFile, machine: str) -> list[Path]:
 
 def add_libraries(ninja: NinjaFile, machine: str, cuda_sources: list[Path], cuda: bool) -> None:
     """Adds _ops.so (kernels, operators, CUDA sources) and the modules _C.so and _autograd.so."""
-    objects = add_kernels(ninja, machine)
+
+    def system(name: str) -> Path:
+        return ninja.edge("system", f"linux/{name}.o", [CSRC / f"linux/{name}.cpp"])
+
+    c_symbols, cxx_symbols = system("c_symbols"), system("cxx_symbols")
+    objects = [*add_kernels(ninja, machine), c_symbols, cxx_symbols]
     for source in sorted(CSRC.glob("ops/*.cpp")):
         flags = "$WITH_CUDA" if cuda else ""
         objects.append(ninja.edge("operator", f"ops/{source.stem}.o", [source], flags))
@@ -166,10 +171,14 @@ def add_libraries(ninja: NinjaFile, machine: str, cuda_sources: list[Path], cuda
         objects += [
             ninja.edge("cuda", f"cuda/{source.name}.o", [source]) for source in cuda_sources
         ]
+        objects.append(system("cuda_runtime_symbols"))
     ninja.edge("link", "_ops.so", objects, "$TORCH" + " $CUDART" * cuda)
-    for name, rule, flags in (("_C", "module", ""), ("_autograd", "torch_module", "$TORCH_PYTHON")):
+    for name, rule, symbols, flags in (
+        ("_C", "module", [cxx_symbols], ""),
+        ("_autograd", "torch_module", [cxx_symbols, c_symbols], "$TORCH_PYTHON"),
+    ):
         module = ninja.edge(rule, f"python/{name}.o", [CSRC / f"python/{name}.cpp"])
-        ninja.edge("link", f"{name}.so", [module], flags)
+        ninja.edge("link", f"{name}.so", [module, *symbols], flags)
 
 
 def output(*command: str) -> str:

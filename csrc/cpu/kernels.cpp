@@ -5,6 +5,7 @@
 
 #include "cpu/attention/attention.h"
 #include "cpu/gemm/linear.h"
+#include "cpu/gemm/linear_int8.h"
 #include "cpu/gemm/rate.h"
 #include "cpu/losses/linear_cross_entropy.h"
 #include "cpu/pointwise/activation_regularization.h"
@@ -42,6 +43,7 @@ const cpu::Kernels kernels = {
     linear<double, double>,
     linear_backward<float, float>,
     linear_backward<double, double>,
+    linear_int8,
     attention<true>,
     attention<false>,
     attention_plan,

@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 
+#include "math/host_device.h"
 #include "math/mask_stream.h"
 
 namespace fusedseq::cpu {
@@ -72,12 +73,48 @@ inline int64_t padded(int64_t n) {
   return (n + PAD - 1) / PAD * PAD;
 }
 
-// A recurrence over `steps` time steps (T in the shapes): an LSTM if rounds == 0, else a Mogrifier
-// LSTM. Hp, Xp and rp stand for padded(H), padded(X) and padded(rank). Round k scales x if k is
-// even and h if k is odd; `out` is the width of what it scales, `in` that of the other operand.
+// The cell of a recurrence.
+enum class Cell : int64_t { lstm, gru, rnn_tanh, rnn_relu, peephole_lstm, layer_norm_lstm };
+// Whether a cell has the cell state c beside h.
+HD bool has_c(Cell cell) {
+  return cell == Cell::lstm || cell == Cell::peephole_lstm || cell == Cell::layer_norm_lstm;
+}
+// The gates of a cell: W_ih and W_hh have so many rows for each hidden unit.
+HD int64_t gates_of(Cell cell) {
+  return has_c(cell) ? 4 : cell == Cell::gru ? 3 : 1;
+}
+// The values that a cell saves for each hidden unit, in the place of its pre-activations. The new
+// gate of the GRU has two, one from x and one from h, and so has every gate of the LSTM with layer
+// normalization.
+HD int64_t slots_of(Cell cell) {
+  return cell == Cell::layer_norm_lstm ? 8 : cell == Cell::gru ? 4 : gates_of(cell);
+}
+// The biases of a cell for each hidden unit.
+HD int64_t biases_of(Cell cell) {
+  return cell == Cell::gru ? 4 : gates_of(cell);
+}
+// The elements of a cell's own parameter vector for each hidden unit: the peepholes of i, f and o;
+// or gamma_ih and gamma_hh of four gates each, gamma_c and beta_c.
+HD int64_t vectors_of(Cell cell) {
+  return cell == Cell::peephole_lstm ? 3 : cell == Cell::layer_norm_lstm ? 10 : 0;
+}
+// The statistics that a cell saves for each row of the batch and step: of layer normalization, the
+// reciprocal standard deviations of both products, then the mean and that of c.
+HD int64_t statistics_of(Cell cell) {
+  return cell == Cell::layer_norm_lstm ? 4 : 0;
+}
+
+// A recurrence over `steps` time steps (T in the shapes); with rounds > 0, which only the cell
+// `lstm` can have, a Mogrifier LSTM. G, Z, N, V and S stand for gates_of(cell), slots_of(cell),
+// biases_of(cell), vectors_of(cell) and statistics_of(cell), Hp, Xp and rp for padded(H), padded(X)
+// and padded(rank). Round k scales x if k is even and h if k is
+// odd; `out` is the width of what it scales, `in` that of the other operand. c0, c and cells are
+// null for a cell without c.
 template <class T>
 struct Recurrence {
+  Cell cell;
   int64_t steps, B, X, H;
+  bool reverse;  // from the last step to the first, each row from its own end on
   int64_t rounds;
   int64_t rank;  // of the rounds' weights, factored as A F; 0 means one full matrix A
   bool cap_input_gate;
@@ -85,11 +122,14 @@ struct Recurrence {
   Mask state;                 // (B, H)  dropout of h, the same at every step; threshold 0: none
   Mask zoneout_h, zoneout_c;  // (T * B, H)  threshold 0: none
   double zoneout_h_p, zoneout_c_p;
+  double eps;              // of layer normalization, added to variances
   const int64_t* lengths;  // (B,) or null
+  const uint8_t* starts;   // (T, B) or null  1: the state is zero before this step
   const T* x;              // (T, B, X)
-  const T* W_ih;           // (4H, X)
-  const T* W_hh;           // (4H, H)
-  const T* b;              // (4H,) or null
+  const T* W_ih;           // (G H, X)
+  const T* W_hh;           // (G H, H)
+  const T* b;              // (N H,) or null
+  const T* vectors;        // (V H,)  the cell's own parameters
   const T* h0;             // (B, H)
   const T* c0;             // (B, H)
   const T* const* A;       // `rounds` pointers to (out, in), or to (out, rank) with a low rank
@@ -98,24 +138,26 @@ struct Recurrence {
   T* y;                    // (T, B, H)
   T* h;                    // (B, H)  the last hidden state
   T* c;                    // (B, H)  the last cell state
-  T* gates;                // (T, B, 4, Hp)  activated gates, saved
+  T* gates;                // (T, B, Z, Hp)  activated gates, saved
   T* cells;                // (T, B, Hp)  the cell state after each step, saved
+  T* statistics;           // (T, B, S)  of layer normalization, saved
   T* round_gates;          // (T, B, sum of padded widths)  the rounds' sigmoids, saved
   T* factors;              // (rounds, T, B, rp)  operand times F^T, saved
 };
 
 template <class T>
 struct RecurrenceBackward {
-  Recurrence<T> forward;  // the inputs, and y, gates, cells, round_gates and factors as saved
+  Recurrence<T> forward;  // the inputs, and y and all that is saved
   const T* dy;            // (T, B, H)
   const T* dh;            // (B, H)
-  const T* dc;            // (B, H)
+  const T* dc;            // (B, H), like dc0 null for a cell without c
   T* dx;                  // (T, B, X) or null if not needed
   T* dh0;                 // (B, H)
   T* dc0;                 // (B, H)
-  T* dW_ih;               // (4H, X) or null if not needed
-  T* dW_hh;               // (4H, H) or null if not needed
-  T* db;                  // (4H,) or null if not needed
+  T* dW_ih;               // (G H, X) or null if not needed
+  T* dW_hh;               // (G H, H) or null if not needed
+  T* db;                  // (N H,) or null if not needed
+  T* dvectors;            // (V H,) or null if not needed
   // `rounds` pointers each, to gradients in the shapes of A, F and bias; null if not needed. Rounds
   // that share a weight share the pointer, and their gradients are summed.
   T* const* dA;
@@ -137,6 +179,16 @@ struct Linear {
   T* db;        // (N,)  backward only, null if not needed
 };
 
+// y = x W^T + b, where row n of W is scale[n] times the numbers of 8 bits W[n].
+struct LinearInt8 {
+  int64_t M, K, N;
+  const float* x;      // (M, K)
+  const int8_t* W;     // (N, K)
+  const float* scale;  // (N,)
+  const float* b;      // (N,) or null
+  float* y;            // (M, N)
+};
+
 // The kernel that runs an attention call. pyext/fusedseq/fused/explain.py lists them in this order.
 enum class AttentionKernel : int64_t { rows, packed, thin };
 struct AttentionPlan {
@@ -148,16 +200,26 @@ struct AttentionPlan {
 // last dimension has stride 1, except in bias and mask, whose last stride is given too.
 struct Attention {
   Type type;  // of q, k, v, bias and dout; all other tensors have the type of computing
-  int64_t B, N, N_kv, L, S, D;
-  int64_t K;       // the clipping distance of relative_keys
-  int64_t offset;  // the position of query 0 among the keys
+  int64_t B, N, N_kv, L, S, D;  // of packed sequences: their number, and the longest ones
+  int64_t K;                    // the clipping distance of relative_keys
+  int64_t offset;               // the position of query 0 among the keys
   double scale;
+  double softcap;  // 0: none
   bool causal;
-  bool dropped;   // whether dropout is applied
-  Mask dropout;   // (B, N, L, S)
-  const void* q;  // (B, N, L, D)
-  const void* k;  // (B, N_kv, S, D)
-  const void* v;  // (B, N_kv, S, D)
+  // A query at position p sees keys p - window_left to p + window_right; at most UNLIMITED.
+  // Without a window, window_right is 0 if causal.
+  static constexpr int64_t UNLIMITED = int64_t(1) << 61;
+  bool windowed;
+  int64_t window_left, window_right;
+  // The sequences of q and of k and v, whose rows follow each other: sequence b has rows
+  // [cu[b], cu[b + 1]), and is batch row b for all other tensors. (B + 1,) or null
+  const int64_t *cu_seqlens_q, *cu_seqlens_k;
+  int64_t queries;  // of all batch rows
+  bool dropped;     // whether dropout is applied
+  Mask dropout;     // (B, N, L, S)
+  const void* q;    // (B, N, L, D)
+  const void* k;    // (B, N_kv, S, D)
+  const void* v;    // (B, N_kv, S, D)
   int64_t q_strides[3], k_strides[3], v_strides[3];
   const void* bias;  // (B, N, L, S) or null; strides are 0 where it is broadcast
   int64_t bias_strides[4];
@@ -166,6 +228,7 @@ struct Attention {
   const int64_t* key_lengths;  // (B,) or null
   const int64_t* key_rows;     // (B, S) or null  the batch row of k and v that holds each key
   const void* alibi;           // (N,) or null
+  const void* sinks;           // (N,) or null
   const void* relative_keys;   // (2K + 1, D) or null
   const void* rope;            // (positions, rope_width) or null  cos, sin, cos, sin, ...
   int64_t rope_width;          // the elements of a head that are rotated, the first ones
@@ -183,6 +246,7 @@ struct Attention {
   int64_t dbias_strides[4];
   int64_t dbias_size;    // the number of its elements
   void* drelative_keys;  // (2K + 1, D) or null if not needed
+  void* dsinks;          // (B, N, L)  the share of each query, or null if not needed
 };
 
 // y = LayerNorm(s), s = residual + dropout(x), row by row.
@@ -321,6 +385,7 @@ struct Kernels {
   void (*linear_f64)(const Linear<double>&, Parallel, int threads);
   void (*linear_backward_f32)(const Linear<float>&, Parallel, int threads);
   void (*linear_backward_f64)(const Linear<double>&, Parallel, int threads);
+  void (*linear_int8)(const LinearInt8&, Parallel, int threads);
   void (*attention)(const Attention&, Parallel, int threads);
   void (*attention_backward)(const Attention&, Parallel, int threads);
   AttentionPlan (*attention_plan)(const Attention&);

@@ -38,6 +38,21 @@ HD double select_by_sign(double m, double a, double b) {
   return m > 0 ? a : m < 0 ? b : .5 * (a + b);
 }
 
+// Returns max(x, 0), and NaN for NaN.
+HD float relu(float x) {
+  return x < 0 ? 0.f : x;
+}
+HD double relu(double x) {
+  return x < 0 ? 0. : x;
+}
+// Returns a if m > 0, else 0.
+HD float if_positive(float m, float a) {
+  return m > 0 ? a : 0.f;
+}
+HD double if_positive(double m, double a) {
+  return m > 0 ? a : 0.;
+}
+
 HD float min_(float a, float b) {
   return a < b ? a : b;
 }

@@ -34,13 +34,26 @@ constexpr int64_t MAX_HEAD = int64_t(1) << 40;
   FIELD(bool, causal)                                             \
   FIELD(int64_t, offset) /* position of query 0 among the keys */ \
   FIELD(double, dropout)
+// The mask of a window, what happens to the logits, and sequences without padding: those of q are
+// the rows of q (1, N, tokens, D) that cu_seqlens_q separates, and those of k and v as well. B is
+// then the number of sequences, and L and S are max_seqlen_q and max_seqlen_k.
+#define ATTENTION_MORE(FIELD)                                               \
+  FIELD(OptionalTensor, sinks)        /* (N,) */                            \
+  FIELD(double, softcap)              /* 0: none */                         \
+  FIELD(int64_t, window_left)         /* keys before a position; -1: all */ \
+  FIELD(int64_t, window_right)        /* keys behind a position; -1: all */ \
+  FIELD(OptionalTensor, cu_seqlens_q) /* (B + 1,) int64 */                  \
+  FIELD(OptionalTensor, cu_seqlens_k) /* (B + 1,) int64 */                  \
+  FIELD(int64_t, max_seqlen_q)                                              \
+  FIELD(int64_t, max_seqlen_k)
 #define KEY_ROWS(FIELD) FIELD(OptionalTensor, key_rows) /* (B, S) int64: rows of k and v */
 
 #define ATTENTION_INPUTS(FIELD) \
   ATTENTION_QKV(FIELD)          \
   ATTENTION_TERMS(FIELD)        \
   KEY_ROWS(FIELD)               \
-  ATTENTION_SETTINGS(FIELD)
+  ATTENTION_SETTINGS(FIELD)     \
+  ATTENTION_MORE(FIELD)
 FUSEDSEQ_DECLARE(Inputs, ATTENTION_INPUTS)
 #define ATTENTION_OUTPUTS(FIELD)                                \
   FIELD(Tensor, out) /* (B, N, L, D), stored as (B, L, N, D) */ \
@@ -53,21 +66,26 @@ FUSEDSEQ_DECLARE(Outputs, ATTENTION_OUTPUTS)
   FIELD(Tensor, lse)              \
   ATTENTION_QKV(FIELD)            \
   ATTENTION_TERMS(FIELD)          \
-  ATTENTION_SETTINGS(FIELD)
+  ATTENTION_SETTINGS(FIELD)       \
+  ATTENTION_MORE(FIELD)
 FUSEDSEQ_DECLARE(BackwardInputs, ATTENTION_BACKWARD)
 #define ATTENTION_GRADIENTS(FIELD) \
   FIELD(Tensor, dq)                \
   FIELD(Tensor, dk)                \
   FIELD(Tensor, dv)                \
   FIELD(Tensor, dbias)             \
-  FIELD(Tensor, drelative_keys)
+  FIELD(Tensor, drelative_keys)    \
+  FIELD(Tensor, dsinks)
 FUSEDSEQ_DECLARE(Gradients, ATTENTION_GRADIENTS)
 
 #define PLAN_INPUTS(FIELD)             \
   FIELD(Tensor, q)                     \
   FIELD(Tensor, k)                     \
   FIELD(OptionalTensor, relative_keys) \
-  FIELD(OptionalTensor, key_rows)
+  FIELD(OptionalTensor, key_rows)      \
+  FIELD(bool, causal)                  \
+  FIELD(int64_t, offset)               \
+  ATTENTION_MORE(FIELD)
 FUSEDSEQ_DECLARE(PlanInputs, PLAN_INPUTS)
 #define PLAN_OUTPUT(FIELD) FIELD(Tensor, plan) /* (2,) int64 */
 FUSEDSEQ_DECLARE(PlanOutput, PLAN_OUTPUT)
@@ -105,7 +123,8 @@ struct Call {
 
   Call(const char* op, const Inputs& i) : op(op) {
     const auto& [q, k, v, bias, mask_, key_lengths, alibi, relative_keys, rope, rope_interleaved,
-                 key_rows, seed, scale, causal, offset, dropout] = i;
+                 key_rows, seed, scale, causal, offset, dropout, sinks, softcap, window_left,
+                 window_right, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = i;
     set_sizes(i);
     owned.reserve(3);  // q, k and v; few calls have more
     require_range(op, "offset", offset, -MAX_OFFSET, MAX_OFFSET);
@@ -115,6 +134,14 @@ struct Call {
     a.scale = scale;
     a.causal = causal;
     a.offset = offset;
+    require(softcap >= 0, op, "softcap must be at least 0");
+    a.softcap = softcap;
+    set_window(i);
+    if (sinks) {
+      require_shape(op, "sinks", *sinks, {a.N});
+      require_dtype(op, "sinks", *sinks, q.scalar_type());
+      a.sinks = own(dense(*sinks, wide));
+    }
     a.dropped = dropout > 0;
     require(!a.dropped || seed, op, "dropout needs a seed");
     if (seed) require_seed(op, *seed);
@@ -123,6 +150,7 @@ struct Call {
     strides_of(q_, a.q_strides, 3, false);
     strides_of(k_, a.k_strides, 3, false);
     strides_of(v_, a.v_strides, 3, false);
+    if (a.cu_seqlens_q) a.q_strides[0] = a.k_strides[0] = a.v_strides[0] = 0;
     a.q = own(q_);
     a.k = own(k_);
     a.v = own(v_);
@@ -157,6 +185,9 @@ struct Call {
     if (rope) {
       const int64_t least = a.S > a.L + offset ? a.S : a.L + offset;
       require(offset >= 0, op, "offset must be at least 0 with rope");
+      for (int64_t b = 0; a.cu_seqlens_q && b < a.B; ++b)
+        require(length(a.cu_seqlens_q, b) <= length(a.cu_seqlens_k, b), op,
+                "a sequence must have at least as many keys as queries with rope");
       require_that(rope->dim() == 2 && rope->size(1) <= a.D && rope->size(1) % 2 == 0 &&
                        rope->size(0) >= least,
                    op, "rope", *rope,
@@ -176,6 +207,7 @@ struct Call {
     require_that(of_k.size() == 4, op, "k", k, "(B, N_kv, S, D)");
     a.B = of_q[0], a.N = of_q[1], a.L = of_q[2], a.D = of_q[3];
     a.N_kv = of_k[1], a.S = of_k[2];
+    a.queries = a.B * a.L;
     checked_product(op, "q", of_q);
     require_that((a.N_kv ? a.N % a.N_kv == 0 : a.N == 0) && of_k[3] == a.D, op, "k", k,
                  "(B, N_kv, S, D) with q's D and an N_kv that divides N");
@@ -188,14 +220,58 @@ struct Call {
     } else {
       require_that(of_k[0] == a.B, op, "k", k, "(B, N_kv, S, D) with q's B");
     }
+    if (i.cu_seqlens_q || i.cu_seqlens_k) set_sequences(i);
     require_shape(op, "v", v, of_k);
     const ScalarType type = q.scalar_type();
     require_dtype(op, "k", k, type);
     require_dtype(op, "v", v, type);
   }
 
+  // The sizes of packed sequences.
+  void set_sequences(const Inputs& i) {
+    require(i.cu_seqlens_q && i.cu_seqlens_k, op, "cu_seqlens_q and cu_seqlens_k go together");
+    require(!i.key_rows && !i.key_lengths && i.offset == 0, op,
+            "packed sequences have no key_rows, key_lengths or offset");
+    require(a.B == 1, op, "the batch size of packed sequences must be 1");
+    require_dimensions(op, "cu_seqlens_q", *i.cu_seqlens_q, 1, "(B + 1,)");
+    const int64_t B = i.cu_seqlens_q->numel() - 1, queries = a.L, keys = a.S;
+    require(B >= 0, op, "cu_seqlens_q must have at least one element");
+    a.queries = queries;
+    a.B = B, a.L = i.max_seqlen_q, a.S = i.max_seqlen_k;
+    checked_product(op, "the log-sum-exp of max_seqlen_q", {a.B, a.N, a.L});
+    require(a.S >= 0 && a.S <= MAX_HEAD / cpu::padded(a.D), op, "max_seqlen_k is too large");
+    a.cu_seqlens_q = boundaries("cu_seqlens_q", *i.cu_seqlens_q, queries, a.L);
+    a.cu_seqlens_k = boundaries("cu_seqlens_k", *i.cu_seqlens_k, keys, a.S);
+  }
+  // The address of the B + 1 boundaries of sequences of at most `longest` of `rows` rows.
+  const int64_t* boundaries(const char* name, const Tensor& t, int64_t rows, int64_t longest) {
+    const int64_t* cu = whole_numbers(name, t, {a.B + 1}, rows);
+    bool are_right = cu[0] == 0 && cu[a.B] == rows;
+    for (int64_t b = 0; b < a.B; ++b)
+      are_right = are_right && length(cu, b) >= 0 && length(cu, b) <= longest;
+    require_that(are_right, op, name, t,
+                 "0, then the ends of sequences of at most max_seqlen rows, then the rows");
+    return cu;
+  }
+  static int64_t length(const int64_t* cu, int64_t b) { return cu[b + 1] - cu[b]; }
+
+  // The window, unless no query of the call has a key outside of it.
+  void set_window(const Inputs& i) {
+    constexpr int64_t UNLIMITED = cpu::Attention::UNLIMITED;
+    require(i.window_left >= -1 && i.window_right >= -1, op,
+            "window_left and window_right must be at least -1");
+    const auto limited = [](int64_t n) {
+      return n < 0 || n > UNLIMITED ? UNLIMITED : n;
+    };
+    a.window_left = limited(i.window_left);
+    a.window_right = a.causal ? 0 : limited(i.window_right);
+    const int64_t last = i.cu_seqlens_q ? a.S - 1 : a.L - 1 + a.offset;  // position of a query
+    const int64_t first = i.cu_seqlens_q ? -a.L : a.offset;
+    a.windowed = a.window_left < last || (!a.causal && a.window_right < a.S - 1 - first);
+  }
+
   // Whether the kernels have nothing to do: without elements no query sees a key.
-  bool is_empty() const { return !(a.B && a.N && a.L && a.S && a.D); }
+  bool is_empty() const { return !(a.B && a.N && a.L && a.S && a.D && a.queries); }
 
   void require_broadcast(const char* name, const Tensor& t, const Sizes& all) {
     require_dimensions(op, name, t, 4, "(B or 1, N or 1, L or 1, S or 1)");
@@ -254,7 +330,10 @@ Outputs attention(const Inputs& i) {
   const Tensor& q = i.q;
   Call call(OP, i);
   cpu::Attention& a = call.a;
-  Tensor out = heads_last(q, a.B, a.N, a.L, a.D), lse = output(q, {a.B, a.N, a.L}, computing(q));
+  Tensor out = heads_last(q, q.size(0), a.N, q.size(2), a.D),
+         lse = output(q, {a.B, a.N, a.L}, computing(q));
+  // The log-sum-exps of sequences have padding, of which nothing is read.
+  if (i.cu_seqlens_q) torch::stable::fill_(lse, std::numeric_limits<double>::infinity());
   if (call.is_empty()) {
     torch::stable::zero_(out);
     torch::stable::fill_(lse, std::numeric_limits<double>::infinity());
@@ -270,11 +349,26 @@ Outputs attention(const Inputs& i) {
 
 // Bits of `needs` beside those of the gradients: dq, dk and dv, or dk and dv, are to be laid out
 // together as the gradient of the one projection that q, k and v, or k and v, are parts of.
-constexpr int QKV_TOGETHER = 5, KV_TOGETHER = 6;
+constexpr int QKV_TOGETHER = 6, KV_TOGETHER = 7;
+
+// dsinks (N,) = the sum of a.dsinks over batch rows and queries, in their order.
+template <class T>
+void sum_of_queries(const cpu::Attention& a, Tensor& dsinks) {
+  const T* x = static_cast<const T*>(a.dsinks);
+  T* sums = static_cast<T*>(dsinks.mutable_data_ptr());
+  for (int64_t n = 0; n < a.N; ++n) {
+    double sum = 0;
+    for (int64_t b = 0; b < a.B; ++b)
+      for (int64_t i = 0; i < a.L; ++i)
+        sum += double(x[(b * a.N + n) * a.L + i]);
+    sums[n] = T(sum);
+  }
+}
 
 Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
   const auto& [dout, out, lse, q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope,
-               rope_interleaved, seed, scale, causal, offset, dropout] = i;
+               rope_interleaved, seed, scale, causal, offset, dropout, sinks, softcap, window_left,
+               window_right, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = i;
   using Position = Gradients::Position;
   Call call(BACKWARD, {q,
                        k,
@@ -291,7 +385,15 @@ Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
                        scale,
                        causal,
                        offset,
-                       dropout});
+                       dropout,
+                       sinks,
+                       softcap,
+                       window_left,
+                       window_right,
+                       cu_seqlens_q,
+                       cu_seqlens_k,
+                       max_seqlen_q,
+                       max_seqlen_k});
   cpu::Attention& a = call.a;
   require_shape(BACKWARD, "dout", dout, q.sizes());
   require_floating(BACKWARD, "dout", dout);
@@ -313,13 +415,13 @@ Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
   const std::vector<Tensor> parts =
       together ? parts_of_projection(q_too ? q : k, q_too ? 3 : 2) : std::vector<Tensor>{};
   Tensor dq = q_too                            ? parts[0]
-              : is_needed(needs, Position::dq) ? heads_last(q, a.B, a.N, a.L, a.D)
+              : is_needed(needs, Position::dq) ? heads_last(q, q.size(0), a.N, q.size(2), a.D)
                                                : output(q, {0});
   Tensor dk = together                         ? parts[q_too]
-              : is_needed(needs, Position::dk) ? heads_last(q, a.B, a.N_kv, a.S, a.D)
+              : is_needed(needs, Position::dk) ? heads_last(q, k.size(0), a.N_kv, k.size(2), a.D)
                                                : output(q, {0});
   Tensor dv = together                         ? parts[q_too + 1]
-              : is_needed(needs, Position::dv) ? heads_last(q, a.B, a.N_kv, a.S, a.D)
+              : is_needed(needs, Position::dv) ? heads_last(q, k.size(0), a.N_kv, k.size(2), a.D)
                                                : output(q, {0});
   for (int d = 0; d < 2; ++d) {
     a.dq_strides[d] = is_needed(needs, Position::dq) ? dq.stride(2 * d) : 0;
@@ -327,7 +429,8 @@ Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
                       : is_needed(needs, Position::dv) ? dv.stride(2 * d)
                                                        : 0;
   }
-  Tensor dbias = output(q, {0}), drelative_keys = output(q, {0});
+  if (a.cu_seqlens_q) a.dout_strides[0] = a.dq_strides[0] = a.dk_strides[0] = 0;
+  Tensor dbias = output(q, {0}), drelative_keys = output(q, {0}), dsinks = output(q, {0});
   const auto at = [](Tensor& t) {
     return t.numel() ? t.mutable_data_ptr() : nullptr;
   };
@@ -344,27 +447,63 @@ Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
     drelative_keys = output(q, {2 * a.K + 1, a.D}, computing(q));
     a.drelative_keys = drelative_keys.mutable_data_ptr();
   }
+  Tensor of_queries = output(q, {0});  // dsinks of each query
+  if (is_needed(needs, Position::dsinks) && sinks) {
+    dsinks = output(q, {a.N}, computing(q));
+    of_queries = output(q, {a.B, a.N, a.L}, computing(q));
+    torch::stable::zero_(of_queries);  // the padding of sequences, too
+    a.dsinks = of_queries.mutable_data_ptr();
+  }
   if (call.is_empty()) {
-    for (Tensor* gradient : {&dq, &dk, &dv, &dbias, &drelative_keys})
+    for (Tensor* gradient : {&dq, &dk, &dv, &dbias, &drelative_keys, &dsinks})
       torch::stable::zero_(*gradient);
   } else {
     const cpu::Kernels& kernels = cpu::kernels();
     const bool in_pairs = multiplies_in_bf16(q.scalar_type());
     const auto run = in_pairs ? kernels.bf16.attention_backward : kernels.attention_backward;
     run(a, parallel, threads());
+    if (a.dsinks && q.scalar_type() == ScalarType::Double)
+      sum_of_queries<double>(a, dsinks);
+    else if (a.dsinks)
+      sum_of_queries<float>(a, dsinks);
   }
   const ScalarType type = q.scalar_type();
-  return {as_type(dq, type), as_type(dk, type), as_type(dv, type), as_type(dbias, type),
-          as_type(drelative_keys, type)};
+  return {as_type(dq, type),
+          as_type(dk, type),
+          as_type(dv, type),
+          as_type(dbias, type),
+          as_type(drelative_keys, type),
+          as_type(dsinks, type)};
 }
 
 // For fused.explain: which cpu::AttentionKernel a call runs, and the number of queries in a block
 // of the blockwise kernel.
 PlanOutput attention_plan(const PlanInputs& i) {
   const Tensor& q = i.q;
-  const Call call(
-      PLAN,
-      {q, i.k, i.k, {}, {}, {}, {}, i.relative_keys, {}, true, i.key_rows, {}, 1, false, 0, 0});
+  const Call call(PLAN, {q,
+                         i.k,
+                         i.k,
+                         {},
+                         {},
+                         {},
+                         {},
+                         i.relative_keys,
+                         {},
+                         true,
+                         i.key_rows,
+                         {},
+                         1,
+                         i.causal,
+                         i.offset,
+                         0,
+                         i.sinks,
+                         i.softcap,
+                         i.window_left,
+                         i.window_right,
+                         i.cu_seqlens_q,
+                         i.cu_seqlens_k,
+                         i.max_seqlen_q,
+                         i.max_seqlen_k});
   require(!call.is_empty(), PLAN, "a call without elements runs no kernel");
   const cpu::AttentionPlan plan = cpu::kernels().attention_plan(call.a);
   Tensor found = output(q, {2}, ScalarType::Long);

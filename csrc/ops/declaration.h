@@ -201,7 +201,7 @@ inline bool is_needed(int64_t needs, int position) {
     struct Position {                                                              \
       enum : int { FIELDS(FUSEDSEQ_POSITION) };                                    \
     };                                                                             \
-    static constexpr int COUNT = 0 FIELDS(FUSEDSEQ_COUNT);                         \
+    [[maybe_unused]] static constexpr int COUNT = 0 FIELDS(FUSEDSEQ_COUNT);        \
     static void describe(std::string& list, const std::string& suffix) {           \
       FIELDS(FUSEDSEQ_DESCRIBE)                                                    \
     }                                                                              \

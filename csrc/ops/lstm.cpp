@@ -23,8 +23,8 @@ FUSEDSEQ_DECLARE(LstmSaved, LSTM_SAVED)
 FUSEDSEQ_DECLARE(LstmGradients, LSTM_GRADIENTS)
 
 // The same call as a Mogrifier LSTM without rounds.
-RecurrenceInputs inputs(const char* op, const Sequence& sequence, const LstmLayer& layer) {
-  RecurrenceInputs i{{}, op, sequence.x};
+RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence, const LstmLayer& layer) {
+  RecurrenceInputs i{{}, op, sequence.x, sequence.starts, sequence.reverse};
 #define COPY(type, name) i.name = layer.name;
   LSTM_LAYER(COPY)
 #undef COPY
@@ -33,13 +33,13 @@ RecurrenceInputs inputs(const char* op, const Sequence& sequence, const LstmLaye
 }
 
 template <Forward forward>
-LstmOutputs lstm(const Sequence& sequence, const LstmLayer& layer) {
+LstmOutputs lstm(const OrderedSequence& sequence, const LstmLayer& layer) {
   const auto [y, h, c, saved] = forward(inputs("lstm", sequence, layer));
   return {y, h, c, saved.gates, saved.cells};
 }
 
 template <Backward backward>
-LstmGradients lstm_backward(const OutputGradients& d, const Sequence& sequence,
+LstmGradients lstm_backward(const OutputGradients& d, const OrderedSequence& sequence,
                             const LstmLayer& layer, const LstmSaved& s, const Needs& needs) {
   const RecurrenceInputs i = inputs("lstm_backward", sequence, layer);
   const Saved saved{s.gates, s.cells, empty(s.gates), empty(s.gates)};

@@ -27,6 +27,10 @@ FUSEDSEQ_DECLARE(MogrifierSaved, MOGRIFIER_SAVED)
 RecurrenceInputs inputs(const char* op, const Tensor& x, const MogrifierLayer& layer) {
   return {layer, op, x};
 }
+RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence,
+                        const MogrifierLayer& layer) {
+  return {layer, op, sequence.x, sequence.starts, sequence.reverse};
+}
 MogrifierOutputs results(const Outputs& outputs) {
   const auto& [y, h, c, s] = outputs;
   return {y, h, c, s.gates, s.cells, s.round_gates, s.factors};
@@ -37,15 +41,15 @@ Saved saved(const T& s) {
 }
 
 template <Forward forward>
-MogrifierOutputs mogrifier_lstm(const Sequence& sequence, const MogrifierLayer& layer) {
-  return results(forward(inputs("mogrifier_lstm", sequence.x, layer)));
+MogrifierOutputs mogrifier_lstm(const OrderedSequence& sequence, const MogrifierLayer& layer) {
+  return results(forward(inputs("mogrifier_lstm", sequence, layer)));
 }
 
 template <Backward backward>
-Gradients mogrifier_lstm_backward(const OutputGradients& d, const Sequence& sequence,
+Gradients mogrifier_lstm_backward(const OutputGradients& d, const OrderedSequence& sequence,
                                   const MogrifierLayer& layer, const MogrifierSaved& s,
                                   const Needs& needs) {
-  const RecurrenceInputs i = inputs("mogrifier_lstm_backward", sequence.x, layer);
+  const RecurrenceInputs i = inputs("mogrifier_lstm_backward", sequence, layer);
   return only_required(backward({i, d.dy, d.dh, d.dc, s.y, saved(s), needs.needs}), needs.needs);
 }
 

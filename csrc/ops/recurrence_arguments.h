@@ -1,5 +1,5 @@
-// The declarations of lstm, mogrifier_lstm and mogrifier_lstm_pair, which every device shares, and
-// the checks that keep a wrong call of the registered operator from touching memory it should not.
+// The declarations of the recurrent operators, which every device shares, and the checks that keep
+// a wrong call of the registered operator from touching memory it should not.
 #pragma once
 #include "ops/tensor.h"
 
@@ -8,6 +8,13 @@ namespace fusedseq {
 // The sequence that a recurrent operator reads.
 #define SEQUENCE(FIELD) FIELD(Tensor, x) /* (T, B, X) */
 FUSEDSEQ_DECLARE(Sequence, SEQUENCE)
+
+// A sequence and the order in which its steps are computed.
+#define ORDERED_SEQUENCE(FIELD)                                                          \
+  SEQUENCE(FIELD)                                                                        \
+  FIELD(OptionalTensor, starts) /* (T, B) bool: where the state is zero before a step */ \
+  FIELD(bool, reverse)          /* from the last step to the first, each row from its end */
+FUSEDSEQ_DECLARE(OrderedSequence, ORDERED_SEQUENCE)
 
 // What lstm and mogrifier_lstm have in common.
 #define RECURRENT_LAYER(FIELD)                                         \
@@ -26,6 +33,18 @@ FUSEDSEQ_DECLARE(Sequence, SEQUENCE)
   FIELD(OptionalTensor, seed) /* one int64; required by weight_drop */ \
   WEIGHT_DROP(FIELD)
 FUSEDSEQ_DECLARE(LstmLayer, LSTM_LAYER)
+
+// A layer whose state is h alone. G is the number of its gates and Z that of its biases for each
+// hidden unit: cpu::gates_of and cpu::slots_of.
+#define HIDDEN_STATE_LAYER(FIELD)                                         \
+  FIELD(Tensor, W_ih)            /* (G H, X) */                           \
+  FIELD(Tensor, W_hh)            /* (G H, H) */                           \
+  FIELD(OptionalTensor, b)       /* (Z H,) */                             \
+  FIELD(Tensor, h0)              /* (B, H) */                             \
+  FIELD(OptionalTensor, lengths) /* (B,) int64 */                         \
+  FIELD(OptionalTensor, seed)    /* one int64; required by weight_drop */ \
+  WEIGHT_DROP(FIELD)
+FUSEDSEQ_DECLARE(HiddenStateLayer, HIDDEN_STATE_LAYER)
 
 // n is the number of rounds on x (for Q) or on h (for R), or 1: one weight shared by these rounds.
 #define MOGRIFIER_LAYER(FIELD)                                            \
@@ -46,10 +65,17 @@ FUSEDSEQ_DECLARE(LstmLayer, LSTM_LAYER)
   WEIGHT_DROP(FIELD)
 FUSEDSEQ_DECLARE(MogrifierLayer, MOGRIFIER_LAYER)
 
-// One call of either operator, as the functions that run it on a device take it.
+// One call of a recurrent operator, as the functions that run it on a device take it. For a cell
+// without c, c0 is an empty tensor.
 struct RecurrenceInputs : MogrifierLayer {
-  const char* op;  // the operator's name, for error messages
-  Tensor x;        // (T, B, X)
+  const char* op;         // the operator's name, for error messages
+  Tensor x;               // (T, B, X)
+  OptionalTensor starts;  // (T, B) bool
+  bool reverse = false;
+  cpu::Cell cell = cpu::Cell::lstm;
+  OptionalTensor vectors;         // (V H,)  the cell's own parameters
+  const char* vectors_name = "";  // for error messages
+  double eps = 0;                 // of layer normalization
 
   int64_t rank() const {  // 0: full rank
     return Q_factor && Q_factor->dim() == 3 ? Q_factor->size(1) : 0;
@@ -119,22 +145,34 @@ inline void require_inputs(const RecurrenceInputs& i) {
   // Bounds the sizes from which those of the outputs and workspaces follow, so that none of these
   // exceeds 64 bits.
   checked_product(i.op, "x", i.x.sizes());
-  checked_product(i.op, "W_hh", {4, H, H});
-  checked_product(i.op, "W_ih", {4, H, X});
+  const int64_t gates = cpu::gates_of(i.cell), slots = cpu::slots_of(i.cell);
+  const bool has_c = cpu::has_c(i.cell);
+  checked_product(i.op, "W_hh", {slots, H, H});
+  checked_product(i.op, "W_ih", {slots, H, X});
   require_shape(i.op, "h0", i.h0, {B, H});
-  require_shape(i.op, "c0", i.c0, {B, H});
-  require_shape(i.op, "W_ih", i.W_ih, {4 * H, X});
-  require_shape(i.op, "W_hh", i.W_hh, {4 * H, H});
-  if (i.b) require_shape(i.op, "b", *i.b, {4 * H});
+  if (has_c) require_shape(i.op, "c0", i.c0, {B, H});
+  require_shape(i.op, "W_ih", i.W_ih, {gates * H, X});
+  require_shape(i.op, "W_hh", i.W_hh, {gates * H, H});
+  if (i.b) require_shape(i.op, "b", *i.b, {cpu::biases_of(i.cell) * H});
   const ScalarType type = i.x.scalar_type();
   require_dtype(i.op, "W_ih", i.W_ih, type);
   require_dtype(i.op, "W_hh", i.W_hh, type);
   require_dtype(i.op, "h0", i.h0, type);
-  require_dtype(i.op, "c0", i.c0, type);
+  if (has_c) require_dtype(i.op, "c0", i.c0, type);
   if (i.b) require_dtype(i.op, "b", *i.b, type);
+  if (const int64_t width = cpu::vectors_of(i.cell) * H) {
+    require(bool(i.vectors), i.op, "the cell's own parameters are missing");
+    require_shape(i.op, i.vectors_name, *i.vectors, {width});
+    require_dtype(i.op, i.vectors_name, *i.vectors, type);
+    require(i.eps >= 0, i.op, "eps must be at least 0");
+  }
   if (i.lengths) {
     require_shape(i.op, "lengths", *i.lengths, {B});
     require_dtype(i.op, "lengths", *i.lengths, ScalarType::Long);
+  }
+  if (i.starts) {
+    require_shape(i.op, "starts", *i.starts, {i.x.size(0), B});
+    require_dtype(i.op, "starts", *i.starts, ScalarType::Bool);
   }
   require_masks(i);
   require_range(i.op, "rounds", i.rounds, 0, 63);
@@ -145,10 +183,11 @@ inline void require_inputs(const RecurrenceInputs& i) {
 // What a forward saves for the backward beside its outputs; only csrc/cpu and csrc/cuda look
 // inside. A row of these tensors is padded to a multiple of 16 elements.
 struct Saved {
-  Tensor gates;        // (T, B, 4, padded H)  activated
+  Tensor gates;        // (T, B, Z, padded H)  activated
   Tensor cells;        // (T, B, padded H)     c after every step
   Tensor round_gates;  // (T, B, sum of the rounds' padded widths)  the rounds' sigmoids
   Tensor factors;      // (rounds, T, B, padded rank)  low rank on the CPU only: the inner products
+  OptionalTensor statistics = {};  // (T, B, S)  of layer normalization
 };
 using Outputs = std::tuple<Tensor, Tensor, Tensor, Saved>;  // y (T, B, H), h (B, H), c (B, H)
 
@@ -175,6 +214,9 @@ FUSEDSEQ_DECLARE(OutputGradients, OUTPUT_GRADIENTS)
   FIELD(Tensor, dR_bias)
 #define MOGRIFIER_GRADIENTS(FIELD) FIELD(Tensor, dx) MOGRIFIER_LAYER_GRADIENTS(FIELD)
 FUSEDSEQ_DECLARE(Gradients, MOGRIFIER_GRADIENTS)
+// The bits of dx and of LSTM_LAYER_GRADIENTS, with which the gradients of every LSTM begin. For a
+// cell with parameters of its own, the next bit is that of their gradient, and not of dQ.
+constexpr int64_t LSTM_NEEDS = (int64_t(1) << int(Gradients::Position::dQ)) - 1;
 
 // Which gradients a call requires, by the bits of the argument `needs`. The kernels compute the
 // gradients of a round's weight, second factor and bias together.
@@ -213,7 +255,8 @@ struct LayerBackward {
   Tensor dh, dc;      // (B, H)
   Tensor y;           // (T, B, H), the forward's output
   Saved saved;
-  int64_t needs;  // bits of Gradients::Position
+  int64_t needs;               // bits of Gradients::Position
+  Tensor* dvectors = nullptr;  // set to the gradient of `vectors`, unless null: not needed
 };
 
 inline void require_output_gradients(const RecurrenceInputs& i, const Tensor& dy, const Tensor& dh,
@@ -221,17 +264,25 @@ inline void require_output_gradients(const RecurrenceInputs& i, const Tensor& dy
   const int64_t T = i.x.size(0), B = i.x.size(1), H = i.h0.size(1);
   require_shape(i.op, "dy", dy, {T, B, H});
   require_shape(i.op, "dh", dh, {B, H});
-  require_shape(i.op, "dc", dc, {B, H});
+  const bool has_c = cpu::has_c(i.cell);
+  if (has_c) require_shape(i.op, "dc", dc, {B, H});
   require_shape(i.op, "y", y, {T, B, H});
   require_floating(i.op, "dy", dy);
   require_floating(i.op, "dh", dh);
-  require_floating(i.op, "dc", dc);
+  if (has_c) require_floating(i.op, "dc", dc);
   require_floating(i.op, "y", y);
   const int64_t Hp = cpu::padded(H), Xp = cpu::padded(i.x.size(2));
-  require_shape(i.op, "gates", s.gates, {T, B, 4, Hp});
-  require_shape(i.op, "cells", s.cells, {T, B, Hp});
+  require_shape(i.op, "gates", s.gates, {T, B, cpu::slots_of(i.cell), Hp});
   require_floating(i.op, "gates", s.gates);
-  require_floating(i.op, "cells", s.cells);
+  if (has_c) {
+    require_shape(i.op, "cells", s.cells, {T, B, Hp});
+    require_floating(i.op, "cells", s.cells);
+  }
+  if (const int64_t statistics = cpu::statistics_of(i.cell)) {
+    require(bool(s.statistics), i.op, "statistics must be a tensor");
+    require_shape(i.op, "statistics", *s.statistics, {T, B, statistics});
+    require_floating(i.op, "statistics", *s.statistics);
+  }
   if (i.rounds == 0) return;  // the rest is not read
   require_shape(i.op, "round_gates", s.round_gates,
                 {T, B, (i.rounds + 1) / 2 * Xp + i.rounds / 2 * Hp});

@@ -28,8 +28,13 @@ Engine measured(const cuda::Recurrence& r, const cuda::Recurrence* second = null
                           r.rounds, second ? second->H : 0, second ? second->rounds : 0});
 }
 cuda::Plan plan_of(const cuda::Recurrence& r) {
-  if (forced_loop() || measured(r) == Engine::loop) return {};
-  return cuda::persistent_plan(r);
+  const Engine engine = measured(r);
+  if (forced_loop() || engine == Engine::loop) return {};
+  using cuda::Protocol;
+  return cuda::persistent_plan(r, cuda::SHORTEST,
+                               engine == Engine::words        ? Protocol::words
+                               : engine == Engine::persistent ? Protocol::flags
+                                                              : Protocol::by_estimate);
 }
 
 }  // namespace

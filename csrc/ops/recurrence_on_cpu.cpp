@@ -1,4 +1,4 @@
-// lstm and mogrifier_lstm on the CPU: makes the arguments of csrc/cpu/recurrence from tensors, and
+// The recurrent operators on the CPU: makes the arguments of csrc/cpu/recurrence from tensors, and
 // the operators' results from what the kernels wrote.
 #include <cstring>
 
@@ -34,6 +34,8 @@ struct KernelArguments {
 
   explicit KernelArguments(const RecurrenceInputs& i) {
     require_inputs(i);
+    r.cell = i.cell;
+    r.reverse = i.reverse;
     r.steps = i.x.size(0);
     r.B = i.x.size(1);
     r.X = i.x.size(2);
@@ -45,12 +47,18 @@ struct KernelArguments {
       r.lengths = static_cast<const int64_t*>(owned.back().const_data_ptr());
       require_range(i.op, "lengths", r.lengths, r.B, 0, r.steps);
     }
+    if (i.starts) {
+      owned.push_back(dense(*i.starts));
+      r.starts = static_cast<const uint8_t*>(owned.back().const_data_ptr());
+    }
     r.x = in(i.x);
     r.W_ih = in(i.W_ih);
     r.W_hh = in(drop_weight(i, i.W_hh));
     r.b = i.b ? in(*i.b) : nullptr;
+    r.vectors = i.vectors ? in(*i.vectors) : nullptr;
+    r.eps = i.eps;
     r.h0 = in(i.h0);
-    r.c0 = in(i.c0);
+    r.c0 = has_c(i.cell) ? in(i.c0) : nullptr;
     r.cap_input_gate = i.cap_input_gate;
     r.training = i.training;
     set_masks(i);
@@ -97,7 +105,7 @@ struct KernelArguments {
 // of a step takes longer than a second thread saves.
 template <class T>
 int team_size(const cpu::Recurrence<T>& r) {
-  const int64_t work = r.B * 4 * r.H * (r.H + (r.rounds ? r.X : 0));
+  const int64_t work = r.B * cpu::gates_of(r.cell) * r.H * (r.H + (r.rounds ? r.X : 0));
   const int64_t useful = work / 20000 + 1;
   return int(useful < threads() ? useful : threads());
 }
@@ -150,10 +158,12 @@ Outputs forward(const RecurrenceInputs& i) {
   const int64_t Hp = cpu::padded(r.H), Xp = cpu::padded(r.X), rank = cpu::padded(r.rank);
   const int64_t width = (r.rounds + 1) / 2 * Xp + r.rounds / 2 * Hp;
   const Tensor y = output(i.x, {r.steps, r.B, r.H}, type);
-  const Tensor h = output(i.x, {r.B, r.H}, type), c = output(i.x, {r.B, r.H}, type);
-  const Saved s{output(i.x, {r.steps, r.B, 4, Hp}, type), output(i.x, {r.steps, r.B, Hp}, type),
-                output(i.x, {r.steps, r.B, width}, type),
-                output(i.x, {r.rank ? r.rounds : 0, r.steps, r.B, rank}, type)};
+  const int64_t steps_of_c = has_c(r.cell) ? r.steps : 0, rows_of_c = has_c(r.cell) ? r.B : 0;
+  const Tensor h = output(i.x, {r.B, r.H}, type), c = output(i.x, {rows_of_c, r.H}, type);
+  const Saved s{output(i.x, {r.steps, r.B, cpu::slots_of(r.cell), Hp}, type),
+                output(i.x, {steps_of_c, r.B, Hp}, type), output(i.x, {r.steps, r.B, width}, type),
+                output(i.x, {r.rank ? r.rounds : 0, r.steps, r.B, rank}, type),
+                output(i.x, {r.steps, r.B, cpu::statistics_of(r.cell)}, type)};
   zero_padding<T>(s.gates, r.H, Hp);
   zero_padding<T>(s.cells, r.H, Hp);
   if (r.rank) zero_padding<T>(s.factors, r.rank, rank);
@@ -163,6 +173,7 @@ Outputs forward(const RecurrenceInputs& i) {
   r.c = a.out(c);
   r.gates = a.out(s.gates);
   r.cells = a.out(s.cells);
+  r.statistics = a.out(*s.statistics);
   r.round_gates = a.out(s.round_gates);
   r.factors = a.out(s.factors);
   if (r.B > 0) run(r, i.x.scalar_type());
@@ -210,7 +221,8 @@ Gradients backward(const LayerBackward& layer) {
   }
   r.y = const_cast<T*>(a.in(layer.y));
   r.gates = const_cast<T*>(a.in(s.gates));
-  r.cells = const_cast<T*>(a.in(s.cells));
+  r.cells = has_c(r.cell) ? const_cast<T*>(a.in(s.cells)) : nullptr;
+  r.statistics = s.statistics ? const_cast<T*>(a.in(*s.statistics)) : nullptr;
   r.round_gates = const_cast<T*>(a.in(s.round_gates));
   r.factors = const_cast<T*>(a.in(s.factors));
 
@@ -224,13 +236,14 @@ Gradients backward(const LayerBackward& layer) {
               like(i.W_hh, required.dW_hh),
               like(i.b, required.db),
               like(i.h0, true),
-              like(i.c0, true),
+              like(i.c0, has_c(i.cell)),
               like(i.Q, required.any_Q),
               like(i.Q_factor, required.any_Q),
               like(i.R, required.any_R),
               like(i.R_factor, required.any_R),
               like(i.Q_bias, required.any_Q),
               like(i.R_bias, required.any_R)};
+  Tensor dvectors = like(i.vectors, layer.dvectors);
   const auto pointer = [](const Tensor& t, bool is_required) {
     return is_required ? KernelArguments<T>::out(t) : nullptr;
   };
@@ -241,20 +254,23 @@ Gradients backward(const LayerBackward& layer) {
 #define ZERO(type, name) zero(g.name);
     MOGRIFIER_GRADIENTS(ZERO)
 #undef ZERO
+    zero(dvectors);
   }
   const RoundGradients<T> rounds(a, g, required, i);
   if (r.B > 0)
-    run(cpu::RecurrenceBackward<T>{r, a.in(*layer.dy), a.in(layer.dh), a.in(layer.dc),
-                                   pointer(g.dx, required.dx), a.out(g.dh0), a.out(g.dc0),
-                                   pointer(g.dW_ih, required.dW_ih),
-                                   pointer(g.dW_hh, required.dW_hh),
-                                   pointer(g.db, required.db && i.b), rounds.first_factors.data(),
-                                   rounds.second_factors.data(), rounds.biases.data()},
+    run(
+        cpu::RecurrenceBackward<T>{
+            r, a.in(*layer.dy), a.in(layer.dh), has_c(i.cell) ? a.in(layer.dc) : nullptr,
+            pointer(g.dx, required.dx), a.out(g.dh0), a.out(g.dc0),
+            pointer(g.dW_ih, required.dW_ih), pointer(g.dW_hh, required.dW_hh),
+            pointer(g.db, required.db && i.b), pointer(dvectors, layer.dvectors),
+            rounds.first_factors.data(), rounds.second_factors.data(), rounds.biases.data()},
         i.x.scalar_type());
 #define IN_THE_DTYPE_OF_X(type, name) g.name = as_type(g.name, i.x.scalar_type());
   MOGRIFIER_GRADIENTS(IN_THE_DTYPE_OF_X)
 #undef IN_THE_DTYPE_OF_X
   if (required.dW_hh) g.dW_hh = drop_weight(i, g.dW_hh);
+  if (layer.dvectors) *layer.dvectors = as_type(dvectors, i.x.scalar_type());
   return g;
 }
 

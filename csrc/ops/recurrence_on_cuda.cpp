@@ -29,9 +29,15 @@ void drop(const Call& call, const cuda::LayerInterface& d, const cuda::Recurrenc
                     second);
 }
 
+// The public functions compute these calls by others.
+void require_plain_order(const RecurrenceInputs& i) {
+  require(!i.starts && !i.reverse, i.op, "starts and reverse are computed on the CPU only");
+}
+
 }  // namespace
 
 Outputs forward_cuda(const RecurrenceInputs& i) {
+  require_plain_order(i);
   Call call(i);
   cuda::Recurrence r = arguments(call);
   const Outputs results = outputs(i, r);
@@ -43,6 +49,7 @@ Outputs forward_cuda(const RecurrenceInputs& i) {
 
 Gradients backward_cuda(const LayerBackward& layer) {
   const RecurrenceInputs& i = layer.i;
+  require_plain_order(i);
   Call call(i);
   const Gradients d = empty_gradients(i, layer.needs);
   const cuda::RecurrenceBackward g = backward_arguments(call, layer, d);

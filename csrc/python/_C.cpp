@@ -53,6 +53,7 @@ py::dict layout(const fusedseq::cuda::Layout& l) {
   d["wide"] = l.wide;
   d["resident"] = l.resident;
   d["plain"] = l.plain;
+  d["words"] = l.words;
   d["slice_rows"] = l.slice_rows;
   d["rows"] = l.rows;
   d["shared"] = l.shared;
@@ -61,9 +62,16 @@ py::dict layout(const fusedseq::cuda::Layout& l) {
 
 py::dict recurrence_plan(int64_t steps, int64_t B, int64_t X, int64_t H, int64_t rounds,
                          int64_t on_x, int64_t on_h, int element, int sms, int64_t shared,
-                         bool cooperative, int64_t shortest) {
+                         bool cooperative, int64_t shortest, const std::string& protocol) {
+  using fusedseq::cuda::Protocol;
+  if (protocol != "estimate" && protocol != "flags" && protocol != "words")
+    throw py::value_error("recurrence_plan: protocol must be estimate, flags or words, got " +
+                          protocol);
   const auto plan = fusedseq::cuda::recurrence_plan({steps, B, X, H, rounds, on_x, on_h, element},
-                                                    {sms, shared, cooperative}, shortest);
+                                                    {sms, shared, cooperative}, shortest,
+                                                    protocol == "words"   ? Protocol::words
+                                                    : protocol == "flags" ? Protocol::flags
+                                                                          : Protocol::by_estimate);
   py::dict d;
   d["persistent"] = plan.persistent;
   d["why"] = plan.why;
@@ -101,13 +109,17 @@ PYBIND11_MODULE(_C, m) {
   m.def("recurrence_plan", &recurrence_plan, py::arg("steps"), py::arg("B"), py::arg("X"),
         py::arg("H"), py::arg("rounds"), py::arg("on_x"), py::arg("on_h"), py::arg("element"),
         py::arg("sms"), py::arg("shared"), py::arg("cooperative"),
-        py::arg("shortest") = fusedseq::cuda::SHORTEST,
+        py::arg("shortest") = fusedseq::cuda::SHORTEST, py::arg("protocol") = "estimate",
         "Whether the persistent kernels run a recurrence on a GPU, why, and their layouts: "
         "csrc/cuda/recurrence/plan.h.\n"
         "on_x, on_h: number of distinct weights of the rounds on x and on h; element: bytes of the "
         "tensors' dtype;\n"
         "sms, shared, cooperative: the GPU's multiprocessors, its bytes of shared memory for a "
-        "block, and whether it has cooperative launches.");
+        "block, and whether it has cooperative launches;\n"
+        "protocol: \"words\" where words that carry their own validity fit, \"flags\", or what the "
+        "\"estimate\" favours.");
+  m.def("exchange_cycles", &fusedseq::cuda::plan::exchange_cycles, py::arg("words"),
+        "The estimate of the cycles of one exchange between blocks on an H100; not measured.");
   m.def(
       "wavefront_plan", &wavefront_plan, py::arg("steps"), py::arg("B"), py::arg("first"),
       py::arg("second"), py::arg("element"), py::arg("sms"), py::arg("shared"),

@@ -101,6 +101,7 @@ struct Heads : torch::autograd::Function<Heads> {
       g = (g.defined() ? g : at::zeros_like(given)).permute(order);
     return {at::stack(grads, 2).view(shape), Tensor(), Tensor(), Tensor()};
   }
+  static std::string node_name(const AutogradContext&) { return node_name_of("heads"); }
 };
 
 }  // namespace
@@ -137,7 +138,7 @@ PYBIND11_MODULE(_autograd, m) {
   m.def(
       "heads",
       [](const Tensor& y, int64_t parts, int64_t num_heads, bool batch_first) {
-        return Heads::apply(y, parts, num_heads, batch_first);
+        return Named<Heads>::apply(y, parts, num_heads, batch_first);
       },
       py::arg("y"), py::arg("parts"), py::arg("num_heads"), py::arg("batch_first"),
       "The views that fusedseq.nn.heads.heads returns, recorded for autograd.");

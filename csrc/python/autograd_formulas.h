@@ -103,7 +103,7 @@ struct Formula {
   virtual ~Formula() = default;
 
   // Replaces what neither `<op>_backward` nor the oracle reads by None, before a call is saved.
-  virtual void drop_unread(Stack& inputs, Stack& outputs) const {
+  virtual void drop_unread([[maybe_unused]] Stack& inputs, Stack& outputs) const {
     for (size_t i = 0; i < outputs.size(); ++i)
       if (!reads_output[i]) outputs[i] = {};
   }
@@ -112,10 +112,10 @@ struct Formula {
     return arguments(call, to, bits(call));
   }
   // Completes the gradients that `backward` returned.
-  virtual void finish(const SavedCall& call, variable_list& gradients) const {}
+  virtual void finish(const SavedCall& /*call*/, variable_list& /*gradients*/) const {}
   // Returns true if the checks of the public function would accept these inputs; false also where
   // that is not certain.
-  virtual bool accepts(const Stack& inputs) const { return false; }
+  virtual bool accepts(const Stack& /*inputs*/) const { return false; }
 
  protected:
   size_t input(const char* name) const { return position(forward.schema().arguments(), name); }
@@ -282,7 +282,7 @@ struct LinearCrossEntropy : Formula {
 
 struct Attention : Formula {
   const size_t q = input("q"), k = input("k"), v = input("v"), scale = input("scale");
-  static constexpr int64_t QKV_TOGETHER = 1 << 5, KV_TOGETHER = 1 << 6;
+  static constexpr int64_t QKV_TOGETHER = 1 << 6, KV_TOGETHER = 1 << 7;
 
   Attention() : Formula("attention", "attention_backward") {}
   bool arguments(const SavedCall& call, Stack& to) const override {
@@ -296,6 +296,11 @@ struct Attention : Formula {
     inputs[input("causal")] = false;
     inputs[input("offset")] = int64_t(0);
     inputs[input("dropout")] = 0.0;
+    inputs[input("window_left")] = int64_t(-1);
+    inputs[input("window_right")] = int64_t(-1);
+    inputs[input("softcap")] = 0.0;
+    inputs[input("max_seqlen_q")] = int64_t(0);
+    inputs[input("max_seqlen_k")] = int64_t(0);
     return inputs;
   }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cctype>
 #include <map>
 #include <memory>
 #include <string>
@@ -112,13 +113,26 @@ void call_below_autograd(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxed(stack);
 }
 
+// FusedseqLinearBackward for linear, as pyext/fusedseq/fused/autograd.py names the nodes that
+// Python records.
+std::string node_name_of(const std::string& op) {
+  std::string name = "Fusedseq";
+  bool begins_word = true;
+  for (const char letter : op) {
+    if (letter != '_') name += begins_word ? char(std::toupper(letter)) : letter;
+    begins_word = letter == '_';
+  }
+  return name + "Backward";
+}
+
 struct Operator {
   const std::string name;
+  const std::string node_name;  // of its node in autograd's graph
   const std::shared_ptr<const Formula> formula;
   std::vector<c10::TypeKind> kinds;  // of the arguments
 
-  Operator(std::string name, std::shared_ptr<const Formula> formula)
-      : name(std::move(name)), formula(std::move(formula)) {
+  Operator(const std::string& name, std::shared_ptr<const Formula> formula)
+      : name(name), node_name(node_name_of(name)), formula(std::move(formula)) {
     for (const auto& argument : this->formula->forward.schema().arguments()) {
       auto type = argument.type();
       if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
@@ -159,6 +173,29 @@ const std::map<std::string, Operator>& all_operators() {
   return *operators;
 }
 
+// What torch::autograd::Function<F> records, with a node that has the name F::node_name(its
+// context) in profiles and printed graphs: see CppNode<Named<F>> below.
+template <class F>
+struct Named : torch::autograd::Function<Named<F>> {
+  template <class... Inputs>
+  static variable_list forward(AutogradContext* ctx, Inputs&&... inputs) {
+    return F::forward(ctx, std::forward<Inputs>(inputs)...);
+  }
+};
+
+}  // namespace
+}  // namespace fusedseq
+
+// The node of a Function of torch has the name of its C++ class. torch looks a node up as
+// CppNode<F>, so a specialization of it is the place to override the name.
+template <class F>
+struct torch::autograd::CppNode<fusedseq::Named<F>> : torch::autograd::CppNode<F> {
+  std::string name() const override { return F::node_name(this->ctx_); }
+};
+
+namespace fusedseq {
+namespace {
+
 // The autograd node of a recorded call.
 struct Recorded : torch::autograd::Function<Recorded> {
   // stack: the inputs. present: bit i is set if the i-th of formula.differentiable was given. The
@@ -196,6 +233,17 @@ struct Recorded : torch::autograd::Function<Recorded> {
     inputs.emplace_back(present);
     ctx->saved_data["call"] = c10::ivalue::Tuple::create(std::move(inputs));
   }
+  // The operator of a call that `save` has saved, from its tuple.
+  static const Operator& saved_operator(const IValue& call) {
+    const auto& inputs = call.toTupleRef().elements();
+    return *reinterpret_cast<const Operator*>(intptr_t(inputs[inputs.size() - 2].toInt()));
+  }
+  // torch empties the context of a node that has been released.
+  static std::string node_name(const AutogradContext& ctx) {
+    const auto call = ctx.saved_data.find("call");
+    return call == ctx.saved_data.end() ? "FusedseqBackward"
+                                        : saved_operator(call->second).node_name;
+  }
 
   // inputs: those that are not tensors; the others are None
   static SavedCall load(AutogradContext* ctx, const Formula& formula, Stack inputs, int64_t present,
@@ -217,11 +265,11 @@ struct Recorded : torch::autograd::Function<Recorded> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    Stack inputs = ctx->saved_data["call"].toTupleRef().elements().vec();
+    const IValue& saved = ctx->saved_data["call"];
+    const Operator& op = saved_operator(saved);
+    Stack inputs = saved.toTupleRef().elements().vec();
     const int64_t present = inputs.back().toInt();
-    inputs.pop_back();
-    const Operator& op = *reinterpret_cast<const Operator*>(intptr_t(inputs.back().toInt()));
-    inputs.pop_back();
+    inputs.resize(inputs.size() - 2);
     const Formula& formula = *op.formula;
     const SavedCall call = load(ctx, formula, std::move(inputs), present, std::move(grads));
     const variable_list found = gradients(op, call);
@@ -281,7 +329,7 @@ variable_list Operator::run(Stack& stack) const {
   }
   const py::gil_scoped_release no_gil;
   if (requires_grad && at::GradMode::is_enabled())
-    return Recorded::apply(*this, stack, present, at::TensorList(tensors));
+    return Named<Recorded>::apply(*this, stack, present, at::TensorList(tensors));
   call_below_autograd(formula->forward, stack);
   for (const IValue& v : stack)
     results.push_back(v.toTensor());

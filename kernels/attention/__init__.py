@@ -11,11 +11,13 @@ from fusedseq.kernels.attention import backward, launch_cache, packed, row, spli
 from fusedseq.kernels.attention.backward import DQ, DRELATIVE, new_gradients, results
 from fusedseq.kernels.attention.call import (
     all_none,
+    extra_of,
     heads_last,
     prepare,
     register_pressure,
     rotated,
     strides,
+    strides_of,
     with_unit_stride,
 )
 from fusedseq.kernels.attention.plan import cdiv, parts_of_keys, plan
@@ -38,13 +40,18 @@ def attention(
     causal,
     offset,  # position of query 0
     dropout,
+    *extra,  # call.Extra
 ):
     """Returns out (B, N, L, D), stored as (B, L, N, D), and lse (B, N, L) fp32."""
-    out, lse = heads_last(q, *q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
-    if is_empty(q, k, key_rows):
+    more, special = extra_of(extra)
+    B, L, S = more.sizes(q, k, key_rows)
+    out, lse = heads_last(q, *q.shape), q.new_empty(B, q.size(1), L, dtype=torch.float32)
+    if 0 in q.shape or S == 0 or B == 0:
         return out.zero_(), lse.fill_(math.inf)
     key = None
-    if all_none(bias, mask, relative_keys, key_rows):
+    if special:
+        lse.fill_(math.inf)  # where packed sequences have padding
+    elif all_none(bias, mask, relative_keys, key_rows):
         key = launch_cache.cache_key(
             *((q, k, v), key_lengths, alibi, rope, rope_interleaved),
             *(seed, dropout, scale, causal, offset),
@@ -53,8 +60,9 @@ def attention(
             cached.run((q, k, v, out, lse), key_lengths, alibi, rope, seed if dropout else None)
             return out, lse
     tensors = q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope
-    call = prepare(*tensors, rope_interleaved, key_rows, seed, scale, causal, offset, dropout)
-    if parts := parts_of_keys(call.plan, call.B * call.N, call.L, call.S, call.D):
+    settings = key_rows, seed, scale, causal, offset, dropout, more
+    call = prepare(*tensors, rope_interleaved, *settings)
+    if not special and (parts := parts_of_keys(call.plan, call.B * call.N, call.L, call.S, call.D)):
         split_forward(call, parts, out, lse)
     else:
         forward(call, out, lse, key)
@@ -65,7 +73,7 @@ def forward(call, out, lse, key):
     """Launches the forward kernel of the plan's family.    key: of the launch cache"""
     tiles, heads = call.plan.forward, call.B * call.N
     inputs = call.q, call.k, call.v
-    operands = *inputs, out, lse, *map(strides, inputs), call.optional
+    operands = *inputs, out, lse, *strides_of(call, *inputs), call.optional
     constants = call.constants(tiles, call.q)
     if call.plan.family == "packed":
         args = *operands, heads, *call.sizes
@@ -131,15 +139,21 @@ def attention_backward(
     causal,
     offset,
     dropout,
-    needs,  # bits, see backward.py
+    *extra,  # call.Extra, and last `needs`: bits, see backward.py
 ):
-    """Returns dq, dk, dv, dbias, drelative_keys; empty tensors for those that are not needed."""
-    if is_empty(q, k, None):
+    """Returns dq, dk, dv, dbias, drelative_keys, dsinks; empty tensors for those that are not
+    needed."""
+    more, special = extra_of(extra[:-1])
+    needs = extra[-1]
+    B, _, S = more.sizes(q, k, None)
+    if 0 in q.shape or S == 0 or B == 0:
         heads = (heads_last(x, *x.shape).zero_() for x in (q, k, v))
-        terms = (None if x is None else torch.zeros_like(x) for x in (bias, relative_keys))
+        terms = (
+            None if x is None else torch.zeros_like(x) for x in (bias, relative_keys, more.sinks)
+        )
         return results(q, needs, *heads, *terms)
     key = None
-    if all_none(bias, mask, relative_keys):
+    if not special and all_none(bias, mask, relative_keys):
         key = launch_cache.cache_key(
             *((q, k, v, dout), key_lengths, alibi, rope, rope_interleaved),
             *(seed, dropout, scale, causal, offset, needs),
@@ -148,9 +162,10 @@ def attention_backward(
             grads = new_gradients(q, k, False, needs)
             tensors = dout, q, k, v, *grads[:3], None, None
             cached.run(tensors, key_lengths, alibi, rope, seed if dropout else None)
-            return results(q, needs, *grads[:3], None, None)
+            return results(q, needs, *grads[:3], None, None, None)
     tensors = q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope
-    call = prepare(*tensors, rope_interleaved, None, seed, scale, causal, offset, dropout)
+    settings = None, seed, scale, causal, offset, dropout, more
+    call = prepare(*tensors, rope_interleaved, *settings)
     dout = with_unit_stride(dout)
     grads = new_gradients(call.q, call.k, call.plan.family == "packed", needs)
 
@@ -160,10 +175,13 @@ def attention_backward(
     if has_relative:
         drelative = torch.zeros_like(call.optional.relative, dtype=torch.float32)
     launch_kernels = BACKWARD[call.plan.family]
-    dk, dv, dbias = launch_kernels(call, dout, out, lse, grads, drelative, bias, needs, key)
+    dk, dv, dbias, dsinks = launch_kernels(call, dout, out, lse, grads, drelative, bias, needs, key)
     dq = grads.q
     if has_relative:
         drelative = drelative.to(q.dtype)  # (B, N, L, 2K + 1)
+        if more.cu_seqlens_q is not None:
+            b, i = more.places(q.size(2))
+            drelative = drelative[b, :, i].transpose(0, 1)[None]
         if needs & DQ:
             dq += drelative @ relative_keys
         drelative = drelative.flatten(0, 2).T @ call.q.flatten(0, 2) if needs & DRELATIVE else None
@@ -172,12 +190,7 @@ def attention_backward(
             rotated_back(dq, call.applied_rope, offset),
             rotated_back(dk, call.applied_rope, 0),
         )
-    return results(q, needs, dq, dk, dv, dbias, drelative)
-
-
-def is_empty(q, k, key_rows):
-    """Returns whether a size of the call is 0: no query sees a key then, and no kernel runs."""
-    return 0 in q.shape or (k.size(2) if key_rows is None else key_rows.size(1)) == 0
+    return results(q, needs, dq, dk, dv, dbias, drelative, dsinks)
 
 
 def rotated_back(grad, rope, first):
@@ -191,16 +204,23 @@ def explain(
     q,
     k,
     v,
-    *,
+    *cu_seqlens,  # of attention_varlen, and the longest sequences
     key_rows=None,
     bias=None,
     mask=None,
     rope=None,
     relative_keys=None,
     dropout=0.0,
+    window=None,
+    softcap=0.0,
+    sinks=None,
     **options,
 ):
-    """Returns which kernel a call of fused.attention runs, and why."""
+    """Returns which kernel a call of fused.attention or fused.attention_varlen runs, and why."""
+    if cu_seqlens or "cu_seqlens_q" in options:
+        return "kernels/attention/tiled.py; sequences of different lengths"
+    if window is not None or softcap or sinks is not None:
+        return "kernels/attention/tiled.py; a window, softcap or sinks"
     S = k.size(2) if key_rows is None else key_rows.size(1)
     pressure = register_pressure(dropout, bias, mask, rope, relative_keys)
     chosen = plan(q.size(2), S, q.size(3), q.element_size(), pressure)

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 from fusedseq.kernels import launch
 from fusedseq.kernels.attention import launch_cache, packed, row, tiled_backward, tiled_bias
-from fusedseq.kernels.attention.call import heads_last, row_alignment, strides
+from fusedseq.kernels.attention.call import heads_last, row_alignment, strides, strides_of
 from fusedseq.kernels.attention.plan import PROGRAMS, cdiv
 
 # The bits of `needs`. QKV and KV: dq, dk and dv, or dk and dv, may be stored as the gradient of one
 # projection.
-DQ, DK, DV, DBIAS, DRELATIVE, QKV, KV = (1 << n for n in range(7))
+DQ, DK, DV, DBIAS, DRELATIVE, DSINKS, QKV, KV = (1 << n for n in range(8))
 
 
 class Gradients(NamedTuple):
@@ -69,8 +69,8 @@ def new_logit_gradients(call, needs):
 
 
 def packed_backward(call, dout, out, lse, grads, drelative, bias, needs, key):
-    """Launches the packed backward. Returns dk, dv, dbias; dq and drelative are written in place,
-    as by the next two.
+    """Launches the packed backward. Returns dk, dv, dbias, dsinks; dq and drelative are written
+    in place, as by the next two.
 
     grads: Gradients    drelative: fp32 zeros or None    key: of the launch cache
     """
@@ -95,7 +95,7 @@ def packed_backward(call, dout, out, lse, grads, drelative, bias, needs, key):
     )
     constants = call.constants(tiles, call.q, dout)
     launch_cache.run(key, packed.packed_backward, cdiv(heads, tiles["G"]), args, constants)
-    return sum_of_group(call, dk), sum_of_group(call, dv), as_bias(dlogits, bias)
+    return sum_of_group(call, dk), sum_of_group(call, dv), as_bias(dlogits, bias), None
 
 
 def sum_of_group(call, grad):
@@ -126,27 +126,31 @@ def row_backward(call, dout, out, lse, grads, drelative, bias, needs, key):
     )
     constants = call.constants(call.plan.backward, call.q, dout)
     launch_cache.run(key, row.row_backward, call.B * call.N // call.group, args, constants)
-    return grads.k, grads.v, as_bias(dlogits, bias)
+    return grads.k, grads.v, as_bias(dlogits, bias), None
 
 
 def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, _):
     """Launches the tiled backward kernels; arguments and results as of packed_backward. They are
     not cached."""
     heads, inputs = call.B * call.N, (dout, call.q, call.k, call.v)
-    input_strides = tuple(map(strides, inputs))
-    delta, tiles = torch.empty_like(lse), call.plan.delta
+    input_strides = strides_of(call, *inputs)
+    dsinks = None
+    # The padding of packed sequences in delta and inverse is not written.
+    packed = call.optional.cu_seqlens_q is not None
+    new = torch.zeros_like if packed else torch.empty_like
+    delta, tiles = new(lse), call.plan.delta
     steps = cdiv(call.L, tiles["BM"])
     launch.run(
         tiled_backward.tiled_delta,
         heads * steps,
-        *(dout, out, delta, strides(dout), strides(out)),
-        *(steps, call.N, call.L),
+        *(dout, out, delta, *strides_of(call, dout, out)),
+        *(steps, call.N, call.L, call.optional.cu_seqlens_q),
         D=call.D,
         BYTES=row_alignment(dout, out),
         **tiles,
     )
     # First, because it computes `inverse`, also where its gradients are not needed.
-    inverse, tiles = torch.empty_like(lse), call.plan.queries
+    inverse, tiles = new(lse), call.plan.queries
     steps, chunks = cdiv(call.L, tiles["BM"]), cdiv(call.D, tiles["BD"])
     launch.run(
         tiled_backward.tiled_backward_queries,
@@ -158,6 +162,10 @@ def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, 
     )
     if drelative is not None:
         drelative *= inverse.clamp(min=0).unsqueeze(-1)
+    if needs & DSINKS and call.optional.sinks is not None:
+        # A sink has a probability and no value. Where a query sees no key, lse is +inf.
+        sink = torch.exp(call.optional.sinks.float()[:, None] - lse) * inverse.abs()
+        dsinks = -(sink * delta).sum((0, 2)).to(call.q.dtype)
     if needs & (DK | DV):
         tiles = call.plan.backward
         steps, chunks = cdiv(call.S, tiles["BN"]), cdiv(call.D, tiles["BD"])
@@ -170,9 +178,10 @@ def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, 
             **call.constants(tiles, call.q, dout),
         )
     if not needs & DBIAS:
-        return grads.k, grads.v, None
+        return grads.k, grads.v, None, dsinks
     operands = *inputs, lse, delta, inverse
-    return grads.k, grads.v, tiled_bias_gradient(call, operands, input_strides, bias)
+    dbias = tiled_bias_gradient(call, operands, input_strides, bias)
+    return grads.k, grads.v, dbias, dsinks
 
 
 def tiled_bias_gradient(call, operands, input_strides, bias):

@@ -1,12 +1,70 @@
 """Prepares the arguments of the attention kernels from those of the operator."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from fusedseq.kernels import philox
 from fusedseq.kernels.attention.plan import DROPOUT, PLAIN, RICH, Plan, plan
 from fusedseq.kernels.attention.tile import OptionalTensors, Rope, Sizes
+
+UNLIMITED = 2**30  # a side of a window; positions and sizes are 32-bit integers
+
+
+class Extra(NamedTuple):
+    """The options that the tiled kernels alone compute, as the operator's inputs."""
+
+    sinks: Any = None
+    softcap: float = 0.0
+    window_left: int = -1
+    window_right: int = -1
+    cu_seqlens_q: Any = None
+    cu_seqlens_k: Any = None
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
+
+    def sizes(self, q, k, key_rows):
+        """Returns (B, L, S): of packed sequences their number and the longest ones."""
+        if self.cu_seqlens_q is not None:
+            return self.cu_seqlens_q.size(0) - 1, self.max_seqlen_q, self.max_seqlen_k
+        return q.size(0), q.size(2), k.size(2) if key_rows is None else key_rows.size(1)
+
+    def options(self, causal):
+        """Returns them as fields of OptionalTensors."""
+        fields = {
+            "sinks": contiguous(self.sinks),
+            "softcap": float(self.softcap) if self.softcap else None,
+        }
+        if self.window_left >= 0 or self.window_right >= 0:
+            left, right = (
+                UNLIMITED if n < 0 else min(n, UNLIMITED)
+                for n in (self.window_left, self.window_right)
+            )
+            fields |= {"window_left": left, "window_right": 0 if causal else right}
+        if self.cu_seqlens_q is not None:
+            fields |= {
+                "cu_seqlens_q": self.cu_seqlens_q.contiguous(),
+                "cu_seqlens_k": self.cu_seqlens_k.contiguous(),
+                "longest_q": self.max_seqlen_q,
+                "longest_k": self.max_seqlen_k,
+            }
+        return fields
+
+    def places(self, queries):
+        """Returns the sequence of each query of packed sequences, and its index there."""
+        t = torch.arange(queries, device=self.cu_seqlens_q.device)
+        b = torch.searchsorted(self.cu_seqlens_q, t, right=True) - 1
+        return b, t - self.cu_seqlens_q[b]
+
+
+NO_EXTRA = Extra()
+
+
+def extra_of(values):
+    """Returns the Extra of a tuple of inputs, and whether any is given."""
+    if not values or values == NO_EXTRA:
+        return NO_EXTRA, False
+    return Extra(*values), True
 
 
 class Call(NamedTuple):
@@ -65,14 +123,20 @@ def prepare(
     causal,
     offset,
     dropout,
+    extra=NO_EXTRA,
 ):
     """Returns the Call of an operator's arguments; fusedseq.reference.attention documents them."""
-    (B, N, L, D), S = q.shape, k.size(2) if key_rows is None else key_rows.size(1)
+    (B, L, S), N, D = extra.sizes(q, k, key_rows), q.size(1), q.size(3)
+    packed = extra.cu_seqlens_q is not None
     applied_rope = None
     if rope is not None:
         columns = tl.constexpr(rope.size(1))
         rope = Rope(rope.contiguous(), columns, tl.constexpr(rope_interleaved))
     if relative_keys is not None and rope is not None:
+        if packed:
+            raise NotImplementedError(
+                "attention_varlen: relative_keys and rope are not computed together on a GPU"
+            )
         # The product with relative_keys, computed below, needs the rotated queries.
         q, k = rotated(q, rope, offset), rotated(k[:, :, :S], rope, 0)
         applied_rope, rope = rope, None
@@ -82,14 +146,15 @@ def prepare(
         bias_strides=broadcast_strides(bias),
         mask=mask,
         mask_strides=broadcast_strides(mask),
-        alignment=element_alignment(S, bias, mask),
+        alignment=element_alignment(1 if packed else S, bias, mask),
         key_lengths=contiguous(key_lengths),
         alibi=contiguous(alibi),
-        relative=None if relative_keys is None else (q @ relative_keys.T).contiguous(),
+        relative=products_with_relative(q, relative_keys, extra),
         clip=None if relative_keys is None else len(relative_keys) // 2,
         rope=rope,
         key_rows=contiguous(key_rows),
         seed=seed if dropout else None,
+        **({} if extra is NO_EXTRA else extra.options(causal)),
     )
     sizes = Sizes(
         N=N,
@@ -102,8 +167,24 @@ def prepare(
         group=N // k.size(1),
     )
     pressure = register_pressure(dropout, bias, mask, rope, relative_keys)
-    chosen = plan(L, S, D, q.element_size(), pressure)
+    if extra.softcap:
+        pressure = RICH
+    chosen = plan(L, S, D, q.element_size(), pressure, extra is not NO_EXTRA)
     return Call(B, L, S, D, q, k, v, optional, sizes, chosen, causal, applied_rope)
+
+
+def products_with_relative(q, relative_keys, extra):
+    """Returns the (B, N, L, 2K + 1) products of q and relative_keys, or None."""
+    if relative_keys is None:
+        return None
+    products = q @ relative_keys.T
+    if extra.cu_seqlens_q is None:
+        return products.contiguous()
+    B, L, _ = extra.sizes(q, q, None)
+    padded = products.new_zeros(B, q.size(1), L, len(relative_keys))
+    b, i = extra.places(q.size(2))
+    padded[b, :, i] = products[0].transpose(0, 1)
+    return padded
 
 
 def register_pressure(dropout, *rich):
@@ -120,6 +201,13 @@ def with_unit_stride(x):
 def strides(x):
     """Returns the strides of the first three dimensions."""
     return x.stride()[:3]
+
+
+def strides_of(call, *tensors):
+    """Returns the strides of each tensor; packed sequences have none between batch rows."""
+    if call.optional.cu_seqlens_q is None:
+        return tuple(map(strides, tensors))
+    return tuple((0, *strides(x)[1:]) for x in tensors)
 
 
 def contiguous(option):

@@ -95,7 +95,7 @@ def packed_forward(
     # Probabilities, and the log-sum-exp that a caller may need.
     s = _logits(t.Heads(q, q_strides), t.Heads(k, k_strides), b, n, sizes, optional, G, C)
     p, total = t.softmax(s)
-    row = t.query_row(b, n, i, sizes)
+    row = t.query_row(b, n, i, sizes, optional)
     tl.store(lse + row, total, mask=rows)
     p = t.dropout(p, optional, row, 0, TILE, sizes, False).to(v.dtype.element_ty)
 
@@ -167,7 +167,7 @@ def packed_backward(
         do = t.load_tile(dO, b, n, i, rows, d0, None, i, C)
         y = t.load_tile(V, b, n // group, j, columns, d0, None, j, C)
         dp = tl.dot(do, t.transposed(y), dp, input_precision=PRECISION)
-    row = t.query_row(b, n, i, sizes)
+    row = t.query_row(b, n, i, sizes, optional)
     dp = t.dropout(dp, optional, row, 0, TILE, sizes, False)
 
     # The gradient of the logits, and what follows from it elementwise.

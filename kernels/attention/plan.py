@@ -49,13 +49,16 @@ TILED = {
 }
 
 
-def plan(L, S, D, itemsize, pressure):
-    """Returns the Plan of a call.    pressure: PLAIN, DROPOUT or RICH"""
+def plan(L, S, D, itemsize, pressure, in_tiles=False):
+    """Returns the Plan of a call.    pressure: PLAIN, DROPOUT or RICH
+
+    in_tiles: whether the call has an option that the tiled kernels alone compute
+    """
     # tl.arange and tl.dot need powers of two, tl.dot at least 16.
     width = max(16, 1 << (D - 1).bit_length())
-    if max(L, S) <= MAX_PACKED:
+    if not in_tiles and max(L, S) <= MAX_PACKED:
         return packed(width, itemsize, pressure)
-    if S <= MAX_ROW and L <= 4 * MAX_ROW and itemsize == 2 and width <= 64:
+    if not in_tiles and S <= MAX_ROW and L <= 4 * MAX_ROW and itemsize == 2 and width <= 64:
         return row(L, S, max(width, 32), pressure)
     return (tiled_fp32 if itemsize == 4 else tiled)(L, width, pressure)
 

@@ -60,7 +60,7 @@ def row_forward(
 
     # Probabilities, and the log-sum-exp that a caller may need.
     p, total = t.softmax(s)
-    row = t.query_row(b, n, i, sizes)
+    row = t.query_row(b, n, i, sizes, optional)
     tl.store(lse + row, total, mask=i < L)
     p = t.dropout(p, optional, row, 0, BS, sizes, False).to(v.dtype.element_ty)
 
@@ -137,7 +137,7 @@ def row_backward(
         s = t.logits(s, b, n, i[:, None], j[None, :], sizes, optional, CAUSAL, True)
         p, _ = t.softmax(s)
         dp = tl.dot(do, tl.trans(values), input_precision=PRECISION)
-        row = t.query_row(b, n, i, sizes)
+        row = t.query_row(b, n, i, sizes, optional)
         dp = t.dropout(dp, optional, row, 0, BS, sizes, False)
 
         # The gradient of the logits, and what follows from it elementwise.

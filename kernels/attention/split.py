@@ -56,7 +56,7 @@ def split_forward(
     heads = tl.num_programs(0) // (chunks * parts)
     b, n = head // N, head % N
     i = tl.arange(0, BM)
-    row = t.query_row(b, n, i, sizes)
+    row = t.query_row(b, n, i, sizes, optional)
     if chunks == 1:
         x = t.load_tile(Q, b, n, i, i < L, 0, optional.rope, i + offset, C)
     else:

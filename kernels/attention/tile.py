@@ -50,6 +50,15 @@ class OptionalTensors(NamedTuple):
     rope: Any = None  # Rope
     key_rows: Any = None  # (B, S) int64, the batch row of k and v that holds key j
     seed: Any = None  # (1,) int64, of the dropout mask; None: no dropout
+    # The next ones are of the tiled kernels alone.
+    window_left: Any = None  # a query at position p sees keys p - left to p + right; or both None
+    window_right: Any = None
+    softcap: Any = None
+    sinks: Any = None  # (N,)
+    cu_seqlens_q: Any = None  # (B + 1,) int64: packed sequences, which have their own L, S, offset
+    cu_seqlens_k: Any = None  # (B + 1,) int64
+    longest_q: Any = None  # L and S of the longest sequences, which are those of lse and the masks
+    longest_k: Any = None
 
 
 class Sizes(NamedTuple):
@@ -245,9 +254,41 @@ def batch_row_of_keys(optional, b, j, inside, S):
 
 
 @triton.jit
-def query_row(b, n, i, sizes):
+def query_row(b, n, i, sizes, optional):
     """Returns the row of query i among the (B, N, L) rows of lse, relative and the dropout mask."""
-    return (b.to(tl.int64) * sizes.N + n) * sizes.L + i
+    if optional.cu_seqlens_q is None:
+        return (b.to(tl.int64) * sizes.N + n) * sizes.L + i
+    else:
+        return (b.to(tl.int64) * sizes.N + n) * optional.longest_q + i
+
+
+@triton.jit
+def sequence(optional, b):
+    """Returns the first query and the first key of packed sequence b among all rows, its numbers of
+    queries and keys, and the position of its first query."""
+    first_q = tl.load(optional.cu_seqlens_q + b)
+    first_k = tl.load(optional.cu_seqlens_k + b)
+    L = (tl.load(optional.cu_seqlens_q + b + 1) - first_q).to(tl.int32)
+    S = (tl.load(optional.cu_seqlens_k + b + 1) - first_k).to(tl.int32)
+    return first_q, first_k, L, S, S - L
+
+
+@triton.jit
+def tanh(x):
+    """tanh by exp; by its series near 0, where the exponential form cancels."""
+    u = x * x
+    tail = u * (0.02186949 - u * (0.00886324 - u * 0.00359213))
+    small = x * (1 - u * (0.33333333 - u * (0.13333333 - u * (0.05396825 - tail))))
+    e = tl.exp(-2 * tl.abs(x))
+    large = (1 - e) / (1 + e)
+    return tl.where(tl.abs(x) < 0.4, small, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def softcap_slope(qk, b, n, i, j, sizes, optional):
+    """Returns the derivative of softcap at the logits of a tile: 1 - tanh(logit / softcap)^2."""
+    y = tanh(with_relative(qk * sizes.scale, b, n, i, j, sizes, optional) / optional.softcap)
+    return 1 - y * y
 
 
 @triton.jit
@@ -259,15 +300,9 @@ def logits(qk, b, n, i, j, sizes, optional, CAUSAL: tl.constexpr, EDGE: tl.const
     """
     inside = (i < sizes.L) & (j < sizes.S)
     position = i + sizes.offset
-    s = qk * sizes.scale
-    # Relative keys (Shaw et al.): the products with q were computed before, one for each clipped
-    # distance.
-    if optional.relative is not None:
-        row = query_row(b, n, i, sizes)
-        middle = optional.relative + (row * (2 * optional.clip + 1) + optional.clip)
-        distance = tl.minimum(tl.maximum(j - position, -optional.clip), optional.clip)
-        product = tl.load(middle + distance, mask=inside, other=0.0).to(tl.float32)
-        s += product * sizes.scale
+    s = with_relative(qk * sizes.scale, b, n, i, j, sizes, optional)
+    if optional.softcap is not None:
+        s = tanh(s / optional.softcap) * optional.softcap
     # Additive terms.
     if optional.bias is not None:
         bias = load_broadcast(optional.bias, optional.bias_strides, b, n, i, j, sizes, optional)
@@ -280,6 +315,9 @@ def logits(qk, b, n, i, j, sizes, optional, CAUSAL: tl.constexpr, EDGE: tl.const
         visible = inside
         if CAUSAL:
             visible = visible & (j <= position)
+        if optional.window_left is not None:
+            visible = visible & (j >= position - optional.window_left)
+            visible = visible & (j <= position + optional.window_right)
         if optional.key_lengths is not None:
             visible = visible & (j < tl.load(optional.key_lengths + b))
         s = tl.where(visible, s, float("-inf"))
@@ -287,6 +325,22 @@ def logits(qk, b, n, i, j, sizes, optional, CAUSAL: tl.constexpr, EDGE: tl.const
         mask = load_broadcast(optional.mask, optional.mask_strides, b, n, i, j, sizes, optional)
         s = tl.where(mask != 0, s, float("-inf"))
     return s
+
+
+@triton.jit
+def with_relative(s, b, n, i, j, sizes, optional):
+    """Returns s with the scaled products of the queries with the relative keys (Shaw et al.), which
+    were computed before, one for each clipped distance."""
+    if optional.relative is None:
+        return s
+    else:
+        inside = (i < sizes.L) & (j < sizes.S)
+        row = query_row(b, n, i, sizes, optional)
+        middle = optional.relative + (row * (2 * optional.clip + 1) + optional.clip)
+        position = i + sizes.offset
+        distance = tl.minimum(tl.maximum(j - position, -optional.clip), optional.clip)
+        product = tl.load(middle + distance, mask=inside, other=0.0).to(tl.float32)
+        return s + product * sizes.scale
 
 
 @triton.jit
@@ -357,7 +411,10 @@ def dropout(x, optional, row, j0, BS: tl.constexpr, sizes, TRANSPOSED: tl.conste
         # One Philox block has the words of four neighbouring keys.
         block = j0 // 4 + tl.arange(0, BS // 4)
         seed = tl.load(optional.seed)
-        first_block = row * tl.cdiv(sizes.S, 4)
+        if optional.cu_seqlens_k is None:
+            first_block = row * tl.cdiv(sizes.S, 4)
+        else:
+            first_block = row * tl.cdiv(optional.longest_k, 4)
         if TRANSPOSED:
             counter = first_block[None, :] + add_last_dimension(block)
             keep = philox.keep_transposed(seed, counter, sizes.threshold)

@@ -78,6 +78,15 @@ def key_range(optional, b, i0, sizes, C: tl.constexpr):
 
 
 @triton.jit
+def window_range(optional, end, i0, sizes, C: tl.constexpr):
+    """Returns (begin, end) for key_range's end and a window: queries i0 : i0 + C.BM see no key
+    before `begin`, a multiple of C.BN, and none from `end` on."""
+    position = i0 + sizes.offset
+    begin = tl.maximum(position - optional.window_left, 0) // C.BN * C.BN
+    return begin, tl.minimum(end, position + C.BM + optional.window_right)
+
+
+@triton.jit
 def attend(
     acc,  # (BM, BD) fp32, the unnormalized result
     top,  # (BM,) running maximum of the logits, in units of log 2
@@ -168,8 +177,16 @@ def tiled_forward(
     program, d0 = tl.program_id(0) // chunks, tl.program_id(0) % chunks * BD
     head, step = program // tiles, tiles - 1 - program % tiles
     b, n = head // N, head % N
+    stored = b  # the batch row of the results
+    if optional.cu_seqlens_q is not None:
+        first_q, first_k, L, S, offset = t.sequence(optional, b)
+        sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+        Q = t.Heads(q + first_q * q_strides[2], q_strides)
+        K = t.Heads(k + first_k * k_strides[2], k_strides)
+        V = t.Heads(v + first_k * v_strides[2], v_strides)
+        out, stored = out + first_q * N * D, b * 0
     i = step * BM + tl.arange(0, BM)
-    row = t.query_row(b, n, i, sizes)
+    row = t.query_row(b, n, i, sizes, optional)
     if chunks == 1:
         x = t.load_tile(Q, b, n, i, i < L, 0, optional.rope, i + offset, C)
     else:
@@ -181,14 +198,25 @@ def tiled_forward(
     whole, end = key_range(optional, b, step * BM, sizes, C)
     state = acc, top, total
     at = b, n, n // group, i, row, d0
-    state = attend(*state, x, 0, whole, Q, K, V, *at, sizes, optional, False, C)
-    acc, top, total = attend(*state, x, whole, end, Q, K, V, *at, sizes, optional, True, C)
+    if optional.window_left is None:
+        state = attend(*state, x, 0, whole, Q, K, V, *at, sizes, optional, False, C)
+        acc, top, total = attend(*state, x, whole, end, Q, K, V, *at, sizes, optional, True, C)
+    else:
+        begin, end = window_range(optional, end, step * BM, sizes, C)
+        acc, top, total = attend(*state, x, begin, end, Q, K, V, *at, sizes, optional, True, C)
 
     # Normalization; a query that sees no key has result 0 and a log-sum-exp of +inf.
     sees_nothing = total == 0
+    if optional.sinks is not None:
+        sink = tl.load(optional.sinks + n).to(tl.float32) * t.LOG2E
+        new_top = tl.maximum(top, sink)
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink = tl.math.exp2(top - shift)
+        total, acc = total * shrink + tl.math.exp2(sink - shift), acc * shrink[:, None]
+        top = new_top
     total = tl.where(sees_nothing, 1.0, total)
     acc = acc / total[:, None]
-    t.store_tile(out, acc, b, n, i, i < L, N, L, d0, None, i, C)
+    t.store_tile(out, acc, stored, n, i, i < L, N, L, d0, None, i, C)
     if d0 == 0:
         total = tl.where(sees_nothing, float("inf"), (top + tl.math.log2(total)) * t.LN2)
         tl.store(lse + row, total, mask=i < L)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 from fusedseq.kernels.attention import tile as t
-from fusedseq.kernels.attention.tiled import key_range, product_of_heads
+from fusedseq.kernels.attention.tiled import key_range, product_of_heads, window_range
 
 
 class Operands(NamedTuple):
@@ -41,6 +41,21 @@ class Operands(NamedTuple):
     inverse: Any
 
 
+@triton.jit
+def of_sequence(operands, first_q, first_k):
+    """Returns the Operands of a packed sequence.    first_q, first_k: its first rows"""
+    dO, Q, K, V = operands.dO, operands.Q, operands.K, operands.V
+    return Operands(
+        t.Heads(dO.pointer + first_q * dO.strides[2], dO.strides),
+        t.Heads(Q.pointer + first_q * Q.strides[2], Q.strides),
+        t.Heads(K.pointer + first_k * K.strides[2], K.strides),
+        t.Heads(V.pointer + first_k * V.strides[2], V.strides),
+        operands.lse,
+        operands.delta,
+        operands.inverse,
+    )
+
+
 @triton.jit(do_not_specialize=["tiles", "N", "L"])
 def tiled_delta(
     dout,  # (B, N, L, D)
@@ -51,6 +66,7 @@ def tiled_delta(
     tiles,  # ceil(L / BM)
     N,
     L,
+    cu_seqlens,  # (B + 1,) int64 of packed sequences, of which L is the longest; or None
     D: tl.constexpr,
     BD: tl.constexpr,
     BM: tl.constexpr,  # rows of a program
@@ -64,12 +80,17 @@ def tiled_delta(
     head = tl.program_id(0) // tiles
     b, n = head // N, head % N
     i = tl.program_id(0) % tiles * BM + tl.arange(0, BM)
+    end = L
+    if cu_seqlens is not None:
+        first = tl.load(cu_seqlens + b)
+        end = (tl.load(cu_seqlens + b + 1) - first).to(tl.int32)
+        dout, out = dout + first * dout_strides[2], out + first * out_strides[2]
     total = tl.zeros((BM,), tl.float32)
     for d0 in range(0, D, BD):
-        do = t.load_tile(t.Heads(dout, dout_strides), b, n, i, i < L, d0, None, i, C)
-        o = t.load_tile(t.Heads(out, out_strides), b, n, i, i < L, d0, None, i, C)
+        do = t.load_tile(t.Heads(dout, dout_strides), b, n, i, i < end, d0, None, i, C)
+        o = t.load_tile(t.Heads(out, out_strides), b, n, i, i < end, d0, None, i, C)
         total += tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
-    rows = i < L
+    rows = i < end
     tl.store(delta + ((b.to(tl.int64) * N + n) * L + i), total, mask=rows)
 
 
@@ -89,6 +110,7 @@ def logit_gradients(
     EDGE: tl.constexpr,  # whether some keys may be hidden, or queries outside of L
     TRANSPOSED: tl.constexpr,
     C: tl.constexpr,  # tile.Config
+    OF_PRODUCTS: tl.constexpr = True,  # whether softcap's derivative is a factor of the gradient
 ):
     """Returns a tile of the probabilities after dropout, and of the gradient of the logits; in
     `tiled_backward_queries`, where operands.inverse is None, the exponentials e, and the gradient
@@ -106,9 +128,15 @@ def logit_gradients(
     dp = product_of_heads(resident_dp, dO, V, *at, None, offset, TRANSPOSED, C)
 
     # Rows outside of L have a log-sum-exp of +inf, hence exponentials of 0.
-    row = t.query_row(b, n, i, sizes)
+    row = t.query_row(b, n, i, sizes, optional)
     lse = tl.load(operands.lse + row, mask=rows, other=float("inf")) * t.LOG2E
     delta = tl.load(operands.delta + row, mask=rows, other=0.0)
+    slope = None
+    if optional.softcap is not None and OF_PRODUCTS:
+        if TRANSPOSED:
+            slope = t.softcap_slope(s, b, n, i[None, :], j[:, None], sizes, optional)
+        else:
+            slope = t.softcap_slope(s, b, n, i[:, None], j[None, :], sizes, optional)
     if TRANSPOSED:
         query, key = i[None, :], j[:, None]
         s = t.logits(s, b, n, query, key, sizes, optional, C.CAUSAL, EDGE)
@@ -119,6 +147,8 @@ def logit_gradients(
         lse, delta = lse[:, None], delta[:, None]
     e = t.exp_of_difference(s, lse)
     dp = t.dropout(dp, optional, row, j0, C.BN, sizes, TRANSPOSED)
+    if slope is not None:
+        dp, delta = dp * slope, delta * slope
     if operands.inverse is None:
         return e, e * (dp - delta)
     else:
@@ -220,6 +250,18 @@ def tiled_backward_keys(
     heads = N // group
     head, j0 = program // tiles, program % tiles * BN
     b, n_kv = head // heads, head % heads
+    stored = b  # the batch row of the results
+    if optional.cu_seqlens_q is not None:
+        first_q, first_k, L, S, offset = t.sequence(optional, b)
+        sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+        K = t.Heads(k + first_k * k_strides[2], k_strides)
+        V = t.Heads(v + first_k * v_strides[2], v_strides)
+        operands = of_sequence(operands, first_q, first_k)
+        stored = b * 0
+        if dk is not None:
+            dk += first_k * dk_heads * D
+        if dv is not None:
+            dv += first_k * dk_heads * D
     j, end = j0 + tl.arange(0, BN), t.end_of_keys(optional, b, S)
     if chunks == 1:
         keys = t.load_tile(K, b, n_kv, j, j < end, 0, optional.rope, j, C)
@@ -235,19 +277,27 @@ def tiled_backward_keys(
         whole = tl.cdiv(tl.minimum(tl.maximum(j0 + BN - 1 - offset, 0), L), BM) * BM
     whole = tl.where(j0 + BN > end, L, whole)
     begin = tl.where(j0 >= end, L, begin)
+    last = L
+    if optional.window_left is not None:
+        first = tl.maximum(j0 - optional.window_right - offset, 0) // BM * BM
+        begin = tl.maximum(begin, first)
+        last = tl.minimum(L, tl.maximum(j0 + BN + optional.window_left - offset, 0))
     for member in range(group):
         n = n_kv * group + member
         shared = b, n, n_kv, j, j0, d0, dk, dv, operands, sizes
         state = dkeys, dvalues
-        state = _add_queries(*state, keys, values, begin, whole, *shared, optional, True, C)
-        begin_whole = tl.maximum(begin, whole)
-        state = _add_queries(*state, keys, values, begin_whole, L, *shared, optional, False, C)
+        if optional.window_left is None:
+            state = _add_queries(*state, keys, values, begin, whole, *shared, optional, True, C)
+            begin_whole = tl.maximum(begin, whole)
+            state = _add_queries(*state, keys, values, begin_whole, L, *shared, optional, False, C)
+        else:
+            state = _add_queries(*state, keys, values, begin, last, *shared, optional, True, C)
         dkeys, dvalues = state
 
     if dv is not None:
-        t.store_tile(dv, dvalues, b, n_kv, j, j < S, dk_heads, S, d0, None, j, C)
+        t.store_tile(dv, dvalues, stored, n_kv, j, j < S, dk_heads, S, d0, None, j, C)
     if dk is not None:
-        t.store_tile(dk, dkeys, b, n_kv, j, j < S, dk_heads, S, d0, optional.rope, j, C)
+        t.store_tile(dk, dkeys, stored, n_kv, j, j < S, dk_heads, S, d0, optional.rope, j, C)
 
 
 @triton.jit
@@ -284,7 +334,7 @@ def _add_keys(
         total, top = total + tl.sum(e, 1), tl.maximum(top, tl.max(e, 1))
         ds *= sizes.scale
         if drelative is not None:
-            row, query, key = t.query_row(b, n, i, sizes)[:, None], i[:, None], j[None, :]
+            row, query, key = t.query_row(b, n, i, sizes, optional)[:, None], i[:, None], j[None, :]
             more = t.store_relative(drelative, ds, row, query, key, sizes, optional)
             low, high = low + more[0], high + more[1]
         if dq is not None:
@@ -346,6 +396,16 @@ def tiled_backward_queries(
     program, d0 = tl.program_id(0) // chunks, tl.program_id(0) % chunks * BD
     head, step = program // tiles, tiles - 1 - program % tiles
     b, n = head // N, head % N
+    stored = b  # the batch row of the results
+    if optional.cu_seqlens_q is not None:
+        first_q, first_k, L, S, offset = t.sequence(optional, b)
+        sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+        dO = t.Heads(dout + first_q * dout_strides[2], dout_strides)
+        Q = t.Heads(q + first_q * q_strides[2], q_strides)
+        operands = of_sequence(operands, first_q, first_k)
+        stored = b * 0
+        if dq is not None:
+            dq += first_q * dq_heads * D
     i = step * BM + tl.arange(0, BM)
     if chunks == 1:
         x = t.load_tile(Q, b, n, i, i < L, 0, optional.rope, i + offset, C)
@@ -360,14 +420,22 @@ def tiled_backward_queries(
     whole, end = key_range(optional, b, step * BM, sizes, C)
     shared = b, n, n // group, i, d0, dq, drelative, operands, sizes
     state = dqueries, low, high, total, top
-    state = _add_keys(*state, x, do, 0, whole, *shared, optional, False, C)
-    state = _add_keys(*state, x, do, whole, end, *shared, optional, True, C)
+    if optional.window_left is None:
+        state = _add_keys(*state, x, do, 0, whole, *shared, optional, False, C)
+        state = _add_keys(*state, x, do, whole, end, *shared, optional, True, C)
+    else:
+        begin, end = window_range(optional, end, step * BM, sizes, C)
+        state = _add_keys(*state, x, do, begin, end, *shared, optional, True, C)
     dqueries, low, high, total, top = state
 
     # Normalization, by 0 where a query sees no key or one.
+    if optional.sinks is not None:  # a probability without a value
+        row = t.query_row(b, n, i, sizes, optional)
+        lse_of_row = tl.load(lse + row, mask=i < L, other=float("inf")) * t.LOG2E
+        total += t.exp_of_difference(tl.load(optional.sinks + n).to(tl.float32), lse_of_row)
     has_gradient = total != top
     factor = 1.0 / tl.where(total == 0, 1.0, total)
-    row = t.query_row(b, n, i, sizes)
+    row = t.query_row(b, n, i, sizes, optional)
     # The programs of all chunks of a head store the same inverse and drelative.
     tl.store(inverse + row, tl.where(has_gradient, factor, -factor), mask=i < L)
     if drelative is not None:
@@ -376,4 +444,4 @@ def tiled_backward_queries(
         rows = i < L
         position = i + offset
         dqueries *= tl.where(has_gradient, factor, 0.0)[:, None]
-        t.store_tile(dq, dqueries, b, n, i, rows, dq_heads, L, d0, optional.rope, position, C)
+        t.store_tile(dq, dqueries, stored, n, i, rows, dq_heads, L, d0, optional.rope, position, C)

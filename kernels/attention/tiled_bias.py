@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 from fusedseq.kernels.attention import tile as t
-from fusedseq.kernels.attention.tiled_backward import Operands, logit_gradients
+from fusedseq.kernels.attention.tiled_backward import Operands, logit_gradients, of_sequence
 
 
 @triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, "B", "parts"])
@@ -78,7 +78,15 @@ def tiled_backward_bias(
         i, j0 = (tile_row + ti) * BM + tl.arange(0, BM), (tile_column + tj) * BN
         j = j0 + tl.arange(0, BN)
         at = b, n, n // group, i, j, j0
-        _, ds = logit_gradients(None, None, operands, *at, sizes, optional, True, False, C)
+        if optional.cu_seqlens_q is None:
+            _, ds = logit_gradients(
+                None, None, operands, *at, sizes, optional, True, False, C, False
+            )
+        else:
+            first_q, first_k, rows, columns, start = t.sequence(optional, b)
+            own = t.Sizes(N, rows, columns, start, threshold, scale, keep_scale, group)
+            shifted = of_sequence(operands, first_q, first_k)
+            _, ds = logit_gradients(None, None, shifted, *at, own, optional, True, False, C, False)
         acc += ds
 
     # The dimensions within a tile that are summed are summed last.

@@ -10,7 +10,7 @@ from fusedseq._load import empty_cache
 
 __version__ = "0.1.0"
 MODULES = "fused", "nn", "reference"
-__all__ = [*MODULES, "accelerate", "empty_cache"]
+__all__ = [*MODULES, "accelerate", "empty_cache", "quantize_"]
 
 _load.require_environment()
 
@@ -22,4 +22,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"fusedseq.{name}")
     if name == "accelerate":
         return importlib.import_module("fusedseq.acceleration").accelerate
+    if name == "quantize_":
+        return importlib.import_module("fusedseq.quantization").quantize_
     raise AttributeError(f"module 'fusedseq' has no attribute {name!r}")

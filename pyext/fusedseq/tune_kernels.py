@@ -152,6 +152,9 @@ def engines(
     yield "loop"
     if recurrence_plan.plan(op, gpu, *args, **kwargs)["persistent"]:
         yield "persistent"
+    words = recurrence_plan.plan(op, gpu, *args, protocol="words", **kwargs)
+    if words["persistent"] and (words["forward"]["words"] or words["backward"]["words"]):
+        yield "persistent words"
     if op == "lstm" and torch.backends.cudnn.is_available():
         yield "cudnn"
 

@@ -48,10 +48,10 @@ class AttentionBackward {
   using Problem = AttentionOperands<E, X>;
   const cpu::Attention& a;
   const Problem p{a};
-  const int64_t blocks = (a.L + p.block - 1) / p.block;
   // Whether a part of the work owns whole heads, in the order of the batch, so that it alone adds
   // to their part of dbias. A copy of a large bias for each part takes longer than its gradient.
-  const bool by_head = a.dbias && a.dbias_strides[1] && a.B > 0 && a.N_kv >= WorkSplit::FIXED_PARTS;
+  const bool by_head = a.dbias && a.dbias_strides[1] && a.B > 0 && !a.cu_seqlens_q &&
+                       a.N_kv >= WorkSplit::FIXED_PARTS;
   const WorkSplit split;
 
   // Sums to which several parts of the work contribute: dk and dv have a copy for each chunk of a
@@ -77,9 +77,10 @@ class AttentionBackward {
     Buffer<X> dout;            // (block, De)  along
     Buffer<X> dout_across;     // (depth(block), Dp)  if pairs
     Buffer<T> rotation;        // the workspace of staging
-    Buffer<T> s;               // (block, Sp)  logits, then probabilities with dropout
-    Buffer<T> dp;              // (block, Sp)  dP, then the gradient of the logits times the scale
-    Buffer<T> ds_across;       // (depth(block), Sp)  that gradient, if pairs
+    Buffer<T> s;               // (block, Wp)  logits, then probabilities with dropout
+    Buffer<T> dp;              // (block, Wp)  dP, then the gradient of the products q k^T
+    Buffer<T> ds_across;       // (depth(block), Wp)  that gradient, if pairs
+    Buffer<T> slopes;          // (Wp,)  the derivatives of softcap, of one query
     Buffer<T> dq;              // (block, Dp)
     Buffer<T> dk;              // (S, Dp)
     Buffer<T> dv;              // (S, Dp)
@@ -100,9 +101,10 @@ class AttentionBackward {
           dout(p.block * p.De),
           dout_across(Problem::PAIRS ? depth<X>(p.block) * p.Dp : 0),
           rotation(p.rotation_size),
-          s(p.block * p.Sp),
-          dp(p.block * p.Sp),
-          ds_across(Problem::PAIRS ? depth<X>(p.block) * p.Sp : 0),
+          s(p.block * p.Wp),
+          dp(p.block * p.Wp),
+          ds_across(Problem::PAIRS ? depth<X>(p.block) * p.Wp : 0),
+          slopes(p.a.softcap ? p.Wp : 0),
           dq(p.block * p.Dp),
           dk(p.a.S * p.Dp),
           dv(p.a.S * p.Dp),
@@ -114,22 +116,26 @@ class AttentionBackward {
           dqr_across(p.relative && Problem::PAIRS ? depth<X>(p.block) * p.Rp : 0) {}
   };
 
-  // Query i0 + i, which is row i of its block and sees n keys. s holds q k^T and becomes the
-  // probabilities with dropout; dp holds dout v^T and becomes the gradient of the logits times the
-  // scale. Both become zero from n to `columns`.
-  HD void query(Workspace& w, T* bias, int64_t b, int64_t h, int64_t i0, int64_t i, int64_t n,
+  // Query i0 + i, which is row i of its block and sees the keys `seen`. s holds q k^T and becomes
+  // the probabilities with dropout; dp holds dout v^T and becomes the gradient of q k^T. Both
+  // become zero where a key is hidden, up to `columns`.
+  HD void query(Workspace& w, T* bias, int64_t b, int64_t h, int64_t i0, int64_t i, SeenKeys seen,
                 int64_t columns) const {
-    T* s = w.s + i * p.Sp;
-    T* dp = w.dp + i * p.Sp;
-    const T lse = static_cast<const T*>(a.lse)[(b * a.N + h) * a.L + i0 + i];
+    T* s = w.s + i * p.Wp;
+    T* dp = w.dp + i * p.Wp;
+    const int64_t row = (b * a.N + h) * a.L + i0 + i;
+    const T lse = static_cast<const T*>(a.lse)[row];
+    int64_t n = seen.count();
     const T* keep = w.keep + i * p.keep_stride;
     const Vec<T> zero(T(0)), masked(-INFINITE<T>);
     if (lse == INFINITE<T>) n = 0;  // the query sees no key
     int64_t end = 0;
+    if (a.dsinks) static_cast<T*>(a.dsinks)[row] = 0;
     if (n) {
       // e, dP and their sums. Where e is 0, dP is not used: it may be anything behind the last key.
       Vec<T> exp_sums = zero, totals = zero;
-      p.each_logit(s, w.qr + i * p.Rp, b, h, i0 + i, n, [&](int64_t j, Vec<T> x) {
+      T* const slopes = a.softcap ? (T*)w.slopes : nullptr;
+      p.each_logit(s, w.qr + i * p.Rp, slopes, b, h, i0 + i, seen, [&](int64_t j, Vec<T> x) {
         const Vec<T> e = select<T>(x.v != masked.v, exp_(x - Vec<T>(lse)), zero);
         Vec<T> d = Vec<T>::load(dp + j);
         if (a.dropped) {
@@ -141,21 +147,27 @@ class AttentionBackward {
         totals = totals + select<T>(e.v != zero.v, e * d, zero);
       });
 
-      // P and the gradient of the logits. A bias needs it without the scale.
-      const Vec<T> exp_sum(sum(exp_sums)), total(sum(totals)), scale{T(a.scale)};
+      // A sink has a probability and no value: dP = 0.
+      const T sink = a.sinks ? std::exp(static_cast<const T*>(a.sinks)[h] - lse) : T(0);
+      const Vec<T> exp_sum(sum(exp_sums) + sink), total(sum(totals)), scale{T(a.scale)};
       const Vec<T> inverse(1 / exp_sum.v[0]);
+      if (a.dsinks)
+        static_cast<T*>(a.dsinks)[row] = -sink * inverse.v[0] * inverse.v[0] * total.v[0];
+
+      // P and the gradient of the logits. A bias needs it without the scale.
+      const bool of_logits = bias || slopes;
       for (int64_t j = 0; j < n; j += LANES<T>) {
         const Vec<T> e = Vec<T>::load(s + j), d = Vec<T>::load(dp + j);
         const Vec<T> ds = logit_gradient(e, d, exp_sum, total, inverse), y = e * inverse;
         (a.dropped ? p.dropped(y, keep + j) : y).store(s + j);
-        (bias ? ds : ds * scale).store(dp + j);
+        (of_logits ? ds : ds * scale).store(dp + j);
       }
       end = round_up<T>(n);
-      if (bias) {
-        add_to_bias(bias, dp, b, h, i0 + i, n);
-        for (int64_t j = 0; j < end; j += LANES<T>)
-          (Vec<T>::load(dp + j) * scale).store(dp + j);
-      }
+      if (bias) add_to_bias(bias, dp, b, h, i0 + i, seen);
+      for (int64_t j = 0; slopes && j < end; j += LANES<T>)
+        (Vec<T>::load(dp + j) * Vec<T>::load(slopes + j) * scale).store(dp + j);
+      for (int64_t j = 0; bias && !slopes && j < end; j += LANES<T>)
+        (Vec<T>::load(dp + j) * scale).store(dp + j);
     }
 
     for (int64_t j = end; j < columns; j += LANES<T>) {
@@ -167,15 +179,16 @@ class AttentionBackward {
     if (p.relative) {
       T* dqr = w.dqr + i * p.Rp;
       memset(dqr, 0, p.Rp * sizeof(T));
-      p.each_distance(i0 + i + a.offset, n, [&](int64_t j, int64_t r) { dqr[r] += dp[j]; });
+      p.each_distance(i0 + i + p.offset(b) - seen.base, n,
+                      [&](int64_t j, int64_t r) { dqr[r] += dp[j]; });
     }
   }
 
-  // Adds ds (n,), the gradient of the logits of query i, to the gradient of the bias; sums over the
-  // keys if the bias is broadcast along them.
-  HD void add_to_bias(T* bias, const T* ds, int64_t b, int64_t h, int64_t i, int64_t n) const {
-    const int64_t* t = a.dbias_strides;
-    T* to = bias + b * t[0] + h * t[1] + i * t[2];
+  // Adds ds, the gradient of the logits of query i, to the gradient of the bias; sums over the keys
+  // if the bias is broadcast along them.
+  HD void add_to_bias(T* bias, const T* ds, int64_t b, int64_t h, int64_t i, SeenKeys seen) const {
+    const int64_t *t = a.dbias_strides, n = seen.count();
+    T* to = bias + b * t[0] + h * t[1] + i * t[2] + seen.base * t[3];
     if (t[3]) return add_row(ds, to, n, T(1));
     T total = 0;
     for (int64_t j = 0; j < n; ++j)
@@ -196,64 +209,77 @@ class AttentionBackward {
   // The queries from i0 on of head h, which see some of the first `keys` keys.
   HD void query_block(Workspace& w, Sums& sums, int64_t b, int64_t h, int64_t i0,
                       int64_t keys) const {
-    const int64_t rows = a.L - i0 < p.block ? a.L - i0 : p.block;
-    const int64_t columns = p.visible(i0 + rows - 1, keys);  // that any query of the block sees
-    const int64_t padded = round_up<T>(columns);
+    const int64_t left = p.queries(b) - i0, rows = left < p.block ? left : p.block;
+    const int64_t position = i0 + p.offset(b);
+    const SeenKeys block = p.seen_by_block(position, rows, keys);
+    const int64_t base = block.base, columns = block.count(), padded = round_up<T>(columns);
 
     // The products q k^T, dout v^T and q times relative_keys.
     const auto q_rows = p.query_rows(a.q, a.q_strides, b, h, i0);
     const auto dout_rows = p.query_rows(a.dout, a.dout_strides, b, h, i0);
-    const int64_t position = i0 + a.offset;
     p.stage_along(q_rows, rows, position, true, w.rotation, w.q);
     p.stage_along(dout_rows, rows, 0, false, w.rotation, w.dout);
     const X *q = w.q, *dout = w.dout;
     const int64_t D = p.D_elements;
-    product<X>(rows, D, padded, {q, p.De, 1}, {w.k_transposed, p.Sp}, {w.s, p.Sp}, false);
-    product<X>(rows, D, padded, {dout, p.De, 1}, {w.v_transposed, p.Sp}, {w.dp, p.Sp}, false);
+    product<X>(rows, D, padded, {q, p.De, 1}, {w.k_transposed + base, p.Sp}, {w.s, p.Wp}, false);
+    product<X>(rows, D, padded, {dout, p.De, 1}, {w.v_transposed + base, p.Sp}, {w.dp, p.Wp},
+               false);
     if (p.relative)
       product<X>(rows, D, p.Rp, {q, p.De, 1}, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
 
     // Through the softmax of each query.
-    if (a.dropped) p.dropout_factors(b, h, i0, rows, w.keep);
+    if (a.dropped) p.dropout_factors(b, h, i0, rows, block, w.keep);
     for (int64_t i = 0; i < rows; ++i)
-      query(w, sums.bias, b, h, i0, i, p.visible(i0 + i, keys), columns);
+      query(w, sums.bias, b, h, i0, i, p.seen(position + i, keys, base), columns);
 
-    // dv and dk: rows that earlier blocks have written are added to, the others are written.
-    const int64_t old = sums.written < columns ? sums.written : columns;
+    // dv and dk: rows that earlier blocks have written are added to, the others are written. Keys
+    // between these blocks and this one, which no query has seen, get zeros.
+    zero_rows(sums, base);
+    const int64_t old = sums.written < block.end ? sums.written - base : columns;
     const int64_t depth_of_rows = depth<X>(rows);
     const auto key_gradient = [&](LeftOperand<X> left, const X* right, T* to) {
+      to += base * p.Dp;
       product<X>(old, depth_of_rows, p.Dp, left, {right, p.Dp}, {to, p.Dp}, true);
       product<X>(columns - old, depth_of_rows, p.Dp, {left.p + old, 1, left.sk}, {right, p.Dp},
                  {to + old * p.Dp, p.Dp}, false);
     };
     const X* q_across = p.also_across(q, q_rows, rows, position, true, w.rotation, w.q_across);
     if (a.dv)
-      key_gradient(p.left_across(w.s, rows, p.Sp, columns, w.s),
+      key_gradient(p.left_across(w.s, rows, p.Wp, columns, w.s),
                    p.also_across(dout, dout_rows, rows, 0, false, w.rotation, w.dout_across),
                    sums.dv);
     if (a.dk)
-      key_gradient(p.left_across(w.dp, rows, p.Sp, columns, w.ds_across), q_across, sums.dk);
-    sums.written = sums.written < columns ? columns : sums.written;
+      key_gradient(p.left_across(w.dp, rows, p.Wp, columns, w.ds_across), q_across, sums.dk);
+    sums.written = sums.written < block.end ? block.end : sums.written;
 
     if (sums.table)
       product<X>(p.R, depth_of_rows, p.Dp, p.left_across(w.dqr, rows, p.Rp, p.R, w.dqr_across),
                  {q_across, p.Dp}, {sums.table, p.Dp}, true);
-    if (a.dq) store_dq(w, b, h, i0, rows, columns);
+    if (a.dq) store_dq(w, b, h, i0, rows, block);
+  }
+  // Zeros the rows of dk and dv up to `end` that no block has written.
+  void zero_rows(Sums& sums, int64_t end) const {
+    if (end <= sums.written) return;
+    for (T* rest : {sums.dk, sums.dv})
+      memset(rest + sums.written * p.Dp, 0, (end - sums.written) * p.Dp * sizeof(T));
+    sums.written = end;
   }
 
   // dq of a block, from the gradients of the logits and of q times relative_keys.
   HD void store_dq(Workspace& w, int64_t b, int64_t h, int64_t i0, int64_t rows,
-                   int64_t columns) const {
-    const X* k = Problem::PAIRS ? w.k_across : w.k;
-    product<X>(rows, depth<X>(columns), p.Dp, p.left_along(w.dp, rows, p.Sp, columns), {k, p.Dp},
+                   SeenKeys block) const {
+    const X* k = (Problem::PAIRS ? w.k_across : w.k) + block.base / NUMBERS<X> * p.Dp;
+    const int64_t columns = block.count();
+    product<X>(rows, depth<X>(columns), p.Dp, p.left_along(w.dp, rows, p.Wp, columns), {k, p.Dp},
                {w.dq, p.Dp}, false);
     if (p.relative)
       product<X>(rows, depth<X>(p.R), p.Dp, p.left_along(w.dqr, rows, p.Rp, p.R),
                  {w.relative, p.Dp}, {w.dq, p.Dp}, true);
     for (int64_t i = 0; i < rows; ++i) {
       T* dq = w.dq + i * p.Dp;
-      p.rotate(dq, i0 + i + a.offset, T(-1));
-      E* to = static_cast<E*>(a.dq) + b * a.dq_strides[0] + (i0 + i) * a.dq_strides[1] + h * a.D;
+      p.rotate(dq, i0 + i + p.offset(b), T(-1));
+      const int64_t row = p.first_query(b) + i0 + i;
+      E* to = static_cast<E*>(a.dq) + b * a.dq_strides[0] + row * a.dq_strides[1] + h * a.D;
       p.store_row(dq, to, a.D, T(1));
     }
   }
@@ -271,26 +297,25 @@ class AttentionBackward {
 
   // One chunk of the query blocks of batch row b and key head g, for all query heads of the group.
   void unit(Workspace& w, Sums& sums, int64_t b, int64_t g, int64_t chunk) const {
-    const int64_t keys = p.keys(b);
+    const int64_t L = p.queries(b), blocks = (L + p.block - 1) / p.block, keys = p.keys(b);
     const int64_t i_begin = blocks * chunk / split.chunks * p.block;
     const int64_t i_end = blocks * (chunk + 1) / split.chunks * p.block;
     for (int64_t h = g * p.group; h < (g + 1) * p.group; ++h)
-      for (int64_t i0 = i_begin; i0 < i_end && i0 < a.L; i0 += p.block)
+      for (int64_t i0 = i_begin; i0 < i_end && i0 < L; i0 += p.block)
         query_block(w, sums, b, h, i0, keys);
 
-    // Keys that no query of the chunk sees.
-    for (T* rest : {sums.dk, sums.dv})
-      memset(rest + sums.written * p.Dp, 0, (a.S - sums.written) * p.Dp * sizeof(T));
+    zero_rows(sums, p.stored_keys(b));  // that no query of the chunk sees
   }
 
   // Stores x (S, Dp), dk or dv of a unit; dk is rotated back first.
   void store_keys(int64_t unit, T* x, void* to, bool rotated) const {
-    const int64_t b = unit / a.N_kv, g = unit % a.N_kv;
-    for (int64_t j = 0; to && j < a.S; ++j) {
+    const int64_t b = unit / a.N_kv, g = unit % a.N_kv, first = p.first_key(b);
+    for (int64_t j = 0; to && j < p.stored_keys(b); ++j) {
       if (rotated) p.rotate(x + j * p.Dp, j, T(-1));
-      p.store_row(x + j * p.Dp,
-                  static_cast<E*>(to) + b * a.dk_strides[0] + j * a.dk_strides[1] + g * a.D, a.D,
-                  T(1));
+      p.store_row(
+          x + j * p.Dp,
+          static_cast<E*>(to) + b * a.dk_strides[0] + (first + j) * a.dk_strides[1] + g * a.D, a.D,
+          T(1));
     }
   }
 
@@ -330,10 +355,10 @@ class AttentionBackward {
 
  private:
   WorkSplit work_split(int threads) const {
-    const int64_t units = a.B * a.N_kv;
+    const int64_t units = a.B * a.N_kv, blocks = (a.L + p.block - 1) / p.block;
     const double work = 5 * p.multiply_adds();
     WorkSplit split(units, blocks, work, threads, WorkSplit::chunks_of_a_sum(units, blocks, work),
-                    (a.dbias && !by_head) || a.drelative_keys);
+                    (a.dbias && !by_head) || a.drelative_keys, work_before(p));
     if (by_head) split.own_whole(a.B);  // there is one chunk, since there are many units
     return split;
   }

@@ -21,7 +21,6 @@ class AttentionBlocks {
   using Problem = AttentionOperands<E, X>;
   const cpu::Attention& a;
   const Problem p{a};
-  const int64_t blocks = (a.L + p.block - 1) / p.block;
   const WorkSplit split;
 
   // The memory of one thread.
@@ -30,7 +29,7 @@ class AttentionBlocks {
     Buffer<X> k_transposed;    // (De, Sp)
     Buffer<X> v;               // (depth(S), Dp)  across
     Buffer<X> q;               // (block, De)  along
-    Buffer<T> s;               // (block, Sp)  logits, then unnormalised probabilities
+    Buffer<T> s;               // (block, Wp)  logits, then unnormalised probabilities
     Buffer<T> out;             // (block, Dp)
     Buffer<T> keep;            // (block, keep_stride)  the dropout's factors
     Buffer<T> normalisers;     // (block,)
@@ -43,7 +42,7 @@ class AttentionBlocks {
           k_transposed(p.De * p.Sp),
           v(depth<X>(p.a.S) * p.Dp),
           q(p.block * p.De),
-          s(p.block * p.Sp),
+          s(p.block * p.Wp),
           out(p.block * p.Dp),
           keep(p.a.dropped ? p.block * p.keep_stride + LANES<T> : 0),
           normalisers(p.block),
@@ -55,51 +54,57 @@ class AttentionBlocks {
 
   // The queries from i0 on of head h, which see some of the first `keys` keys.
   HD void query_block(Workspace& w, int64_t b, int64_t h, int64_t i0, int64_t keys) const {
-    const int64_t rows = a.L - i0 < p.block ? a.L - i0 : p.block;
-    const int64_t columns = p.visible(i0 + rows - 1, keys);  // that any query of the block sees
+    const int64_t left = p.queries(b) - i0, rows = left < p.block ? left : p.block;
+    const int64_t position = i0 + p.offset(b);
+    const SeenKeys block = p.seen_by_block(position, rows, keys);
+    const int64_t columns = block.count();
 
     // The products with the keys and with the relative keys.
-    const LeftOperand<X> q = p.queries(b, h, i0, rows, w.rotation, w.q);
-    product<X>(rows, p.D_elements, round_up<T>(columns), q, {w.k_transposed, p.Sp}, {w.s, p.Sp},
-               false);
+    const LeftOperand<X> q = p.left_queries(b, h, i0, rows, w.rotation, w.q);
+    product<X>(rows, p.D_elements, round_up<T>(columns), q, {w.k_transposed + block.base, p.Sp},
+               {w.s, p.Wp}, false);
     if (p.relative)
       product<X>(rows, p.D_elements, p.Rp, q, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
 
     // The softmax of each query. It is normalised after the product with the values, where a row
     // has D elements instead of S.
-    if (a.dropped) p.dropout_factors(b, h, i0, rows, w.keep);
+    if (a.dropped) p.dropout_factors(b, h, i0, rows, block, w.keep);
     for (int64_t i = 0; i < rows; ++i) {
-      T* s = w.s + i * p.Sp;
-      const int64_t n = p.visible(i0 + i, keys);
+      T* s = w.s + i * p.Wp;
+      const SeenKeys seen = p.seen(position + i, keys, block.base);
       w.normalisers[i] =
-          p.softmax(s, w.qr + i * p.Rp, w.keep + i * p.keep_stride, b, h, i0 + i, n, columns);
+          p.softmax(s, w.qr + i * p.Rp, w.keep + i * p.keep_stride, b, h, i0 + i, seen, columns);
     }
 
     // The product with the values.
-    const LeftOperand<X> probabilities = p.left_along(w.s, rows, p.Sp, columns);
-    product<X>(rows, depth<X>(columns), p.Dp, probabilities, {w.v, p.Dp}, {w.out, p.Dp}, false);
+    const LeftOperand<X> probabilities = p.left_along(w.s, rows, p.Wp, columns);
+    const X* v = w.v + block.base / NUMBERS<X> * p.Dp;
+    product<X>(rows, depth<X>(columns), p.Dp, probabilities, {v, p.Dp}, {w.out, p.Dp}, false);
     for (int64_t i = 0; i < rows; ++i) {
-      E* out = static_cast<E*>(a.out) + ((b * a.L + i0 + i) * a.N + h) * a.D;
+      E* out = static_cast<E*>(a.out) + ((p.first_result(b) + i0 + i) * a.N + h) * a.D;
       p.store_row(w.out + i * p.Dp, out, a.D, w.normalisers[i]);
     }
   }
 
   // One chunk of the query blocks of batch row b and key head g, for all query heads of the group.
   HD void unit(Workspace& w, int64_t b, int64_t g, int64_t chunk) const {
-    const int64_t keys = p.keys(b);
+    const int64_t L = p.queries(b), blocks = (L + p.block - 1) / p.block, keys = p.keys(b);
+    const int64_t i_begin = blocks * chunk / split.chunks * p.block;
+    const int64_t i_end = blocks * (chunk + 1) / split.chunks * p.block;
+    if (i_begin == i_end) return;
     p.stage_along(p.key_rows(a.k, a.k_strides, b, g), keys, 0, true, w.rotation, w.k);
     p.transpose_rows(w.k, keys, p.Sp, w.k_transposed);
     p.stage_across(p.key_rows(a.v, a.v_strides, b, g), keys, 0, false, w.rotation, w.v);
-    const int64_t i_begin = blocks * chunk / split.chunks * p.block;
-    const int64_t i_end = blocks * (chunk + 1) / split.chunks * p.block;
     for (int64_t h = g * p.group; h < (g + 1) * p.group; ++h)
-      for (int64_t i0 = i_begin; i0 < i_end && i0 < a.L; i0 += p.block)
+      for (int64_t i0 = i_begin; i0 < i_end && i0 < L; i0 += p.block)
         query_block(w, b, h, i0, keys);
   }
 
  public:
   AttentionBlocks(const cpu::Attention& a, int threads)
-      : a(a), split(a.B * a.N_kv, blocks, 2 * p.multiply_adds(), threads) {}
+      : a(a),
+        split(a.B * a.N_kv, (a.L + p.block - 1) / p.block, 2 * p.multiply_adds(), threads, 0, false,
+              work_before(p)) {}
 
   void run(cpu::Parallel run) const {
     split.each(run, [&](int64_t, int64_t first, int64_t last) {

@@ -31,15 +31,16 @@ struct AttentionOperands : AttentionProblem<E> {
   // The addresses of the rows of head n of batch row b in q or dout from i0 on, and of the keys or
   // values of key head g.
   auto query_rows(const void* x, const int64_t* strides, int64_t b, int64_t n, int64_t i0) const {
-    const E* first = this->row(x, strides, b, n, i0);
+    const E* first = this->row(x, strides, b, n, this->first_query(b) + i0);
     const int64_t stride = strides[2];
     return [=](int64_t i) {
       return first + i * stride;
     };
   }
   auto key_rows(const void* x, const int64_t* strides, int64_t b, int64_t g) const {
-    return [this, x, strides, b, g](int64_t j) {
-      return this->key(x, strides, b, g, j);
+    const int64_t first = this->first_key(b);
+    return [this, x, strides, b, g, first](int64_t j) {
+      return this->key(x, strides, b, g, first + j);
     };
   }
 
@@ -94,15 +95,15 @@ struct AttentionOperands : AttentionProblem<E> {
 
   // Returns queries as the left operand of a product along D: where they are in memory if that is
   // possible, else staged to `staged` (rows, De).
-  LeftOperand<X> queries(int64_t b, int64_t n, int64_t i0, int64_t rows, T* rotation,
-                         X* staged) const {
+  LeftOperand<X> left_queries(int64_t b, int64_t n, int64_t i0, int64_t rows, T* rotation,
+                              X* staged) const {
     const int64_t stride = a.q_strides[2];
     const bool in_place =
         std::is_same<E, T>::value ? !PAIRS : PAIRS && stride % 2 == 0 && a.D % 2 == 0;
     if (in_place && !Problem::rope)
-      return {reinterpret_cast<const X*>(this->row(a.q, a.q_strides, b, n, i0)),
+      return {reinterpret_cast<const X*>(query_rows(a.q, a.q_strides, b, n, i0)(0)),
               stride / NUMBERS<X>, 1};
-    stage_along(query_rows(a.q, a.q_strides, b, n, i0), rows, i0 + a.offset, true, rotation,
+    stage_along(query_rows(a.q, a.q_strides, b, n, i0), rows, i0 + this->offset(b), true, rotation,
                 staged);
     return {staged, De, 1};
   }

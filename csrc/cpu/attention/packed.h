@@ -20,7 +20,8 @@ constexpr int64_t MAX_PACKED_QUERIES = 16;
 // Returns whether this kernel takes the call.
 template <class E>
 bool packed_takes(const cpu::Attention& a) {
-  return a.S <= LANES<typename Compute<E>::type> && a.L <= MAX_PACKED_QUERIES && !a.relative_keys;
+  return a.S <= LANES<typename Compute<E>::type> && a.L <= MAX_PACKED_QUERIES && !a.relative_keys &&
+         !a.windowed && !a.softcap && !a.sinks && !a.cu_seqlens_q;
 }
 
 // E: the element type in memory, X: the type of the elements of the dot products.

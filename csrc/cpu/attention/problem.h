@@ -34,8 +34,8 @@ void rotate_interleaved(T* x, const T* table, int64_t width, T direction) {
   const Vec<T> sign = as_numbers<T>((lane_numbers<T>() & 1) * 2 - 1) * Vec<T>(direction);
   for (int64_t d = 0; d < width; d += LANES<T>) {
     const Vec<T> a = Vec<T>::load(x + d), t = Vec<T>::load(table + d, width - d);
-    const Vec<T> cos(__builtin_shuffle(t.v, even)), sin(__builtin_shuffle(t.v, odd));
-    const Vec<T> b(__builtin_shuffle(a.v, swapped));
+    const Vec<T> cos(FUSEDSEQ_SHUFFLE(t.v, even)), sin(FUSEDSEQ_SHUFFLE(t.v, odd));
+    const Vec<T> b(FUSEDSEQ_SHUFFLE(a.v, swapped));
     const Vec<T> rotated = a * cos + sign * b * sin;
     const Mask inside =
         lane_numbers<T>() < Mask{} + int(width - d < LANES<T> ? width - d : LANES<T>);
@@ -55,13 +55,20 @@ void rotate_halves(T* x, const T* table, int64_t width, T direction) {
     const Vec<T> first = Vec<T>::load(table + 2 * m, 2 * n);
     const Vec<T> second =
         2 * n > LANES<T> ? Vec<T>::load(table + 2 * m + LANES<T>, 2 * n - LANES<T>) : Vec<T>(T(0));
-    const Vec<T> cos(__builtin_shuffle(first.v, second.v, even));
-    const Vec<T> sin = Vec<T>(__builtin_shuffle(first.v, second.v, odd)) * Vec<T>(direction);
+    const Vec<T> cos(FUSEDSEQ_SHUFFLE(first.v, second.v, even));
+    const Vec<T> sin = Vec<T>(FUSEDSEQ_SHUFFLE(first.v, second.v, odd)) * Vec<T>(direction);
     const Vec<T> a = Vec<T>::load(x + m, n), b = Vec<T>::load(x + half + m, n);
     (a * cos - b * sin).store(x + m, n);
     (a * sin + b * cos).store(x + half + m, n);
   }
 }
+
+// The keys that a query sees, [begin, end), of which a row of logits starts with key `base`.
+struct SeenKeys {
+  int64_t base, begin, end;
+  HD int64_t count() const { return end - base; }     // logits of the row, the hidden ones too
+  HD int64_t hidden() const { return begin - base; }  // logits before the first visible key
+};
 
 // Returns how many queries a block has: few enough for its logits (block, Sp) to stay in the L2
 // cache and for causal attention to skip keys that no query of the block sees; blocks of equal
@@ -71,7 +78,7 @@ inline int64_t queries_per_block(int64_t L, int64_t Sp) {
   if (rows < 2 * MR<float>)
     rows = 2 * MR<float>;
   else if (rows > 48)
-    rows = 48;
+    rows = 48;  // MOST_QUERIES
   const int64_t blocks = (L + rows - 1) / rows;
   return (L + blocks - 1) / blocks;
 }
@@ -86,16 +93,48 @@ struct AttentionProblem {
   const int64_t Rp = round_up<T>(R);
   const int64_t keep_stride = (a.S + 3) / 4 * 4;  // the row length of the dropout mask
   const int64_t group = a.N / a.N_kv;             // query heads that share a key head
-  const int64_t block = queries_per_block(a.L, Sp);
+  // The row length of logits: keys that some query of a block sees, from a multiple of 16 on.
+  static constexpr int64_t MOST_QUERIES = 48, KEY_UNIT = 16;  // whole vectors of every type
+  const int64_t Wp = row_length();
+  const int64_t block = queries_per_block(a.L, Wp);
   // Whether results are written with streaming stores.
   const bool streamed =
-      std::is_same<E, T>::value && a.D % LANES<T> == 0 && exceeds_caches<E>(a.B * a.N * a.L * a.D);
+      std::is_same<E, T>::value && a.D % LANES<T> == 0 && exceeds_caches<E>(a.queries * a.N * a.D);
   const T* relative = static_cast<const T*>(a.relative_keys);  // (R, D) or null
   const T* rope = static_cast<const T*>(a.rope);               // (positions, rope_width) or null
 
-  // The multiply-adds of one product between all queries and keys.
+  int64_t row_length() const {
+    const int64_t window = a.windowed ? a.window_left + a.window_right : a.S;
+    return window < a.S ? round_up<T>(min_(a.S, window + MOST_QUERIES + 2 * KEY_UNIT)) : Sp;
+  }
+  static int64_t min_(int64_t x, int64_t y) { return x < y ? x : y; }
+
+  // The multiply-adds of one product between all queries and keys, and those of batch row b.
   double multiply_adds() const {
-    return double(a.B) * double(a.N) * double(a.L) * double(a.S) * double(a.D);
+    double total = a.cu_seqlens_q ? 0 : double(a.B) * row_multiply_adds(0);
+    for (int64_t b = 0; a.cu_seqlens_q && b < a.B; ++b)
+      total += row_multiply_adds(b);
+    return total;
+  }
+  double row_multiply_adds(int64_t b) const {
+    return double(a.N) * double(queries(b)) * double(min_(stored_keys(b), Wp)) * double(a.D);
+  }
+
+  // The row of q's memory that holds query 0 of batch row b, where b itself has no stride; the same
+  // of k and v; and the row of `out` (B L or queries, N, D).
+  HD int64_t first_query(int64_t b) const { return a.cu_seqlens_q ? a.cu_seqlens_q[b] : 0; }
+  HD int64_t first_key(int64_t b) const { return a.cu_seqlens_k ? a.cu_seqlens_k[b] : 0; }
+  HD int64_t first_result(int64_t b) const { return a.cu_seqlens_q ? a.cu_seqlens_q[b] : b * a.L; }
+  // The number of queries and of keys of batch row b that are in memory.
+  HD int64_t queries(int64_t b) const {
+    return a.cu_seqlens_q ? a.cu_seqlens_q[b + 1] - a.cu_seqlens_q[b] : a.L;
+  }
+  HD int64_t stored_keys(int64_t b) const {
+    return a.cu_seqlens_k ? a.cu_seqlens_k[b + 1] - a.cu_seqlens_k[b] : a.S;
+  }
+  // The position of query 0 of batch row b.
+  HD int64_t offset(int64_t b) const {
+    return a.cu_seqlens_q ? stored_keys(b) - queries(b) : a.offset;
   }
 
   // Returns row i of head n of batch row b in q, k, v or dout.
@@ -129,32 +168,53 @@ struct AttentionProblem {
 
   // Returns the number of keys of batch row b.
   HD int64_t keys(int64_t b) const {
+    if (a.cu_seqlens_k) return stored_keys(b);
     if (!a.key_lengths || a.key_lengths[b] >= a.S) return a.S;
     return a.key_lengths[b] < 0 ? 0 : a.key_lengths[b];
   }
-  // Returns how many keys query i may see; they are the first ones.
-  HD int64_t visible(int64_t i, int64_t keys) const {
-    const int64_t end = i + a.offset + 1;
-    if (!a.causal || end > keys) return keys;
-    return end < 0 ? 0 : end;
+  // Returns the end of the keys that a query at `position` may see.
+  HD int64_t visible(int64_t position, int64_t keys) const {
+    if (!a.causal && !a.windowed) return keys;
+    const int64_t end = position + a.window_right + 1;
+    return end > keys ? keys : end < 0 ? 0 : end;
+  }
+  // Returns the keys that a query at `position` sees, of a row of logits that starts at `base`.
+  HD SeenKeys seen(int64_t position, int64_t keys, int64_t base) const {
+    const int64_t end = visible(position, keys), begin = position - a.window_left;
+    if (!a.windowed || begin < base) return {base, base, end};
+    return {base, begin < end ? begin : end, end};
+  }
+  // Returns the keys that some of the queries at `position` and the `rows` - 1 next see, from a
+  // multiple of KEY_UNIT on.
+  HD SeenKeys seen_by_block(int64_t position, int64_t rows, int64_t keys) const {
+    const int64_t end = visible(position + rows - 1, keys);
+    const int64_t base = seen(position, keys, 0).begin / KEY_UNIT * KEY_UNIT;
+    return {base, base, end};
   }
 
-  // Calls f(j, logits of keys j, j + 1, ...) for each vector of the n visible keys of query i. A
-  // logit is -inf where a key is masked and behind key n.
-  // s (n,): the products q k^T, which are overwritten. f may write to s from j on.
+  // Calls f(j, logits of keys base + j, base + j + 1, ...) for each vector of the row of query i. A
+  // logit is -inf where a key is hidden and behind the last key.
+  // s (count(),): the products q k^T, which are overwritten. f may write to s from j on.
   // qr (R,): the products of q with relative_keys.
+  // slopes (count(),): gets the derivatives of softcap, or null.
   template <class F>
-  HD void each_logit(T* s, const T* qr, int64_t b, int64_t h, int64_t i, int64_t n, F f) const {
-    // Relative keys are added before the scale, bias and mask after it.
-    const int64_t position = i + a.offset;
+  HD void each_logit(T* s, const T* qr, T* slopes, int64_t b, int64_t h, int64_t i, SeenKeys seen,
+                     F f) const {
+    // Relative keys are added before scale and softcap, bias and mask after them.
+    const int64_t n = seen.count(), position = i + offset(b) - seen.base;
     T scale = T(a.scale);
     if (relative) each_distance(position, n, [&](int64_t j, int64_t r) { s[j] += qr[r]; });
-    if (a.bias || a.mask) {
-      for (int64_t j = 0; j < n; ++j)
-        s[j] *= scale;
+    if (a.bias || a.mask || a.softcap || seen.hidden()) {
+      if (a.softcap)
+        cap(s, n, slopes);
+      else
+        for (int64_t j = 0; j < n; ++j)
+          s[j] *= scale;
       scale = 1;
-      if (a.bias) add_bias(s, b, h, i, n);
-      if (a.mask) apply_mask(s, b, h, i, n);
+      if (a.bias) add_bias(s, b, h, i, seen);
+      if (a.mask) apply_mask(s, b, h, i, seen);
+      for (int64_t j = 0; j < seen.hidden(); ++j)
+        s[j] = -INFINITE<T>;
     }
 
     // Scale, ALiBi and f in one pass.
@@ -169,11 +229,22 @@ struct AttentionProblem {
     }
   }
 
-  // Replaces s (n,), the products q k^T of query i, by its logits as of each_logit. Returns the
-  // largest logit, or NaN.
-  HD T logits(T* s, const T* qr, int64_t b, int64_t h, int64_t i, int64_t n) const {
+  // Replaces s (n,) by softcap tanh(scale s / softcap). slopes (n,): gets 1 - tanh^2, or null.
+  HD void cap(T* s, int64_t n, T* slopes) const {
+    const Vec<T> factor(T(a.scale / a.softcap)), most{T(a.softcap)};
+    for (int64_t j = 0; j < n; j += LANES<T>) {
+      const Vec<T> t = tanh_(Vec<T>::load(s + j) * factor);
+      (t * most).store(s + j);
+      if (slopes) (Vec<T>(T(1)) - t * t).store(slopes + j);
+    }
+  }
+
+  // Replaces s, the products q k^T of query i, by its logits as of each_logit. Returns the largest
+  // logit, or NaN.
+  HD T logits(T* s, const T* qr, int64_t b, int64_t h, int64_t i, SeenKeys seen) const {
+    const int64_t n = seen.count();
     Vec<T> high(-INFINITE<T>);
-    each_logit(s, qr, b, h, i, n, [&](int64_t j, Vec<T> x) {
+    each_logit(s, qr, nullptr, b, h, i, seen, [&](int64_t j, Vec<T> x) {
       x.store(s + j);
       high = max_(x, high);
     });
@@ -185,14 +256,17 @@ struct AttentionProblem {
     return max;
   }
 
-  // Replaces s (columns,), of which n products q k^T are visible, by exp(logits - max) with
-  // dropout, and by zeros from n on. Stores lse and returns the factor 1 / (sum of exp) by which
-  // the row is still to be multiplied, or 0 if the query sees no key. keep: the factors of the
-  // dropout.
-  HD T softmax(T* s, const T* qr, const T* keep, int64_t b, int64_t h, int64_t i, int64_t n,
+  // Replaces s (columns,), of which `seen` products q k^T are visible, by exp(logits - max) with
+  // dropout, and by zeros where a key is hidden. Stores lse and returns the factor 1 / (sum of exp)
+  // by which the row is still to be multiplied, or 0 if the query sees no key. keep: the factors of
+  // the dropout.
+  HD T softmax(T* s, const T* qr, const T* keep, int64_t b, int64_t h, int64_t i, SeenKeys seen,
                int64_t columns) const {
-    const T max = n ? logits(s, qr, b, h, i, n) : -INFINITE<T>;
+    const int64_t n = seen.count();
+    T max = n ? logits(s, qr, b, h, i, seen) : -INFINITE<T>;
     const bool no_key = max == -INFINITE<T>;
+    const T sink = a.sinks ? static_cast<const T*>(a.sinks)[h] : -INFINITE<T>;
+    if (sink > max) max = sink;
     const Vec<T> zero(T(0)), masked(-INFINITE<T>);
     Vec<T> total(T(0));
     int64_t j = 0;
@@ -204,7 +278,7 @@ struct AttentionProblem {
     }
     for (; j < columns; j += LANES<T>)
       zero.store(s + j);
-    const T exp_sum = sum(total);
+    const T exp_sum = sum(total) + (a.sinks ? std::exp(sink - max) : T(0));
     static_cast<T*>(a.lse)[(b * a.N + h) * a.L + i] =
         no_key ? INFINITE<T> : max + std::log(exp_sum);
     return no_key ? T(0) : T(1) / exp_sum;
@@ -225,26 +299,35 @@ struct AttentionProblem {
     for (int64_t j = high; j < n; ++j)
       f(j, 2 * a.K);
   }
-  // s (n,) += row i of the bias.
-  HD void add_bias(T* s, int64_t b, int64_t h, int64_t i, int64_t n) const {
-    const int64_t* t = a.bias_strides;
-    const E* x = static_cast<const E*>(a.bias) + b * t[0] + h * t[1] + i * t[2];
+  // s += the seen part of row i of the bias.
+  HD void add_bias(T* s, int64_t b, int64_t h, int64_t i, SeenKeys seen) const {
+    const int64_t *t = a.bias_strides, n = seen.count();
+    const E* x = static_cast<const E*>(a.bias) + b * t[0] + h * t[1] + i * t[2] + seen.base * t[3];
     if (t[3] == 1) return add_row(x, s, n, T(1));
     for (int64_t j = 0; j < n; ++j)
       s[j] += load_scalar(x + j * t[3]);
   }
-  // s (n,) = -inf where row i of the mask is false.
-  HD void apply_mask(T* s, int64_t b, int64_t h, int64_t i, int64_t n) const {
-    const int64_t* t = a.mask_strides;
-    const uint8_t* seen = a.mask + b * t[0] + h * t[1] + i * t[2];
+  // s = -inf where row i of the mask is false.
+  HD void apply_mask(T* s, int64_t b, int64_t h, int64_t i, SeenKeys seen) const {
+    const int64_t *t = a.mask_strides, n = seen.count();
+    const uint8_t* shown = a.mask + b * t[0] + h * t[1] + i * t[2] + seen.base * t[3];
     if (t[3] == 1)
       for (int64_t j = 0; j < n; ++j)
-        s[j] = seen[j] ? s[j] : -INFINITE<T>;
+        s[j] = shown[j] ? s[j] : -INFINITE<T>;
     else
       for (int64_t j = 0; j < n; ++j)
-        s[j] = seen[j * t[3]] ? s[j] : -INFINITE<T>;
+        s[j] = shown[j * t[3]] ? s[j] : -INFINITE<T>;
   }
 
+  // The same for the keys that a block sees, from key base on.
+  HD void dropout_factors(int64_t b, int64_t h, int64_t i0, int64_t rows, SeenKeys seen,
+                          T* to) const {
+    if (!a.windowed) return dropout_factors(b, h, i0, rows, to);
+    const int64_t end = min_(seen.base + round_up<T>(seen.count() + 1), keep_stride);
+    for (int64_t i = 0; i < rows; ++i)
+      mask_values<T>(a.dropout, (b * a.N + h) * a.L + i0 + i, keep_stride, seen.base, end,
+                     T(a.dropout.scale), T(0), to + i * keep_stride);
+  }
   // to (rows, keep_stride) = the dropout's factors of the probabilities of queries i0, i0 + 1, ...:
   // 1 / (1 - p) or 0. Rows are multiples of four long, hence consecutive in the mask.
   HD void dropout_factors(int64_t b, int64_t h, int64_t i0, int64_t rows, T* to) const {

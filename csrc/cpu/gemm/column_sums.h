@@ -18,5 +18,22 @@ void column_sums(int64_t M, const S* A, int64_t lda, int64_t columns, T* out, T*
   }
 }
 
+// The same of the elementwise product of A and another matrix C.
+template <class T>
+void product_sums(int64_t M, int64_t columns, const T* A, int64_t lda, const T* C, int64_t ldc,
+                  T* out, T* block) {
+  memset(out, 0, columns * sizeof(T));
+  for (int64_t m0 = 0; m0 < M; m0 += 64) {
+    memset(block, 0, columns * sizeof(T));
+    for (int64_t m = m0; m < M && m < m0 + 64; ++m)
+      for (int64_t j = 0; j < columns; j += LANES<T>) {
+        const int64_t n = columns - j;
+        const Vec<T> product = Vec<T>::load(A + m * lda + j, n) * Vec<T>::load(C + m * ldc + j, n);
+        (Vec<T>::load(block + j, n) + product).store(block + j, n);
+      }
+    add_row((const T*)block, out, columns, T(1));
+  }
+}
+
 }  // namespace FUSEDSEQ_ISA
 }  // namespace fusedseq

@@ -11,29 +11,29 @@
 #pragma once
 #include "cpu/gemm/gemm.h"
 #include "cpu/recurrence/backward_workspace.h"
+#include "cpu/recurrence/cells.h"
 #include "cpu/simd/elementary_functions.h"
-#include "math/lstm.h"
 #include "math/mogrifier.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // E: the elements of the products, T or bf16_pair
-template <class T, class E, bool cap>
+template <class T, class E, class Cell>
 class RecurrentBackward {
  public:
   RecurrentBackward(const cpu::RecurrenceBackward<T>& g, int parts)
       : g(g),
         r(g.forward),
         s(r),
-        w(g, s, parts),
+        w(g, s, parts, Cell::TERMS),
         parts(parts),
         by_rows(shares_rows<E>(s, r, parts)),
         barrier(parts) {}
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    const Part p{{s, begin, end, parts, by_rows, PANEL<E>},
+    const Part p{{s, begin, end, parts, by_rows, PANEL<E>, Cell::WHOLE_ROWS},
                  w.zoneout + 2 * s.ldh * begin,
                  w.scratch + w.scratch_size * begin,
                  w.lefts + w.left * begin,
@@ -41,16 +41,20 @@ class RecurrentBackward {
     pack_weights(p.packed);
     if (by_rows) barrier.wait(p.parts());
     prepare_state(p);
-    for (int64_t t = s.steps - 1; t >= 0; --t)
-      step(p, t);
+    if (Cell::WHOLE_ROWS) wait(p);
+    for (int64_t n = s.steps - 1; n >= 0; --n)
+      step(p, nth_step(r, n));
     store_state_gradients(p);
     barrier.wait(p.parts());
     gradient_of_x(p);
     gate_weight_gradients(p);
+    vector_gradients(p);
     round_weight_gradients(p);
   }
 
  private:
+  static constexpr int GATES = Cell::GATES, SLOTS = Cell::SLOTS;
+
   // What one thread computes, and its workspaces.
   struct Part : Share {
     T* zoneout;  // (2, ldh)  for h and for c
@@ -75,6 +79,19 @@ class RecurrentBackward {
     return r.round_gates + row * s.round_width + s.round_offset[k];
   }
 
+  // The packed gates of a block of W_hh, from a column on.
+  E* packed_block(const Block& block, int64_t column) const {
+    return w.W_hh + packed_size<E>(block.gate * s.H, s.H) + depth<E>(block.gates * s.H) * column;
+  }
+
+  // The state h before step t of row b, (H,), or null where it is zero.
+  const T* h_before(int64_t t, int64_t b) const {
+    if (resets(r, t, b)) return nullptr;
+    const int64_t before = step_before(r, t);
+    const bool is_first = t == nth_step(r, 0) || (r.reverse && has_ended(r, before, b));
+    return is_first ? r.h0 + b * s.H : r.y + (before * s.B + b) * s.H;
+  }
+
   // Waits until all parts have come here, unless no part needs what another one computes.
   void wait(const Part& p) {
     if (!by_rows) barrier.wait(p.parts());
@@ -82,9 +99,12 @@ class RecurrentBackward {
 
   // Packs columns of the weights, this time as right operands of dz W.
   void pack_weights(const Columns& p) {
+    const int64_t K = GATES * s.H;
     if (s.rounds || g.dx)
-      pack(r.W_ih + p.x.begin, s.X, 1, 4 * s.H, p.x.size(), w.W_ih + depth<E>(4 * s.H) * p.x.begin);
-    pack(r.W_hh + p.h.begin, s.H, 1, 4 * s.H, p.h.size(), w.W_hh + depth<E>(4 * s.H) * p.h.begin);
+      pack(r.W_ih + p.x.begin, s.X, 1, K, p.x.size(), w.W_ih + depth<E>(K) * p.x.begin);
+    for (const Block& block : Cell::BLOCKS)
+      pack(r.W_hh + block.gate * s.H * s.H + p.h.begin, s.H, 1, block.gates * s.H, p.h.size(),
+           packed_block(block, p.h.begin));
     for (int64_t k = 0; k < s.rounds; ++k) {
       const Range in = s.on_x(k) ? p.h : p.x, columns = s.rank ? p.r : in;
       const int64_t ld = s.rank ? s.rank : s.in(k);
@@ -106,7 +126,8 @@ class RecurrentBackward {
                     w.state_mask + b * s.ldh + p.own.h.begin);
       for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
         Vec<T>::load(g.dh + b * s.H + j, s.H - j).store(w.dh_carried + b * s.ldh + j);
-        Vec<T>::load(g.dc + b * s.H + j, s.H - j).store(w.dc_carried + b * s.ldh + j);
+        if (Cell::HAS_C)
+          Vec<T>::load(g.dc + b * s.H + j, s.H - j).store(w.dc_carried + b * s.ldh + j);
       }
     }
   }
@@ -114,50 +135,59 @@ class RecurrentBackward {
   void step(const Part& p, int64_t t) {
     // Through the cell: dz of the part's hidden units.
     const int64_t first = t * s.B;  // the step's first row of T * B
-    for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
       recompute_operands(p, t, b);
+    for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b)
       cell(p, t, b);
-    }
     wait(p);
 
     // Through the gates' products into both operands, then through the rounds. Without rounds dx
     // is one product after the loop.
-    const Matrix<const T> dz{w.dz + (first + p.rows.begin) * w.ldz, w.ldz};
     T* const dh = w.dh + p.rows.begin * s.ldh + p.own.h.begin;
     T* const dx = w.dx + p.rows.begin * s.ldx + p.own.x.begin;
-    const auto chunk = [&](int64_t m, int64_t rows, LeftOperand<E> left) {
-      const int64_t K = depth<E>(4 * s.H);
-      const E *const W_hh = w.W_hh + K * p.own.h.begin, *const W_ih = w.W_ih + K * p.own.x.begin;
-      gemm_chunk<E>(rows, K, p.own.h.size(), left, W_hh, {dh + m * s.ldh, s.ldh, true, false},
-                    nullptr, s.rounds ? W_ih : W_hh);
-      if (s.rounds)
-        gemm_chunk<E>(rows, K, p.own.x.size(), left, W_ih, {dx + m * s.ldx, s.ldx, true, false},
-                      nullptr, first_of_round(p, s.rounds - 1));
-    };
-    each_chunk(p.rows.size(), 4 * s.H, dz, p.left, chunk);
+    for (const Block& block : Cell::BLOCKS) {
+      const Matrix<const T> dz{w.dz + (first + p.rows.begin) * w.ldz + block.slot * s.H, w.ldz};
+      const bool is_first = &block == Cell::BLOCKS;
+      const auto chunk = [&](int64_t m, int64_t rows, LeftOperand<E> left) {
+        const int64_t K = depth<E>(block.gates * s.H);
+        const E* const W_hh = packed_block(block, p.own.h.begin);
+        const E* const W_ih = w.W_ih + K * p.own.x.begin;
+        gemm_chunk<E>(rows, K, p.own.h.size(), left, W_hh, {dh + m * s.ldh, s.ldh, true, !is_first},
+                      nullptr, s.rounds ? W_ih : W_hh);
+        if (s.rounds)
+          gemm_chunk<E>(rows, K, p.own.x.size(), left, W_ih, {dx + m * s.ldx, s.ldx, true, false},
+                        nullptr, first_of_round(p, s.rounds - 1));
+      };
+      each_chunk(p.rows.size(), block.gates * s.H, dz, p.left, chunk);
+    }
     for (int64_t k = s.rounds - 1; k >= 0; --k)
       round(p, t, k);
 
-    // Through the state's dropout into the state of the previous step; dx is complete.
+    // Through the state's dropout into the state of the previous step, unless the state was set to
+    // zero before this one; dx is complete.
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
+      const bool reset = resets(r, t, b);
       for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
         Vec<T> d = Vec<T>::load(w.dh + b * s.ldh + j);
         if (r.state.threshold) d = d * Vec<T>::load(w.state_mask + b * s.ldh + j);
-        (Vec<T>::load(w.dh_carried + b * s.ldh + j) + d).store(w.dh_carried + b * s.ldh + j);
+        d = Vec<T>::load(w.dh_carried + b * s.ldh + j) + d;
+        (reset ? Vec<T>(T(0)) : d).store(w.dh_carried + b * s.ldh + j);
+        if (Cell::HAS_C && reset) Vec<T>(T(0)).store(w.dc_carried + b * s.ldh + j);
       }
       if (s.rounds && g.dx)
         for (int64_t j = p.own.x.begin; j < p.own.x.end; j += LANES<T>)
           Vec<T>::load(w.dx + b * s.ldx + j).store(g.dx + (first + b) * s.X + j, s.X - j);
     }
+    if (Cell::WHOLE_ROWS) wait(p);
   }
 
   // Recomputes the operands of row b at step t, before and after each round, from the saved
   // sigmoids.
   void recompute_operands(const Part& p, int64_t t, int64_t b) {
     const int64_t row = t * s.B + b;
-    const T* h_before = t ? r.y + (row - s.B) * s.H : r.h0 + b * s.H;  // (H,)
+    const T* before = h_before(t, b);
     for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
-      Vec<T> h = Vec<T>::load(h_before + j, s.H - j);
+      Vec<T> h = before ? Vec<T>::load(before + j, s.H - j) : Vec<T>(T(0));
       if (r.state.threshold) h = h * Vec<T>::load(w.state_mask + b * s.ldh + j);
       h.store(w.h_operand[0] + row * s.ldh + j);
       for (int64_t k = 1; k < s.rounds; k += 2) {
@@ -176,43 +206,80 @@ class RecurrentBackward {
       }
   }
 
-  // The gradients of the cell of row b at step t: dz, and the state's gradients, which are updated
-  // in place.
+  // The gradients of the cell of row b at step t: dz, the terms, and the state's gradients, which
+  // are updated in place.
   void cell(const Part& p, int64_t t, int64_t b) {
-    const int64_t row = t * s.B + b;
-    T* out = w.dz + row * w.ldz;  // (4, H)
-
-    // Beyond the end of the sequence the state is copied, and so is its gradient.
+    T* dz = w.dz + (t * s.B + b) * w.ldz;             // (SLOTS, H)
+    T* terms = w.terms + (t * s.B + b) * w.ld_terms;  // (TERMS, H)
     if (has_ended(r, t, b)) {
-      for (int gate = 0; gate < 4; ++gate)
-        for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>)
-          Vec<T>(T(0)).store(out + gate * s.H + j, s.H - j);
-      return;
+      // Beyond the end of the sequence the state is copied, and so is its gradient.
+      for (int64_t j = p.cell_units.begin; j < p.cell_units.end; j += LANES<T>) {
+        for (int slot = 0; slot < SLOTS; ++slot)
+          Vec<T>(T(0)).store(dz + slot * s.H + j, s.H - j);
+        for (int term = 0; term < Cell::TERMS; ++term)
+          Vec<T>(T(0)).store(terms + term * s.H + j, s.H - j);
+      }
+    } else if constexpr (Cell::WHOLE_ROWS) {
+      whole_row(t, b, dz, terms);
+    } else {
+      units(p, t, b, dz, terms);
     }
+  }
 
-    const T* a = r.gates + row * 4 * s.Hp;             // (4, Hp)
-    const T* c_before = r.cells + (row - s.B) * s.Hp;  // (Hp,)  only for t > 0
-    if (r.zoneout_h.threshold) zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.own.h, row, p.zoneout);
+  // The same of a cell that needs the whole row.
+  void whole_row(int64_t t, int64_t b, T* dz, T* terms) {
+    const int64_t row = t * s.B + b;
+    const T* c_before = resets(r, t, b)       ? nullptr
+                        : t == nth_step(r, 0) ? r.c0 + b * s.H
+                                              : r.cells + (step_before(r, t) * s.B + b) * s.Hp;
+    const LayerNormLstmRow<T> of_row{s.H,
+                                     s.Hp,
+                                     T(r.eps),
+                                     r.b,
+                                     r.vectors,
+                                     c_before,
+                                     r.gates + row * SLOTS * s.Hp,
+                                     r.cells + row * s.Hp,
+                                     r.statistics + row * of_row.STATISTICS};
+    of_row.backward(g.dy + row * s.H, w.dh_carried + b * s.ldh, w.dc_carried + b * s.ldh, dz,
+                    terms);
+  }
+
+  // The same of the part's hidden units.
+  void units(const Part& p, int64_t t, int64_t b, T* out, T* terms) {
+    const int64_t row = t * s.B + b;
+    const Vec<T> zero(T(0));
+    const bool reset = resets(r, t, b), is_first = t == nth_step(r, 0);
+    const int64_t before = step_before(r, t);
+    const T* saved = r.gates + row * SLOTS * s.Hp;            // (SLOTS, Hp)
+    const T* c_before = r.cells + (before * s.B + b) * s.Hp;  // (Hp,)  not of the first step
+    const T* h_old = Cell::HAS_C ? nullptr : h_before(t, b);  // (H,) or null
+    if (r.zoneout_h.threshold)
+      zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.own.h, mask_row(r, t, b), p.zoneout);
     if (r.zoneout_c.threshold)
-      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.own.h, row, p.zoneout + s.ldh);
+      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.own.h, mask_row(r, t, b), p.zoneout + s.ldh);
     for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
       const int64_t n = s.H - j;
-      const LstmGates<Vec<T>> gates{Vec<T>::load(a + j), Vec<T>::load(a + s.Hp + j),
-                                    Vec<T>::load(a + 2 * s.Hp + j), Vec<T>::load(a + 3 * s.Hp + j)};
-      const Vec<T> c = t ? Vec<T>::load(c_before + j) : Vec<T>::load(r.c0 + b * s.H + j, n);
+      Vec<T> a[SLOTS], dz[SLOTS], of_vectors[Cell::TERMS + 1];
+      for (int slot = 0; slot < SLOTS; ++slot)
+        a[slot] = Vec<T>::load(saved + slot * s.Hp + j);
+      const Vec<T> h = h_old ? Vec<T>::load(h_old + j, n) : zero;
+      Vec<T> c = zero, d_c = zero;
+      if (Cell::HAS_C && !reset)
+        c = is_first ? Vec<T>::load(r.c0 + b * s.H + j, n) : Vec<T>::load(c_before + j);
       T* carried_h = w.dh_carried + b * s.ldh + j;
       T* carried_c = w.dc_carried + b * s.ldh + j;
       Vec<T> d_h = Vec<T>::load(carried_h) + Vec<T>::load(g.dy + row * s.H + j, n);
-      Vec<T> d_c = Vec<T>::load(carried_c);
+      if (Cell::HAS_C) d_c = Vec<T>::load(carried_c);
 
       // Zoneout: the fraction 1 - u of the gradient bypasses the cell.
-      Vec<T> bypass_h(T(0)), bypass_c(T(0));
+      Vec<T> bypass_h = zero, bypass_c = zero;
       if (r.zoneout_h.threshold) {
         const Vec<T> u = Vec<T>::load(p.zoneout + j - p.own.h.begin);
         bypass_h = (1.f - u) * d_h;
         d_h = u * d_h;
       }
-      if (r.zoneout_c.threshold) {
+      if (Cell::HAS_C && r.zoneout_c.threshold) {
         const Vec<T> u = Vec<T>::load(p.zoneout + s.ldh + j - p.own.h.begin);
         bypass_c = (1.f - u) * d_c;
         d_c = u * d_c;
@@ -220,12 +287,13 @@ class RecurrentBackward {
 
       // Through the cell. The state's gradient so far is replaced; step() later adds the part that
       // comes through the gates' products.
-      const LstmGates<Vec<T>> d = lstm_cell_backward<cap>(gates, c, d_h, d_c);
-      bypass_h.store(carried_h);
-      (d_c + bypass_c).store(carried_c);
-      const Vec<T> all[4] = {d.i, d.f, d.g, d.o};
-      for (int gate = 0; gate < 4; ++gate)
-        all[gate].store(out + gate * s.H + j, n);
+      Cell::backward(a, h, c, VectorsAt<T>{r.vectors, s.H, j}, d_h, d_c, dz, of_vectors);
+      (d_h + bypass_h).store(carried_h);
+      if (Cell::HAS_C) (d_c + bypass_c).store(carried_c);
+      for (int slot = 0; slot < SLOTS; ++slot)
+        dz[slot].store(out + slot * s.H + j, n);
+      for (int term = 0; term < Cell::TERMS; ++term)
+        of_vectors[term].store(terms + term * s.H + j, n);
     }
   }
 
@@ -268,7 +336,7 @@ class RecurrentBackward {
     const int64_t own = p.rows.begin, rows = p.rows.size();
     const Matrix<const T> left{d_out + own * ld, ld};
     const Output<T> target{(on_x ? w.dh : w.dx) + own * ld_in + in.begin, ld_in, true, true};
-    const E* next = k ? first_of_round(p, k - 1) : w.W_hh + depth<E>(4 * s.H) * p.own.h.begin;
+    const E* next = k ? first_of_round(p, k - 1) : packed_block(Cell::BLOCKS[0], p.own.h.begin);
     if (s.rank) {
       T* u = w.dfactors[k] + (first + own) * s.ldr;  // (rows, ldr)
       gemm<E, T>(rows, s.out(k), p.own.r.size(), left, first_of_round(p, k),
@@ -308,7 +376,8 @@ class RecurrentBackward {
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
       for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
         Vec<T>::load(w.dh_carried + b * s.ldh + j).store(g.dh0 + b * s.H + j, s.H - j);
-        Vec<T>::load(w.dc_carried + b * s.ldh + j).store(g.dc0 + b * s.H + j, s.H - j);
+        if (Cell::HAS_C)
+          Vec<T>::load(w.dc_carried + b * s.ldh + j).store(g.dc0 + b * s.H + j, s.H - j);
       }
   }
 
@@ -318,8 +387,8 @@ class RecurrentBackward {
     if (s.rounds || !g.dx) return;
     const int64_t first = by_rows ? w.rows * p.begin / parts : 0;
     const int64_t last = by_rows ? w.rows * p.end / parts : w.rows;
-    gemm<E, T>(last - first, 4 * s.H, p.own.x.size(), {w.dz + first * w.ldz, w.ldz},
-               w.W_ih + depth<E>(4 * s.H) * p.own.x.begin,
+    gemm<E, T>(last - first, GATES * s.H, p.own.x.size(), {w.dz + first * w.ldz, w.ldz},
+               w.W_ih + depth<E>(GATES * s.H) * p.own.x.begin,
                {g.dx + first * s.X + p.own.x.begin, s.X, false, false}, p.left);
   }
 
@@ -327,10 +396,30 @@ class RecurrentBackward {
   void gate_weight_gradients(const Part& p) {
     const T* operand = w.x_operand[rounds_on_x()];  // null without rounds and lengths
     const Matrix<const T> x = operand ? Matrix<const T>{operand, s.ldx} : Matrix<const T>{r.x, s.X};
-    weight_gradient(p, g.dW_ih, 4 * s.H, s.X, {w.dz, w.ldz}, x, false);
-    weight_gradient(p, g.dW_hh, 4 * s.H, s.H, {w.dz, w.ldz}, {w.h_operand[rounds_on_h()], s.ldh},
-                    false);
-    bias_gradient(p, g.db, 4 * s.H, {w.dz, w.ldz}, false);
+    weight_gradient(p, g.dW_ih, GATES * s.H, s.X, {w.dz, w.ldz}, x, false);
+    for (const Block& block : Cell::BLOCKS)
+      weight_gradient(p, g.dW_hh ? g.dW_hh + block.gate * s.H * s.H : nullptr, block.gates * s.H,
+                      s.H, {w.dz + block.slot * s.H, w.ldz}, {w.h_operand[rounds_on_h()], s.ldh},
+                      false);
+    if (!Cell::WHOLE_ROWS) bias_gradient(p, g.db, SLOTS * s.H, {w.dz, w.ldz}, false);
+  }
+
+  // After the loop: the gradients of the cell's own parameters, and of b with layer normalization.
+  // Products with saved values are summed in the order of column_sums.
+  void vector_gradients(const Part& p) {
+    const Matrix<const T> terms{w.terms, w.ld_terms};
+    if constexpr (Cell::WHOLE_ROWS) {
+      bias_gradient(p, g.db, 4 * s.H, terms, false);
+      if (!g.dvectors) return;
+      const Range own = own_columns<T>(s.H, p.begin, p.end, parts);
+      for (int slot = 0; slot < SLOTS; ++slot)
+        product_sums(w.rows, own.size(), terms.p + slot % GATES * s.H + own.begin, terms.ld,
+                     r.gates + slot * s.Hp + own.begin, SLOTS * s.Hp,
+                     g.dvectors + slot * s.H + own.begin, p.sums);
+      bias_gradient(p, g.dvectors + SLOTS * s.H, 2 * s.H, {terms.p + 4 * s.H, terms.ld}, false);
+    } else if (Cell::TERMS) {
+      bias_gradient(p, g.dvectors, w.terms_width, terms, false);
+    }
   }
 
   // After the loop: the gradients of the rounds' weights. Those of a shared weight are summed.
@@ -361,10 +450,8 @@ void recurrence_backward(const cpu::RecurrenceBackward<T>& g, cpu::Parallel run,
   const auto with = [&](auto&& pass) {
     parallel(run, threads, [&](int64_t begin, int64_t end) { pass.run(begin, end); });
   };
-  if (g.forward.cap_input_gate)
-    with(RecurrentBackward<T, E, true>(g, threads));
-  else
-    with(RecurrentBackward<T, E, false>(g, threads));
+  with_cell(g.forward,
+            [&](auto cell) { with(RecurrentBackward<T, E, decltype(cell)>(g, threads)); });
 }
 
 }  // namespace FUSEDSEQ_ISA

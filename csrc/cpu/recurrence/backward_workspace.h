@@ -14,18 +14,21 @@ template <class T, class E>
 struct BackwardWorkspace {
   const int64_t rows;
   const int64_t ldz;           // the row length of dz
+  const int64_t terms_width;   // the terms of a row of T * B, see cells.h
+  const int64_t ld_terms;      // the row length of `terms`
   const int64_t scratch_size;  // of gemm_transposed
   const int64_t left;          // the elements of a converted left operand, see gemm.h
   const int64_t sums_size;     // the most columns of a bias's gradient
 
   // Weights, packed as right operands of dz W. Rounds that share a weight share the packed copy.
-  Buffer<E> W_ih;           // (4H, X)
-  Buffer<E> W_hh;           // (4H, H)
+  Buffer<E> W_ih;           // (G H, X)
+  Buffer<E> W_hh;           // (G H, H), each block of gates packed by itself
   Buffer<E> A[MAX_ROUNDS];  // (out, in), or (out, rank) with a low rank
   Buffer<E> F[MAX_ROUNDS];  // (rank, in)
 
   // Gradients of the data.
   Buffer<T> dz;                    // (T, B, ldz)  of the gates' pre-activations
+  Buffer<T> terms;                 // (T, B, ld_terms)  see cells.h
   Buffer<T> dh;                    // (B, ldh)  of the operand h, within a step
   Buffer<T> dx;                    // (B, ldx)  of the operand x, within a step
   Buffer<T> dh_carried;            // (B, ldh)  of the state, from step to step
@@ -49,23 +52,28 @@ struct BackwardWorkspace {
     return g.forward.lengths && g.forward.rounds == 0 && g.dW_ih;
   }
 
-  BackwardWorkspace(const cpu::RecurrenceBackward<T>& g, const Sizes<T>& s, int parts)
-      : BackwardWorkspace(g.forward, s, parts, reads_masked_x(g)) {}
+  // terms: of the cell, for each hidden unit
+  BackwardWorkspace(const cpu::RecurrenceBackward<T>& g, const Sizes<T>& s, int parts, int terms)
+      : BackwardWorkspace(g.forward, s, parts, reads_masked_x(g), terms) {}
 
  private:
-  BackwardWorkspace(const cpu::Recurrence<T>& r, const Sizes<T>& s, int parts, bool masked_x)
+  BackwardWorkspace(const cpu::Recurrence<T>& r, const Sizes<T>& s, int parts, bool masked_x,
+                    int terms_of_cell)
       : rows(s.steps * s.B),
-        ldz(leading_dimension<T>(4 * s.H)),
+        ldz(leading_dimension<T>(s.slots * s.H)),
+        terms_width(terms_of_cell * s.H),
+        ld_terms(terms_of_cell ? leading_dimension<T>(terms_width) : 0),
         scratch_size(round_up<E>(TRANSPOSED_SCRATCH<E>)),
         left(left_size<E, T>(s.widest())),
         sums_size(round_up<T>(s.widest())),
-        W_ih(packed_size<E>(4 * s.H, s.X)),
-        W_hh(packed_size<E>(4 * s.H, s.H)),
+        W_ih(packed_size<E>(s.gates * s.H, s.X)),
+        W_hh(s.gates * packed_size<E>(s.H, s.H)),
         dz(rows * ldz),
+        terms(rows * ld_terms),
         dh(s.B * s.ldh),
         dx(s.B * s.ldx),
         dh_carried(s.B * s.ldh),
-        dc_carried(s.B * s.ldh),
+        dc_carried(has_c(r.cell) ? s.B * s.ldh : 0),
         state_mask(r.state.threshold ? s.B * s.ldh : 0),
         zoneout(2 * s.ldh * parts),
         sums(2 * sums_size * parts),

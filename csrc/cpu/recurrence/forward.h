@@ -1,4 +1,5 @@
-// The LSTM and the Mogrifier LSTM over a whole sequence, forward.
+// The recurrences over a whole sequence, forward: the LSTM, plain, with peepholes and with layer
+// normalization, the Mogrifier LSTM, the GRU and the simple RNN, whose cells are in cells.h.
 //
 // One team of threads runs all time steps. Each part of the work owns a range of hidden units (and
 // of inputs, and of a low rank's columns). It packs its own columns of every weight once, and after
@@ -6,27 +7,28 @@
 // barrier after each round (two if the rank is low) and one after the gates. Where the batch has
 // many rows and the weights are small, each part owns rows of the batch instead, of which it
 // computes all columns, and no step has a barrier: see shares_rows. No memory is allocated in the
-// loop.
+// loop. A cell with layer normalization needs all columns of a row: after a barrier behind the
+// products each part computes the cells of its rows of the batch.
 //
-// Layout: rows are those of the batch; within a row, the four gates of all hidden units follow each
-// other. Rows of saved tensors are padded to PAD elements, rows of workspaces also to avoid cache
-// conflicts (see buffer.h), so that all loops run over whole vectors.
+// Layout: rows are those of the batch; within a row, the slots of all hidden units (the gates of an
+// LSTM) follow each other. Rows of saved tensors are padded to PAD elements, rows of workspaces
+// also to avoid cache conflicts (see buffer.h), so that all loops run over whole vectors.
 //
 // What limits it: with 20 rows and more the multiply-add units; with one row reading the weights
 // from the L3 cache, which happens once a step. Without rounds the product x W_ih^T is computed for
 // blocks of steps; with rounds it cannot be, because x is then modified in each step.
 #pragma once
 #include "cpu/gemm/gemm.h"
+#include "cpu/recurrence/cells.h"
 #include "cpu/recurrence/sizes.h"
 #include "cpu/simd/elementary_functions.h"
-#include "math/lstm.h"
 #include "math/mogrifier.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // E: the elements of the products, T or bf16_pair
-template <class T, class E, bool cap>
+template <class T, class E, class Cell>
 class RecurrentForward {
  public:
   RecurrentForward(const cpu::Recurrence<T>& r, int parts)
@@ -39,13 +41,13 @@ class RecurrentForward {
                     : s.B < 2 * CHUNK   ? 2 * CHUNK / s.B
                                         : 1),
         barrier(parts),
-        W_ih(4 * packed_size<E>(s.X, s.H)),
-        W_hh(4 * packed_size<E>(s.H, s.H)),
+        W_ih(GATES * packed_size<E>(s.X, s.H)),
+        W_hh(GATES * packed_size<E>(s.H, s.H)),
         h_carried(s.B * s.ldh),
         h_in{Buffer<T>(s.B * s.ldh), Buffer<T>(s.B * s.ldh)},
         h_mogrified(s.B * s.ldh),
         x_mogrified(s.B * s.ldx),
-        c_first(s.B * s.Hp),
+        c_first(Cell::HAS_C ? s.B * s.Hp : 0),
         state_mask(r.state.threshold ? s.B * s.ldh : 0),
         zoneout(2 * s.ldh * parts),
         left(left_size<E, T>(s.widest())),
@@ -59,15 +61,16 @@ class RecurrentForward {
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    const Part p{{s, begin, end, parts, by_rows, PANEL<E>},
+    const Part p{{s, begin, end, parts, by_rows, PANEL<E>, Cell::WHOLE_ROWS},
                  zoneout + 2 * s.ldh * begin,
                  lefts + left * begin};
     pack_weights(p.packed);
     prepare_state(p);
     barrier.wait(p.parts());
 
-    for (int64_t t = 0; t < s.steps; ++t) {
-      if (input_block && t % input_block == 0) add_inputs(p, t);
+    for (int64_t n = 0; n < s.steps; ++n) {
+      const int64_t t = nth_step(r, n);
+      if (input_block && n % input_block == 0) add_inputs(p, n);
       for (int64_t k = 0; k < s.rounds; ++k)
         round(p, t, k);
       gates(p, t);
@@ -77,6 +80,8 @@ class RecurrentForward {
   }
 
  private:
+  static constexpr int GATES = Cell::GATES, SLOTS = Cell::SLOTS;
+
   // What one thread computes, and its workspaces.
   struct Part : Share {
     T* zoneout;  // (2, ldh)  for h and for c
@@ -92,8 +97,8 @@ class RecurrentForward {
   // gates are still in the L2 cache when their step comes. 0: each step computes its own.
   const int64_t input_block;
   Barrier barrier;
-  Buffer<E> W_ih;           // packed, (4)(X, H)
-  Buffer<E> W_hh;           // packed, (4)(H, H)
+  Buffer<E> W_ih;           // packed, (GATES)(X, H)
+  Buffer<E> W_hh;           // packed, (GATES)(H, H)
   Buffer<E> A[MAX_ROUNDS];  // packed, (in, out), or (rank, out) with a low rank
   Buffer<E> F[MAX_ROUNDS];  // packed, (in, rank)
   Buffer<T> h_carried;      // (B, ldh)  the state that goes from step to step
@@ -131,7 +136,7 @@ class RecurrentForward {
   }
 
   void pack_weights(const Columns& p) {
-    for (int64_t g = 0; g < 4; ++g) {
+    for (int64_t g = 0; g < GATES; ++g) {
       const int64_t row = g * s.H + p.h.begin;
       pack(r.W_ih + row * s.X, 1, s.X, s.X, p.h.size(),
            W_ih + g * packed_size<E>(s.X, s.H) + depth<E>(s.X) * p.h.begin);
@@ -156,11 +161,13 @@ class RecurrentForward {
       if (r.state.threshold)
         mask_values(r.state, b, s.H, p.own.h.begin, p.own.h.end, T(r.state.scale), T(0),
                     state_mask + b * s.ldh + p.own.h.begin);
+      const int64_t first = nth_step(r, 0);
+      const bool reset = resets(r, first, b);
       for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
-        Vec<T>::load(r.c0 + b * s.H + j, s.H - j).store(c_first + b * s.Hp + j);
-        const Vec<T> h = Vec<T>::load(r.h0 + b * s.H + j, s.H - j);
+        if (Cell::HAS_C) Vec<T>::load(r.c0 + b * s.H + j, s.H - j).store(c_first + b * s.Hp + j);
+        const Vec<T> h = reset ? Vec<T>(T(0)) : Vec<T>::load(r.h0 + b * s.H + j, s.H - j);
         h.store(h_carried + b * s.ldh + j);
-        drop_state(h, b, j).store(h_in[0] + b * s.ldh + j);
+        drop_state(h, b, j).store(h_in[first % 2] + b * s.ldh + j);
       }
     }
   }
@@ -218,80 +225,110 @@ class RecurrentForward {
     wait(p);
   }
 
-  // The part's columns of z (rows, 4, Hp) (+)= operand (rows, K) times the packed weight. next: the
-  // weight that is multiplied after it.
+  // The part's columns of z (rows, SLOTS, Hp) (+)= operand (rows, K) times the packed weight.
+  // block: the gates of the weight and the first slot of z    next: the weight that is multiplied
+  // after it
   void add_gates(const Part& p, int64_t rows, int64_t K, Matrix<const T> operand, const E* weight,
-                 T* z, bool accumulate, const E* next) {
+                 T* z, Block block, bool accumulate, const E* next) {
     each_chunk(rows, K, operand, p.left, [&](int64_t m, int64_t height, LeftOperand<E> left) {
-      for (int g = 0; g < 4; ++g)
+      for (int i = 0; i < block.gates; ++i) {
+        const int g = block.gate + i;
         gemm_chunk<E>(height, depth<E>(K), p.own.h.size(), left, packed(weight, K, g, p),
-                      {z + (m * 4 + g) * s.Hp + p.own.h.begin, 4 * s.Hp, true, accumulate}, nullptr,
-                      g < 3 ? packed(weight, K, g + 1, p) : next);
+                      {z + (m * SLOTS + block.slot + i) * s.Hp + p.own.h.begin, SLOTS * s.Hp, true,
+                       accumulate},
+                      nullptr, i + 1 < block.gates ? packed(weight, K, g + 1, p) : next);
+      }
     });
   }
 
-  // The inputs' part of the gates of the steps of a block, from step t on. The rows behind the end
-  // of a sequence are computed too, and not used.
-  void add_inputs(const Part& p, int64_t t) {
-    const int64_t steps = s.steps - t < input_block ? s.steps - t : input_block;
-    add_gates(p, steps * s.B, s.X, {r.x + t * s.B * s.X, s.X}, W_ih, r.gates + t * s.B * 4 * s.Hp,
-              false, packed(W_hh, s.H, 0, p));
+  // The gates' products with the inputs, which are added to the first slots.
+  static constexpr Block INPUTS = {0, 0, GATES};
+
+  // The inputs' part of the gates of a block of steps, from the n-th one on. The rows behind the
+  // end of a sequence are computed too, and not used.
+  void add_inputs(const Part& p, int64_t n) {
+    const int64_t steps = s.steps - n < input_block ? s.steps - n : input_block;
+    const int64_t t = r.reverse ? s.steps - n - steps : n;
+    add_gates(p, steps * s.B, s.X, {r.x + t * s.B * s.X, s.X}, W_ih,
+              r.gates + t * s.B * SLOTS * s.Hp, INPUTS, false, packed(W_hh, s.H, 0, p));
   }
 
   // The gates of step t and, from them, the new state.
   void gates(const Part& p, int64_t t) {
     const int64_t first = p.rows.begin, rows = p.rows.size();
-    T* out = r.gates + t * s.B * 4 * s.Hp;  // (B, 4, Hp)
-    T* z = out + first * 4 * s.Hp;          // (rows, 4, Hp)
+    T* out = r.gates + t * s.B * SLOTS * s.Hp;  // (B, SLOTS, Hp)
+    T* z = out + first * SLOTS * s.Hp;          // (rows, SLOTS, Hp)
     const T* h = s.rounds < 2 ? h_in[t % 2] : h_mogrified;
     if (!input_block) {
       const Matrix<const T> x = s.rounds ? Matrix<const T>{x_mogrified + first * s.ldx, s.ldx}
                                          : Matrix<const T>{r.x + (t * s.B + first) * s.X, s.X};
-      add_gates(p, rows, s.X, x, W_ih, z, false, packed(W_hh, s.H, 0, p));
+      add_gates(p, rows, s.X, x, W_ih, z, INPUTS, false, packed(W_hh, s.H, 0, p));
     }
-    add_gates(p, rows, s.H, {h + first * s.ldh, s.ldh}, W_hh, z, true, first_of_step(p));
-    for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
-      cell(p, t, b, out + b * 4 * s.Hp);
+    constexpr int last = sizeof Cell::BLOCKS / sizeof(Block) - 1;
+    for (int i = 0; i <= last; ++i) {
+      const Block block = Cell::BLOCKS[i];
+      const E* next = i < last ? packed(W_hh, s.H, Cell::BLOCKS[i + 1].gate, p) : first_of_step(p);
+      add_gates(p, rows, s.H, {h + first * s.ldh, s.ldh}, W_hh, z, block, block.slot < GATES, next);
+    }
+    if (Cell::WHOLE_ROWS) wait(p);
+    for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b)
+      cell(p, t, b, out + b * SLOTS * s.Hp);
   }
 
-  // The cell of row b at step t. z (4, Hp): pre-activations on entry, activated gates on return.
+  // The cell of row b at step t. z (SLOTS, Hp): pre-activations on entry, activated gates on
+  // return.
   void cell(const Part& p, int64_t t, int64_t b, T* z) {
-    const bool alive = !has_ended(r, t, b);
-    const T* c_before = t ? r.cells + ((t - 1) * s.B + b) * s.Hp : c_first + b * s.Hp;  // (Hp,)
-    T* c_after = r.cells + (t * s.B + b) * s.Hp;                                        // (Hp,)
-    T* y = r.y + (t * s.B + b) * s.H;                                                   // (H,)
-    T* h = h_carried + b * s.ldh;                                                       // (ldh,)
-    T* next_in = h_in[(t + 1) % 2] + b * s.ldh;                                         // (ldh,)
-    if (r.zoneout_h.threshold)
-      zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.own.h, t * s.B + b, p.zoneout);
-    if (r.zoneout_c.threshold)
-      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.own.h, t * s.B + b, p.zoneout + s.ldh);
+    const bool alive = !has_ended(r, t, b), reset = resets(r, t, b);
+    const bool is_first = t == nth_step(r, 0), is_last = t == nth_step(r, s.steps - 1);
+    const bool next_resets = !is_last && resets(r, step_after(r, t), b);
+    const T* c_before =
+        is_first ? c_first + b * s.Hp : r.cells + (step_before(r, t) * s.B + b) * s.Hp;  // (Hp,)
+    T* c_after = r.cells + (t * s.B + b) * s.Hp;                                         // (Hp,)
+    T* y = r.y + (t * s.B + b) * s.H;                                                    // (H,)
+    T* h = h_carried + b * s.ldh;                                                        // (ldh,)
+    T* next_in = h_in[(t + 1) % 2] + b * s.ldh;                                          // (ldh,)
+    if (alive && r.zoneout_h.threshold)
+      zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.cell_units, mask_row(r, t, b), p.zoneout);
+    if (alive && r.zoneout_c.threshold)
+      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.cell_units, mask_row(r, t, b),
+                  p.zoneout + s.ldh);
+    if constexpr (Cell::WHOLE_ROWS) {
+      const LayerNormLstmRow<T> row{s.H, s.Hp,      T(r.eps),
+                                    r.b, r.vectors, reset ? nullptr : c_before,
+                                    z,   c_after,   r.statistics + (t * s.B + b) * row.STATISTICS};
+      alive ? row.forward(y) : row.clear();
+    }
 
-    for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
+    const Vec<T> zero(T(0));
+    for (int64_t j = p.cell_units.begin; j < p.cell_units.end; j += LANES<T>) {
       // Activate the gates and save them.
       const int64_t n = s.H - j;
-      const Vec<T> c_old = Vec<T>::load(c_before + j), h_old = Vec<T>::load(h + j);
-      LstmGates<Vec<T>> a{Vec<T>::load(z + j), Vec<T>::load(z + s.Hp + j),
-                          Vec<T>::load(z + 2 * s.Hp + j), Vec<T>::load(z + 3 * s.Hp + j)};
-      if (r.b)
-        a = {a.i + Vec<T>::load(r.b + j, n), a.f + Vec<T>::load(r.b + s.H + j, n),
-             a.g + Vec<T>::load(r.b + 2 * s.H + j, n), a.o + Vec<T>::load(r.b + 3 * s.H + j, n)};
-      a = lstm_gates(a);
-      a.i.store(z + j);
-      a.f.store(z + s.Hp + j);
-      a.g.store(z + 2 * s.Hp + j);
-      a.o.store(z + 3 * s.Hp + j);
+      const Vec<T> h_old = Vec<T>::load(h + j);
+      const Vec<T> c_old = Cell::HAS_C && !reset ? Vec<T>::load(c_before + j) : zero;
+      Vec<T> h_new = h_old, c_new = c_old;
+      if constexpr (Cell::WHOLE_ROWS) {
+        if (alive) h_new = Vec<T>::load(y + j, n), c_new = Vec<T>::load(c_after + j);
+      } else {
+        Vec<T> a[SLOTS];
+        for (int slot = 0; slot < SLOTS; ++slot) {
+          a[slot] = Vec<T>::load(z + slot * s.Hp + j);
+          if (r.b) a[slot] = a[slot] + Vec<T>::load(r.b + slot * s.H + j, n);
+        }
+        Cell::forward(a, h_new, c_new, VectorsAt<T>{r.vectors, s.H, j});
+        for (int slot = 0; slot < SLOTS; ++slot)
+          a[slot].store(z + slot * s.Hp + j);
+      }
 
       // The new state. A row whose sequence has ended retains its state, and its output is zero.
-      LstmState<Vec<T>> state = lstm_cell<cap>(a, c_old);
-      if (r.zoneout_h.threshold) state.h = mix(p.zoneout + j - p.own.h.begin, state.h, h_old);
-      if (r.zoneout_c.threshold)
-        state.c = mix(p.zoneout + s.ldh + j - p.own.h.begin, state.c, c_old);
-      if (!alive) state = {h_old, c_old};
-      (alive ? state.h : Vec<T>(T(0))).store(y + j, n);
-      state.c.store(c_after + j);
-      state.h.store(h + j);
-      drop_state(state.h, b, j).store(next_in + j);
+      if (r.zoneout_h.threshold) h_new = mix(p.zoneout + j - p.cell_units.begin, h_new, h_old);
+      if (Cell::HAS_C && r.zoneout_c.threshold)
+        c_new = mix(p.zoneout + s.ldh + j - p.cell_units.begin, c_new, c_old);
+      if (!alive) h_new = h_old, c_new = c_old;
+      (alive ? h_new : zero).store(y + j, n);
+      if (Cell::HAS_C) c_new.store(c_after + j);
+      if (next_resets) h_new = zero;
+      h_new.store(h + j);
+      drop_state(h_new, b, j).store(next_in + j);
     }
   }
 
@@ -302,11 +339,11 @@ class RecurrentForward {
   }
 
   void store_last_state(const Part& p) {
-    const T* c = r.cells + (s.steps - 1) * s.B * s.Hp;  // (B, Hp)
+    const T* c = r.cells + nth_step(r, s.steps - 1) * s.B * s.Hp;  // (B, Hp)
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
       for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
         Vec<T>::load(h_carried + b * s.ldh + j).store(r.h + b * s.H + j, s.H - j);
-        Vec<T>::load(c + b * s.Hp + j).store(r.c + b * s.H + j, s.H - j);
+        if (Cell::HAS_C) Vec<T>::load(c + b * s.Hp + j).store(r.c + b * s.H + j, s.H - j);
       }
   }
 };
@@ -316,10 +353,7 @@ void recurrence(const cpu::Recurrence<T>& r, cpu::Parallel run, int threads) {
   const auto with = [&](auto&& pass) {
     parallel(run, threads, [&](int64_t begin, int64_t end) { pass.run(begin, end); });
   };
-  if (r.cap_input_gate)
-    with(RecurrentForward<T, E, true>(r, threads));
-  else
-    with(RecurrentForward<T, E, false>(r, threads));
+  with_cell(r, [&](auto cell) { with(RecurrentForward<T, E, decltype(cell)>(r, threads)); });
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -14,6 +14,7 @@ constexpr int64_t MAX_ROUNDS = 64;
 template <class T>
 struct Sizes {
   int64_t steps, B, X, H, rounds, rank;
+  int64_t gates, slots;              // of the cell, for each hidden unit
   int64_t Xp, Hp, rp;                // X, H and rank padded as in the saved tensors
   int64_t ldx, ldh, ldr;             // the row lengths of workspaces of width X, H and rank
   int64_t round_width;               // the row length of round_gates
@@ -26,6 +27,8 @@ struct Sizes {
         H(r.H),
         rounds(r.rounds),
         rank(r.rank),
+        gates(cpu::gates_of(r.cell)),
+        slots(cpu::slots_of(r.cell)),
         Xp(cpu::padded(X)),
         Hp(cpu::padded(H)),
         rp(cpu::padded(rank)),
@@ -41,7 +44,7 @@ struct Sizes {
 
   // The longest row of a left operand in the products, of dz in the backward pass.
   HD int64_t widest() const {
-    const int64_t most = 4 * H > X ? 4 * H : X;
+    const int64_t most = slots * H > X ? slots * H : X;
     return most > rank ? most : rank;
   }
   // Rounds 0, 2, ... scale x and read h; rounds 1, 3, ... scale h and read x.
@@ -69,6 +72,35 @@ bool has_ended(const cpu::Recurrence<T>& r, int64_t t, int64_t b) {
   return r.lengths && t >= r.lengths[b];
 }
 
+// Whether row b's state is set to zero before step t.
+template <class T>
+bool resets(const cpu::Recurrence<T>& r, int64_t t, int64_t b) {
+  return r.starts && r.starts[t * r.B + b] && !has_ended(r, t, b);
+}
+
+// The n-th step that is computed.
+template <class T>
+int64_t nth_step(const cpu::Recurrence<T>& r, int64_t n) {
+  return r.reverse ? r.steps - 1 - n : n;
+}
+// The step that is computed before step t, or after it.
+template <class T>
+int64_t step_before(const cpu::Recurrence<T>& r, int64_t t) {
+  return r.reverse ? t + 1 : t - 1;
+}
+template <class T>
+int64_t step_after(const cpu::Recurrence<T>& r, int64_t t) {
+  return r.reverse ? t - 1 : t + 1;
+}
+
+// The row of a mask (T * B, H) for row b at step t. A mask counts the steps of a sequence in the
+// order in which they are computed.
+template <class T>
+int64_t mask_row(const cpu::Recurrence<T>& r, int64_t t, int64_t b) {
+  const int64_t length = r.lengths ? r.lengths[b] : r.steps;
+  return (r.reverse ? length - 1 - t : t) * r.B + b;
+}
+
 // Whether the parts of the team share the rows of the batch during the steps, instead of the
 // columns (see forward.h). A part that owns rows needs no barrier, but reads all weights in every
 // step: they have to fit in its L2 cache, nearly, or to be used for many rows. The limits were
@@ -79,7 +111,7 @@ bool has_ended(const cpu::Recurrence<T>& r, int64_t t, int64_t b) {
 template <class E, class T>
 bool shares_rows(const Sizes<T>& s, const cpu::Recurrence<T>& r, int parts) {
   constexpr int64_t MIN_ROWS = 8, MANY_ROWS = 32, SMALL = 3 << 19, LARGE = 4 << 20;  // bytes
-  int64_t numbers = 4 * s.H * (s.H + s.X);
+  int64_t numbers = s.gates * s.H * (s.H + s.X);
   for (int64_t k = 0; k < s.rounds; ++k)
     if (first_use(r.A, k) == k)
       numbers += s.rank ? s.rank * (s.in(k) + s.out(k)) : s.in(k) * s.out(k);
@@ -107,19 +139,26 @@ Columns columns_of(const Sizes<T>& s, int64_t begin, int64_t end, int64_t parts,
 // own rows of the batch by its own columns of the weights. Of each weight it packs the columns
 // `packed`: its own ones, or where the parts own rows, whole panels, because all parts multiply by
 // them.
+//
+// cell_rows and cell_units are the rows and the hidden units whose cells it computes: its own rows
+// and columns, but where a cell needs whole rows, all units of rows of the batch.
 struct Share {
   int64_t begin, end;
   Range rows;
   Columns own, packed;
+  Range cell_rows, cell_units;
 
-  // panel: the columns of a panel of packed weights.
+  // panel: the columns of a panel of packed weights    whole_rows: whether a cell needs them
   template <class T>
-  Share(const Sizes<T>& s, int64_t begin, int64_t end, int64_t parts, bool by_rows, int64_t panel)
+  Share(const Sizes<T>& s, int64_t begin, int64_t end, int64_t parts, bool by_rows, int64_t panel,
+        bool whole_rows)
       : begin(begin),
         end(end),
         rows{by_rows ? s.B * begin / parts : 0, by_rows ? s.B * end / parts : s.B},
         own(by_rows ? all_columns(s) : columns_of(s, begin, end, parts, COLUMN_UNIT<T>)),
-        packed(by_rows ? columns_of(s, begin, end, parts, panel) : own) {}
+        packed(by_rows ? columns_of(s, begin, end, parts, panel) : own),
+        cell_rows{whole_rows ? Range{s.B * begin / parts, s.B * end / parts} : rows},
+        cell_units{whole_rows ? Range{0, s.H} : own.h} {}
 
   int64_t parts() const { return end - begin; }
 };

@@ -75,8 +75,8 @@ HD Vec<bf16_pair> pair_neighbours(Vec<float> first, Vec<float> second) {
   static constexpr LaneConstants<float> even([](int i) { return 2 * i; }),
       odd([](int i) { return 2 * i + 1; });
   const Vec<float>::Mask e = even, o = odd;
-  return pair_lanes(Vec<float>(__builtin_shuffle(first.v, second.v, e)),
-                    Vec<float>(__builtin_shuffle(first.v, second.v, o)));
+  return pair_lanes(Vec<float>(FUSEDSEQ_SHUFFLE(first.v, second.v, e)),
+                    Vec<float>(FUSEDSEQ_SHUFFLE(first.v, second.v, o)));
 #endif
 }
 
@@ -85,7 +85,7 @@ template <class E, class S>
 HD Vec<E> load_along(const S* p, int64_t n) {
   constexpr int64_t L = LANES<E>;
   if constexpr (!std::is_same<E, bf16_pair>::value) {
-    return Vec<E>::load(p, n);
+    return load_up_to(p, n);
   } else if constexpr (std::is_same<S, bfloat16>::value) {
     Vec<bf16_pair> x;
     if (n >= 2 * L) {
@@ -110,7 +110,7 @@ HD Vec<E> load_along(const S* p, int64_t n) {
 template <class E, class S>
 HD Vec<E> load_across(const S* p, int64_t ld, int64_t rows, int64_t n) {
   if constexpr (!std::is_same<E, bf16_pair>::value) {
-    return Vec<E>::load(p, n);
+    return load_up_to(p, n);
   } else {
     const Vec<float> zero(0.f);
     if constexpr (std::is_same<S, bfloat16>::value) {

@@ -1,5 +1,6 @@
 // Element types in memory (float, double, bfloat16) and their conversion to the type of computing.
 // bfloat16 is the upper half of a float and is computed in float; stores round to nearest even.
+// Whole numbers of 8 bits, which are quantized weights, are loaded as floats and never stored.
 //
 // Naming: S is the type in memory, Compute<S>::type (called C) the type of computing.
 #pragma once
@@ -17,6 +18,10 @@ struct Compute {
 };
 template <>
 struct Compute<bfloat16> {
+  using type = float;
+};
+template <>
+struct Compute<int8_t> {
   using type = float;
 };
 
@@ -55,6 +60,20 @@ HD Vec<float> load_as(const bfloat16* p) {
   Half h;
   memcpy(&h, p, sizeof h);
   return widened(h);
+}
+HD Vec<float> load_as(const int8_t* p) {
+#if defined(__AVX512F__)
+  const __m128i q = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return as_numbers<float>(Vec<float>::Mask(_mm512_maskz_cvtepi8_epi32(__mmask16(-1), q)));
+#elif defined(__AVX2__)
+  const __m128i q = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return as_numbers<float>(Vec<float>::Mask(_mm256_cvtepi8_epi32(q)));
+#else
+  typedef int8_t Byte __attribute__((vector_size(VECTOR_BYTES / 4)));
+  Byte q;
+  memcpy(&q, p, sizeof q);
+  return as_numbers<float>(__builtin_convertvector(q, Vec<float>::Mask));
+#endif
 }
 // The bits of x rounded to bfloat16, in the low half of each lane.
 HD Word rounded_bits(Vec<float> x) {
@@ -102,7 +121,7 @@ HD void store_scalar(bfloat16* p, float x) {
 }
 template <class S>
 HD typename Compute<S>::type load_scalar(const S* p) {
-  return *p;
+  return typename Compute<S>::type(*p);
 }
 HD float load_scalar(const bfloat16* p) {
   const uint32_t u = uint32_t(p->bits) << 16;

@@ -94,8 +94,8 @@ HD void keep_words(uint64_t key, MaskStream stream, uint64_t counter, uint64_t t
   for (int g = 0; g < G; ++g) {
     const Wide low = (c[0].v[g] & 0xffffffffu) | (c[1].v[g] << 32);
     const Wide high = (c[2].v[g] & 0xffffffffu) | (c[3].v[g] << 32);
-    keep[2 * g] = Word(Word(__builtin_shuffle(low, high, even)) >= uint32_t(threshold));
-    keep[2 * g + 1] = Word(Word(__builtin_shuffle(low, high, odd)) >= uint32_t(threshold));
+    keep[2 * g] = Word(Word(FUSEDSEQ_SHUFFLE(low, high, even)) >= uint32_t(threshold));
+    keep[2 * g + 1] = Word(Word(FUSEDSEQ_SHUFFLE(low, high, odd)) >= uint32_t(threshold));
   }
 }
 

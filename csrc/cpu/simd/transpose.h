@@ -24,8 +24,8 @@ HD void transpose(Vec<T> (&a)[LANES<T>]) {
     Vec<T> b[L];
 #pragma GCC unroll 8
     for (int i = 0; i < L / 2; ++i) {
-      b[2 * i].v = __builtin_shuffle(a[i].v, a[i + L / 2].v, low);
-      b[2 * i + 1].v = __builtin_shuffle(a[i].v, a[i + L / 2].v, high);
+      b[2 * i].v = FUSEDSEQ_SHUFFLE(a[i].v, a[i + L / 2].v, low);
+      b[2 * i + 1].v = FUSEDSEQ_SHUFFLE(a[i].v, a[i + L / 2].v, high);
     }
     for (int i = 0; i < L; ++i)
       a[i] = b[i];
@@ -41,7 +41,7 @@ HD Vec<T> pairwise_sums(const Vec<T> (&a)[LANES<T>], int i) {
   else {
     const Vec<T> x = pairwise_sums<2 * N>(a, i), y = pairwise_sums<2 * N>(a, i + N);
     const typename Vec<T>::Mask low = Interleave<T>::low, high = Interleave<T>::high;
-    return Vec<T>(__builtin_shuffle(x.v, y.v, low)) + Vec<T>(__builtin_shuffle(x.v, y.v, high));
+    return Vec<T>(FUSEDSEQ_SHUFFLE(x.v, y.v, low)) + Vec<T>(FUSEDSEQ_SHUFFLE(x.v, y.v, high));
   }
 }
 // Returns a vector whose lane i is the sum of the lanes of a[i].

@@ -1,5 +1,6 @@
 // Vec<T>: a vector of floats or doubles of the width that this file is compiled for. It is built on
-// GCC's vector extension, so that AVX-512, AVX2, SSE2 and NEON code comes from one source.
+// GCC's vector extension, which clang has too, so that AVX-512, AVX2, SSE2 and NEON code comes from
+// one source.
 //
 // Everything is in the namespace of its instruction set and always inlined (HD); see
 // math/host_device.h for the reason.
@@ -9,6 +10,7 @@
 #ifdef __SSE2__
 #include <immintrin.h>
 #endif
+#include "cpu/simd/shuffle.h"
 #include "math/host_device.h"
 
 #if defined(__AVX512F__)
@@ -146,7 +148,17 @@ template <class T>
 HD Vec<T> abs_(Vec<T> a) {
   return max_(a, 0.f - a);
 }
-// The scalar function of math/host_device.h, lane by lane.
+// The scalar functions of math/host_device.h, lane by lane.
+template <class T>
+HD Vec<T> relu(Vec<T> x) {
+  const Vec<T> zero(T(0));
+  return select<T>(x.v < zero.v, zero, x);
+}
+template <class T>
+HD Vec<T> if_positive(Vec<T> m, Vec<T> a) {
+  const Vec<T> zero(T(0));
+  return select<T>(m.v > zero.v, a, zero);
+}
 template <class T>
 HD Vec<T> select_by_sign(Vec<T> m, Vec<T> a, Vec<T> b) {
   const Vec<T> zero(T(0));
@@ -190,7 +202,7 @@ HD Vec<T> fold(Vec<T> a, F f) {
     return a;
   else {
     static constexpr LaneConstants<T> partner([](int i) { return i ^ (Group / 2); });
-    return fold<Group / 2>(f(a, Vec<T>(__builtin_shuffle(a.v, typename Vec<T>::Mask(partner)))), f);
+    return fold<Group / 2>(f(a, Vec<T>(FUSEDSEQ_SHUFFLE(a.v, typename Vec<T>::Mask(partner)))), f);
   }
 }
 template <int Group, class T>

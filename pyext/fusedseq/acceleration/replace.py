@@ -25,9 +25,7 @@ def embedding_reason(module: Any) -> Reason:
     return ""
 
 
-def lstm_reason(module: Any) -> Reason:
-    if module.bidirectional or module.proj_size:
-        return "bidirectional and proj_size are not supported"
+def recurrent_reason(module: Any) -> Reason:
     if any(name not in module._parameters for names in module._all_weights for name in names):
         return "a weight is not a parameter of the module"
     return ""
@@ -53,7 +51,9 @@ def layer_reason(module: Any) -> Reason:
 
 # {torch's class: (its replacement, why a module of it is left, gain in docs/benchmarks.md)}
 KINDS: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], Reason], str]] = {
-    nn.LSTM: (torch_modules.LSTM, lstm_reason, "1.00x to 4.10x"),
+    nn.LSTM: (torch_modules.LSTM, recurrent_reason, "1.00x to 4.10x"),
+    nn.GRU: (torch_modules.GRU, recurrent_reason, "unknown"),
+    nn.RNN: (torch_modules.RNN, recurrent_reason, "unknown"),
     nn.MultiheadAttention: (torch_modules.MultiheadAttention, attention_reason, "unknown"),
     nn.TransformerEncoderLayer: (
         torch_modules.TransformerEncoderLayer,
@@ -104,12 +104,13 @@ def accelerate(
 ) -> Report:
     """Makes fused operators compute the modules of a model, in place and recursively.
 
-    A module of a supported class of torch.nn (LSTM, MultiheadAttention, TransformerEncoderLayer and
-    TransformerDecoderLayer, also inside TransformerEncoder, TransformerDecoder and Transformer,
-    Dropout, Embedding and Linear) gets a subclass of its class. The object, its parameters, their
-    names, and its hooks stay the same, so optimizers, tied weights and state dicts go on working.
-    AWD-LSTM's WeightDrop and LockedDropout, and blocks of GPT-2 and BERT in transformers, are
-    treated the same, and models of transformers get the attention implementation "fusedseq".
+    A module of a supported class of torch.nn (LSTM, GRU, RNN, MultiheadAttention,
+    TransformerEncoderLayer and TransformerDecoderLayer, also inside TransformerEncoder,
+    TransformerDecoder and Transformer, Dropout, Embedding and Linear) gets a subclass of its class.
+    The object, its parameters, their names, and its hooks stay the same, so optimizers, tied
+    weights and state dicts go on working. AWD-LSTM's WeightDrop and LockedDropout, and blocks of
+    GPT-2 and BERT in transformers, are treated the same, and models of transformers get the
+    attention implementation "fusedseq".
 
     model: any module
     loss: the loss of the model's logits. In training mode its output layer then returns

@@ -101,23 +101,20 @@ class Embedding(ours.Embedding, nn.Embedding):
         return ours.Embedding.forward(self, ids)
 
 
-class LSTM(ours.LSTM, nn.LSTM):
-    """torch.nn.LSTM over the operator `lstm`."""
+class Recurrent(ours.recurrent.Recurrent):
+    """What the replacements of torch's recurrent modules share."""
 
     residual, output = False, "last"
     weight_drop, variational = 0.0, False
-    _lstm = staticmethod(fused.lstm)
-    reset_parameters = nn.LSTM.reset_parameters
-    extra_repr = nn.LSTM.extra_repr
-    _apply = nn.LSTM._apply
 
     @property
     def sizes(self) -> list[tuple[int, int]]:  # type: ignore[override]
         """(X, H) of each layer."""
         H = self.hidden_size
-        return [(self.input_size if l == 0 else H, H) for l in range(self.num_layers)]
+        below = len(self._directions()) * self._output_size(H)
+        return [(self.input_size if l == 0 else below, H) for l in range(self.num_layers)]
 
-    def layer_dropout(self, x: Tensor) -> Tensor:  # type: ignore[override]
+    def layer_dropout(self, x: Tensor) -> Tensor:
         """Drops elements of the input of a layer above the first, each step with its own mask."""
         if not (self.training and self.dropout):
             return x
@@ -126,9 +123,37 @@ class LSTM(ours.LSTM, nn.LSTM):
     # The interface is that of torch's module, not of ours.
     def forward(self, input: Any, hx: Any = None) -> Any:  # type: ignore[override]
         x = input.data if isinstance(input, PackedSequence) else input
+        torch_class: Any = next(c for c in (nn.LSTM, nn.GRU, nn.RNN) if isinstance(self, c))
         if not is_supported(x):
-            return nn.LSTM.forward(self, input, hx)
-        return ours.LSTM.forward(self, input, hx)
+            return torch_class.forward(self, input, hx)
+        return ours.recurrent.Recurrent.forward(self, input, hx)
+
+
+class LSTM(Recurrent, ours.LSTM, nn.LSTM):
+    """torch.nn.LSTM over the operator `lstm`."""
+
+    _lstm, _linear = staticmethod(fused.lstm), staticmethod(fused.linear)
+    reset_parameters = nn.LSTM.reset_parameters
+    extra_repr = nn.LSTM.extra_repr
+    _apply = nn.LSTM._apply
+
+
+class GRU(Recurrent, ours.GRU, nn.GRU):
+    """torch.nn.GRU over the operator `gru`."""
+
+    _gru = staticmethod(fused.gru)
+    reset_parameters = nn.GRU.reset_parameters
+    extra_repr = nn.GRU.extra_repr
+    _apply = nn.GRU._apply
+
+
+class RNN(Recurrent, ours.RNN, nn.RNN):
+    """torch.nn.RNN over the operator `rnn`."""
+
+    _rnn = staticmethod(fused.rnn)
+    reset_parameters = nn.RNN.reset_parameters
+    extra_repr = nn.RNN.extra_repr
+    _apply = nn.RNN._apply
 
 
 class MultiheadAttention(ours.MultiheadAttention, nn.MultiheadAttention):

@@ -14,6 +14,7 @@ from fusedseq.first_use.verdicts import AGREES, DISAGREES, LOOP_ALONE, Verdict
 FEW = 2  # cases of an operator, and of a recurrence as many again for the persistent kernels
 SHORTEST = 4  # steps of the persistent kernels: csrc/cuda/recurrence/plan.h
 DTYPES = torch.float32, torch.bfloat16, torch.float16
+WITHOUT_CUDA_KERNELS = {"starts", "reverse"}  # options for which no CUDA kernel is called as it is
 
 
 def is_recurrence(op: str) -> bool:
@@ -27,7 +28,10 @@ def cases_of(op: str) -> list[Any]:
     def tensors(case: Any) -> list[torch.Tensor]:
         return [t for t in tree_leaves(case.inputs()) if isinstance(t, torch.Tensor)]
 
-    sized = [(case, tensors(case)) for case in CASES if case.op == op]
+    def runs_kernels(case: Any) -> bool:
+        return not WITHOUT_CUDA_KERNELS & case.inputs()[1].keys()
+
+    sized = [(case, tensors(case)) for case in CASES if case.op == op and runs_kernels(case)]
     sized = [(case, ts) for case, ts in sized if ts and all(t.numel() for t in ts)]
     sized.sort(key=lambda found: sum(t.numel() for t in found[1]))
     few = [case for case, _ in sized[:FEW]]

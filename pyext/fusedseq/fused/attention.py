@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import attention_checks, autocast, autograd, check
+from fusedseq.fused import attention_checks, autocast, autograd, check, nested
 from fusedseq.fused.gradient import Gradient, call_backward
 from fusedseq.fused.schema import Gradients, Named, Schema
 from fusedseq.fused.through_oracle import call_reference
@@ -20,7 +20,13 @@ NO_OPTIONS: Named = {
     "causal": False,
     "offset": 0,
     "dropout": 0.0,
+    "softcap": 0.0,
+    "window_left": -1,
+    "window_right": -1,
+    "max_seqlen_q": 0,
+    "max_seqlen_k": 0,
 }
+NO_WINDOW = attention_checks.NO_WINDOW
 
 
 def attention(
@@ -41,6 +47,9 @@ def attention(
     key_rows: Tensor | None = None,
     dropout: float = 0.0,
     seed: int | Tensor = 0,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes `fusedseq.reference.attention` without a (B, N, L, S) tensor in memory, forward and
     backward: of the probabilities only their log-sum-exp is saved.
@@ -49,22 +58,32 @@ def attention(
     projection. The result is stored as (B, L, N, D), so that flattening it for the next projection
     copies nothing.
 
+    With a window, blocks of keys that no query of a block sees are skipped: the time grows with
+    L * window. q, k and v may be torch.nested tensors in the jagged layout, (B, N, L*, D) and
+    (B, N_kv, S*, D), as torch's scaled_dot_product_attention takes them: the call is
+    `attention_varlen` then, which has no key_lengths, offset and key_rows, and the result is nested
+    as q.
+
     Keys and values behind key_lengths are never read: they may be uninitialised memory. Other
     masked keys, masked by `mask` or by causality, must be finite, as their probability 0 times inf
     or NaN is NaN. (The oracle requires this of all keys.)
 
-    Autocast casts q, k, v, bias and relative_keys to its dtype; alibi and rope may be fp32 beside
-    any dtype. Sums are accumulated in fp32 (fp64 for fp64), in an order that depends only on the
-    shapes and the number of threads.
+    Autocast casts q, k, v, bias, relative_keys and sinks to its dtype; alibi and rope may be fp32
+    beside any dtype. Sums are accumulated in fp32 (fp64 for fp64), in an order that depends only on
+    the shapes and the number of threads.
 
     Errors: ValueError or TypeError naming the argument, for a wrong shape or device, D above 2048,
     a dtype other than fp32, bf16, fp16 and (CPU) fp64, key_lengths outside [0, S], a table of rope
-    that is too short or whose width R is odd or above D, or key_rows outside k; RuntimeError for
+    that is too short or whose width R is odd or above D, key_rows outside k, a window that is not
+    two numbers of at least -1 or None, or a softcap below 0; RuntimeError for
     gradients with key_rows, which is for inference only.
     """
     has_no_terms = key_lengths is mask is bias is alibi is relative_keys is rope is key_rows is None
     if (
         has_no_terms
+        and window is None
+        and sinks is None
+        and softcap == 0
         and offset is None
         and causal is False
         and dropout == 0
@@ -84,37 +103,33 @@ def attention(
         except autograd.SwitchedOff:
             pass
     check.tensor(OP, "q", q)
-    q, k, v, bias, relative_keys = autocast.cast(q.device.type, q, k, v, bias, relative_keys)
-    others = {"k": k, "v": v, "bias": bias, "relative_keys": relative_keys}
-    check.like(OP, q, "q", ("bias", "relative_keys"), dtypes=DTYPES, **others)
+    if q.is_nested:
+        return nested.attention(locals())
+    q, k, v, bias, relative_keys, sinks = autocast.cast(
+        q.device.type, q, k, v, bias, relative_keys, sinks
+    )
+    others = {"k": k, "v": v, "bias": bias, "relative_keys": relative_keys, "sinks": sinks}
+    check.like(OP, q, "q", ("bias", "relative_keys", "sinks"), dtypes=DTYPES, **others)
     S = attention_checks.shapes(q, k, v, key_rows)
     if key_rows is not None:
         key_rows = check.int64(key_rows)
         attention_checks.key_rows(key_rows, q, k, S)
-        attention_checks.no_gradients(q, k, v, bias, relative_keys)
+        attention_checks.no_gradients(q, k, v, bias, relative_keys, sinks)
     offset = S - q.size(2) if offset is None else offset
     attention_checks.offset(offset)
-    check.probability(OP, "dropout", dropout)
-    mask = attention_checks.mask(mask, q, S)
-    bias = attention_checks.broadcast("bias", bias, q, S)
     if key_lengths is not None:
         key_lengths = check.lengths(OP, "key_lengths", key_lengths, q, "q", q.size(0), S, "S")
-    alibi = attention_checks.constant("alibi", alibi, q)
-    if alibi is not None:
-        check.shape(OP, "alibi", alibi, "(N,)", (q.size(1),))
-    attention_checks.relative_keys(relative_keys, q)
-    rope = attention_checks.rope(rope, q, S, offset)
-    attention_checks.flag("rope_interleaved", rope_interleaved)
+    sizes = (q.size(0), q.size(1), q.size(2), S)
+    mask, bias, alibi, rope = attention_checks.terms(
+        q, sizes, offset, mask, bias, alibi, relative_keys, rope, rope_interleaved, sinks
+    )
+    scale, dropout, softcap = attention_checks.settings(q, scale, causal, dropout, softcap)
+    window_left, window_right = NO_WINDOW if window is None else attention_checks.window(window)
     tensor_seed = check.seed(OP, seed, q.device)
-    if scale is None:
-        scale = q.size(3) ** -0.5 if q.size(3) else 1.0
-    attention_checks.kind("scale", scale, "a number", int, float, torch.SymInt, torch.SymFloat)
-    attention_checks.flag("causal", causal)
-    named = locals() | {
-        "seed": tensor_seed if dropout else None,
-        "scale": float(scale),
-        "dropout": float(dropout),
-    }
+    cu_seqlens_q = cu_seqlens_k = None
+    max_seqlen_q = max_seqlen_k = 0
+    named = locals()
+    named["seed"] = tensor_seed if dropout else None
     out = autograd.call_by_name(OP, named)[0]
     return out
 
@@ -155,10 +170,13 @@ def heads_last(like: Tensor, B: int, N: int, L: int, D: int) -> Tensor:
 
 
 def fake(named: Named) -> tuple[Tensor, Tensor]:
-    q = named["q"]
+    q, cu_seqlens_q = named["q"], named["cu_seqlens_q"]
     B, N, L, D = q.shape
     computing = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return heads_last(q, B, N, L, D), q.new_empty(B, N, L, dtype=computing)
+    out = heads_last(q, B, N, L, D)
+    if cu_seqlens_q is not None:
+        B, L = cu_seqlens_q.size(0) - 1, named["max_seqlen_q"]
+    return out, q.new_empty(B, N, L, dtype=computing)
 
 
 def new_gradient(named: Named, name: str) -> Tensor:
@@ -167,7 +185,7 @@ def new_gradient(named: Named, name: str) -> Tensor:
 
 
 # Bits of `needs` beside those of the gradients, by the number of inputs: csrc/ops/attention.cpp.
-TOGETHER = {3: 1 << 5, 2: 1 << 6}
+TOGETHER = {3: 1 << 6, 2: 1 << 7}
 
 
 def shared_projection(q: Tensor, k: Tensor, v: Tensor, needed: frozenset[str]) -> int:
@@ -197,14 +215,18 @@ def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradient
     return call_backward("attention_backward", named, grads, needed, bits)
 
 
+def oracle(named: Named) -> Tensor:
+    named = named | {"window": (named["window_left"], named["window_right"])}
+    if named["cu_seqlens_q"] is None:
+        return call_reference(reference.attention, named)  # type: ignore[no-any-return]
+    rows = {name: named[name].squeeze(0).transpose(0, 1) for name in ("q", "k", "v")}
+    out = call_reference(reference.attention_varlen, named | rows)
+    return out.transpose(0, 1).unsqueeze(0)  # type: ignore[no-any-return]
+
+
 autograd.register(
     OP,
     fake,
-    Gradient(
-        results=("out",),
-        backwards=("attention_backward",),
-        oracle=lambda named: call_reference(reference.attention, named),
-        compute=gradient,
-    ),
+    Gradient(results=("out",), backwards=("attention_backward",), oracle=oracle, compute=gradient),
 )
 autograd.register_fake_backward(OP, new_gradient)

@@ -8,8 +8,67 @@ from torch import Tensor
 from fusedseq.fused import check
 
 OP = "attention"
+NO_WINDOW = -1, -1
 MAX_HEAD_DIM = 2048
+INFINITY = float("inf")
 MAX_OFFSET = 2**62  # as in csrc/ops/attention.cpp: positions are 64-bit integers
+
+
+def terms(
+    q: Tensor,
+    sizes: tuple[int, int, int, int],
+    offset: int,
+    mask_: Tensor | None,
+    bias: Tensor | None,
+    alibi: Tensor | None,
+    relative_keys_: Tensor | None,
+    rope_: Tensor | None,
+    rope_interleaved: bool,
+    sinks: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Checks the tensors of a call beside q, k and v. Returns mask, bias, alibi and rope as the
+    registered operator takes them.
+
+    sizes: (B, N, L, S)
+    """
+    alibi = constant("alibi", alibi, q)
+    if alibi is not None:
+        check.shape(OP, "alibi", alibi, "(N,)", (sizes[1],))
+    if sinks is not None:
+        check.shape(OP, "sinks", sinks, "(N,)", (sizes[1],))
+    relative_keys(relative_keys_, q)
+    flag("rope_interleaved", rope_interleaved)
+    shown, added = mask(mask_, q, sizes), broadcast("bias", bias, sizes)
+    return shown, added, alibi, rope(rope_, q, sizes, offset)
+
+
+def settings(
+    q: Tensor, scale: Any, causal: Any, dropout: float, softcap: Any
+) -> tuple[float, float, float]:
+    """Checks the numbers of a call. Returns scale, dropout and softcap."""
+    check.probability(OP, "dropout", dropout)
+    if scale is None:
+        scale = q.size(-1) ** -0.5 if q.size(-1) else 1.0
+    kind("scale", scale, "a number", int, float, torch.SymInt, torch.SymFloat)
+    flag("causal", causal)
+    if softcap != 0:
+        kind("softcap", softcap, "a number", int, float)
+        if not 0 <= softcap < INFINITY:
+            raise ValueError(f"{OP}: softcap must be at least 0 and finite, got {softcap}")
+    return float(scale), float(dropout), float(softcap)
+
+
+def window(window: Any) -> tuple[int, int]:
+    """Returns the two sides of a window, -1 for unlimited."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"{OP}: window must be (left, right) or None, got {window!r}")
+    for n in window:
+        if n is not None:
+            kind("window", n, "two whole numbers or None", int)
+            if n < -1:
+                raise ValueError(f"{OP}: window must be two numbers of at least -1, got {window}")
+    left, right = (-1 if n is None or n > MAX_OFFSET else n for n in window)
+    return left, right
 
 
 def shapes(q: Tensor, k: Tensor, v: Tensor, key_rows: Tensor | None) -> int:
@@ -75,23 +134,20 @@ def device(name: str, value: Any, q: Tensor) -> None:
         raise ValueError(f"{OP}: {name} must be on the device of q, {q.device}, got {value.device}")
 
 
-def broadcast(name: str, value: Tensor | None, q: Tensor, S: int) -> Tensor | None:
-    """Returns `value` with four dimensions, each 1 or that of (B, N, L, S)."""
+def broadcast(name: str, value: Tensor | None, whole: tuple[int, int, int, int]) -> Tensor | None:
+    """Returns `value` with four dimensions, each 1 or that of `whole`, (B, N, L, S)."""
     if value is None:
         return None
-    B, N, L, _ = q.shape
     sizes = (1,) * (4 - value.dim()) + tuple(value.shape)
-    if len(sizes) != 4 or any(
-        n not in (1, whole) for n, whole in zip(sizes, (B, N, L, S), strict=True)
-    ):
+    if len(sizes) != 4 or any(n not in (1, most) for n, most in zip(sizes, whole, strict=True)):
         raise ValueError(
-            f"{OP}: {name} must be broadcastable to (B, N, L, S) = {(B, N, L, S)}, got "
+            f"{OP}: {name} must be broadcastable to (B, N, L, S) = {whole}, got "
             f"{tuple(value.shape)}"
         )
     return value.reshape(sizes)
 
 
-def mask(mask: Tensor | None, q: Tensor, S: int) -> Tensor | None:
+def mask(mask: Tensor | None, q: Tensor, sizes: tuple[int, int, int, int]) -> Tensor | None:
     if mask is None:
         return None
     device("mask", mask, q)
@@ -100,7 +156,7 @@ def mask(mask: Tensor | None, q: Tensor, S: int) -> Tensor | None:
             f"{OP}: mask must be bool, True where a key is visible, got {mask.dtype}; a float "
             "mask is a bias"
         )
-    return broadcast("mask", mask, q, S)
+    return broadcast("mask", mask, sizes)
 
 
 def constant(name: str, value: Tensor | None, q: Tensor) -> Tensor | None:
@@ -114,11 +170,13 @@ def constant(name: str, value: Tensor | None, q: Tensor) -> Tensor | None:
     return value.detach()
 
 
-def rope(rope: Tensor | None, q: Tensor, S: int, offset: int) -> Tensor | None:
+def rope(
+    rope: Tensor | None, q: Tensor, sizes: tuple[int, int, int, int], offset: int
+) -> Tensor | None:
     rope = constant("rope", rope, q)
     if rope is None:
         return None
-    L, D = q.shape[2:]
+    (_, _, L, S), D = sizes, q.size(-1)
     check.dimensions(OP, "rope", rope, "(P, R)")
     least, R = max(S, L + offset), rope.size(1)
     if R % 2 or not 2 <= R <= D or rope.size(0) < least or offset < 0:
@@ -134,7 +192,7 @@ def relative_keys(relative_keys: Tensor | None, q: Tensor) -> None:
     if relative_keys is None:
         return
     check.dimensions(OP, "relative_keys", relative_keys, "(2K + 1, D)")
-    D = q.size(3)
+    D = q.size(-1)
     if relative_keys.size(1) != D or relative_keys.size(0) % 2 == 0:
         raise ValueError(
             f"{OP}: relative_keys must be (2K + 1, D) with D = {D} and an odd number of rows, got "

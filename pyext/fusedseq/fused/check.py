@@ -172,6 +172,50 @@ def lengths(
     return counts.to(first.device)
 
 
+def starts(op: str, value: Any, x: Tensor) -> None:
+    """Requires None or a bool tensor (T, B) on the device of x (T, B, X)."""
+    if value is None:
+        return
+    tensor(op, "starts", value)
+    if value.dtype != torch.bool:
+        raise TypeError(f"{op}: starts must be bool, got {value.dtype}")
+    if value.device != x.device:
+        raise ValueError(f"{op}: starts must be on the device of x, {x.device}, got {value.device}")
+    T, B, _ = x.shape
+    shape(op, "starts", value, "(T, B)", (T, B))
+
+
+def offsets(
+    op: str, name: str, value: Any, first: Tensor, first_name: str, reads: bool = False
+) -> Tensor:
+    """Requires the positions in the first dimension of `first` where sequences begin, and its size:
+    ints that rise from 0, in an int64 or int32 tensor on the CPU or on the device of `first`.
+    Returns them as int64 on the device of `first`.
+
+    reads: whether to wait for a GPU and check values there, too
+    """
+    tensor(op, name, value)
+    rows = first.size(0)
+    found: Tensor = int64(value)
+    if found.dtype != torch.int64:
+        raise TypeError(f"{op}: {name} must be int64 or int32, got {found.dtype}")
+    if found.device not in (first.device, torch.device("cpu")):
+        raise ValueError(
+            f"{op}: {name} must be on the CPU or on the device of {first_name}, {first.device}, "
+            f"got {found.device}"
+        )
+    if found.dim() != 1 or found.size(0) == 0:
+        raise ValueError(f"{op}: {name} must be (B + 1,), got {tuple(found.shape)}")
+    if (reads or is_readable(found)) and (
+        found[0] != 0 or found[-1] != rows or bool((found.diff() < 0).any())
+    ):
+        raise ValueError(
+            f"{op}: {name} must rise from 0 to the number of rows of {first_name}, {rows}, got "
+            f"{found.tolist()}"
+        )
+    return found.to(first.device)
+
+
 def classes(op: str, name: str, value: Any, V: int, ignore_index: int) -> None:
     """Requires int64 values in [0, V) or equal to ignore_index; read where `whole_numbers` reads
     them.

@@ -5,7 +5,14 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fusedseq import _load, kernels, reference
-from fusedseq.fused import autograd, lstm_cudnn, recurrence_plan
+from fusedseq.fused import (
+    autograd,
+    hidden_state,
+    int8_weight,
+    lstm_cudnn,
+    lstm_with_vectors,
+    recurrence_plan,
+)
 
 # {operator: (file of its CPU kernel, how it computes)}
 CPU_KERNELS = {
@@ -17,6 +24,10 @@ CPU_KERNELS = {
         "csrc/cpu/attention/blocks.h",
         "blocks of queries with all their keys, (B, N, L, S) never in memory",
     ),
+    "attention_varlen": (
+        "csrc/cpu/attention/blocks.h",
+        "blocks of queries with the keys of their sequence",
+    ),
     "bias_activation_dropout": (
         "csrc/cpu/pointwise/bias_activation_dropout.h",
         "one pass, the backward from x again",
@@ -24,6 +35,14 @@ CPU_KERNELS = {
     "dropout": ("csrc/cpu/pointwise/dropout.h", "the mask computed in the same pass"),
     "dropout_mask": ("csrc/cpu/random_mask.h", "Philox4x32-10"),
     "embedding": ("csrc/cpu/pointwise/embedding.h", "the dropout inside the gather"),
+    "gru": (
+        "csrc/cpu/recurrence/forward.h",
+        "the product of the inputs hoisted out of the time loop",
+    ),
+    "layer_norm_lstm": (
+        "csrc/cpu/recurrence/forward.h",
+        "the product of the inputs hoisted out of the time loop, the norms of a row by one thread",
+    ),
     "linear": ("csrc/cpu/gemm/linear.h", "the matrix product of the recurrences"),
     "linear_cross_entropy": (
         "csrc/cpu/losses/linear_cross_entropy.h",
@@ -39,9 +58,17 @@ CPU_KERNELS = {
         "the product of the inputs inside the time loop, because the rounds change x",
     ),
     "mogrifier_lstm_pair": ("csrc/cpu/recurrence/forward.h", "two calls of mogrifier_lstm"),
+    "peephole_lstm": (
+        "csrc/cpu/recurrence/forward.h",
+        "the product of the inputs hoisted out of the time loop",
+    ),
     "residual_layer_norm": (
         "csrc/cpu/pointwise/residual_layer_norm.h",
         "one pass, one row at a time in the cache",
+    ),
+    "rnn": (
+        "csrc/cpu/recurrence/forward.h",
+        "the product of the inputs hoisted out of the time loop",
     ),
     "split_cross_entropy": (
         "csrc/cpu/losses/linear_cross_entropy.h",
@@ -53,11 +80,16 @@ CPU_KERNELS = {
 # The operators whose products on the CPU may multiply bfloat16 numbers.
 PRODUCTS = (
     "attention",
+    "attention_varlen",
+    "gru",
+    "layer_norm_lstm",
     "linear",
     "linear_cross_entropy",
     "lstm",
     "mogrifier_lstm",
     "mogrifier_lstm_pair",
+    "peephole_lstm",
+    "rnn",
     "split_cross_entropy",
 )
 
@@ -86,7 +118,11 @@ ATTENTION_KERNELS = [
 # Operators whose public function calls the oracle for rows of width 0, which no kernel takes.
 THROUGH_REFERENCE = ("linear", "residual_layer_norm")
 # Public functions that call another operator.
-CALLS = {"mogrifier_lstm_pair": "mogrifier_lstm", "split_cross_entropy": "linear_cross_entropy"}
+CALLS = {
+    "attention_varlen": "attention",
+    "mogrifier_lstm_pair": "mogrifier_lstm",
+    "split_cross_entropy": "linear_cross_entropy",
+}
 
 
 def explain(op: Any, *args: Any, **kwargs: Any) -> str:
@@ -105,6 +141,10 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     dtype = str(floats[0] if floats else torch.float32).removeprefix("torch.")
     if name in THROUGH_REFERENCE and tensors and 0 in tensors[0].shape[-1:]:
         return f"{name} on {device}: fusedseq.reference.{name}, as rows of width 0 need no kernel"
+    if name in hidden_state.GATES and device == "cuda":
+        return f"{name} on {device}, {dtype}: torch.{name}, which uses cuDNN where it can"
+    if name in lstm_with_vectors.VECTORS and device != "cpu":
+        return f"{name} on {device}, {dtype}: fusedseq.reference.{name}, as there is no kernel"
     if not has_kernel(CALLS.get(name, name), device):
         return (
             f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; "
@@ -151,10 +191,12 @@ def on_cpu(
 ) -> tuple[str, str]:
     """Returns the file of the kernel, and how it computes."""
     file, how = CPU_KERNELS[name]
+    if by := in_8_bits(name, args, kwargs):
+        return by
     if name == "mogrifier_lstm" and kwargs.get("rounds") == 0:
         how = CPU_KERNELS["lstm"][1] + ", because there are no rounds"
-    if name == "attention" and num_tensors > 1:
-        file, how = attention(*args, **kwargs)
+    if CALLS.get(name, name) == "attention" and num_tensors > 1:
+        file, how = attention(getattr(reference, name), *args, **kwargs)
     # The attention of few queries reads its keys and values once, and multiplies in float32.
     exact = file == ATTENTION_KERNELS[-1][0]
     if name in PRODUCTS and not exact and multiplies_in_bf16(name, dtype, args, kwargs):
@@ -164,6 +206,26 @@ def on_cpu(
     if dtype == "float16":
         how += ", its tensors converted to float32 and back"
     return file, how
+
+
+def in_8_bits(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[str, str] | None:
+    """Returns how a call multiplies weights in 8 bits without converting them first, or None."""
+    if not any(int8_weight.parts(W) for W in tree_leaves((args, kwargs))):
+        return None
+    file = "csrc/cpu/gemm/linear_int8.h"
+    given = inspect.signature(getattr(reference, name)).bind(*args, **kwargs).arguments
+    x = given["x"]
+    if name == "linear" and int8_weight.has_product(x, given.get("b")):
+        return file, "the weights read as numbers of 8 bits"
+    if name not in ("lstm", "mogrifier_lstm"):
+        return None
+    weights = tree_leaves([given.get(n) for n in ("W_ih", "W_hh", "Q", "R")])
+    weights = [W for W in weights if W is not None]
+    others = [given.get(n) for n in ("b", "h0", "c0", "Q_bias", "R_bias")]
+    drops = given.get("training", True) and (name != "lstm" or given.get("weight_drop"))
+    if drops or not int8_weight.computes_in_steps(x, tuple(weights), *others):
+        return None
+    return file, "step by step, the weights read as numbers of 8 bits"
 
 
 def multiplies_in_bf16(name: str, dtype: str, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -191,11 +253,26 @@ def is_cudnn(*args: Any, **kwargs: Any) -> bool:
     return lstm_cudnn.supports(**{name: given[name] for name in names})
 
 
-def attention(*args: Any, **kwargs: Any) -> tuple[str, str]:
+def attention(function: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
     """Returns the file of the CPU kernel that a call runs, and how that kernel computes, as the
     kernels themselves choose."""
-    given = inspect.signature(reference.attention).bind(*args, **kwargs).arguments
-    q, k, relative_keys, key_rows = map(given.get, ("q", "k", "relative_keys", "key_rows"))
-    kernel, block = torch.ops.fusedseq.attention_plan(q, k, relative_keys, key_rows).tolist()
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    q, k, key_rows, offset = given["q"], given["k"], given.get("key_rows"), given.get("offset")
+    cu_seqlens: list[Any] = [given.get("cu_seqlens_q"), given.get("cu_seqlens_k")]
+    longest = [0, 0]
+    if function is reference.attention_varlen:
+        q, k = (t.transpose(0, 1).unsqueeze(0) for t in (q, k))
+        cu_seqlens = [cu.long() for cu in cu_seqlens]
+        longest = [max(cu.diff().tolist(), default=0) for cu in cu_seqlens]
+        offset = 0
+    if offset is None:
+        offset = (k.size(2) if key_rows is None else key_rows.size(1)) - q.size(2)
+    left, right = (-1 if n is None else n for n in given["window"] or (-1, -1))
+    kernel, block = torch.ops.fusedseq.attention_plan(
+        *(q, k, given["relative_keys"], key_rows, given["causal"], offset, given["sinks"]),
+        *(given["softcap"], left, right, *cu_seqlens, *longest),
+    ).tolist()
     file, why = ATTENTION_KERNELS[kernel]
     return file, why.format(block)

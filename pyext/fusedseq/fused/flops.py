@@ -29,6 +29,8 @@ def attention(shapes: Named) -> int:
     in torch's own formula."""
     B, N, L, D = shapes["q"]
     S = shapes["k"][2] if shapes.get("key_rows") is None else shapes["key_rows"][-1]
+    if boundaries := shapes.get("cu_seqlens_q"):  # sequences count as padded to the longest
+        B, L, S = boundaries[0] - 1, shapes["max_seqlen_q"], shapes["max_seqlen_k"]
     count: int = 2 * (2 * B * N * L * S * D)
     if relative := shapes.get("relative_keys"):
         count += _product(B * N * L, relative)
@@ -62,7 +64,11 @@ FORMULAS: dict[str, tuple[Callable[[Named], int], float]] = {
     "linear": (linear, 2),
     # The backward computes the logits again: five products for the forward's two.
     "attention": (attention, 2.5),
+    "gru": (layer, 2),
+    "rnn": (layer, 2),
     "lstm": (layer, 2),
+    "layer_norm_lstm": (layer, 2),
+    "peephole_lstm": (layer, 2),
     "mogrifier_lstm": (layer, 2),
     "mogrifier_lstm_pair": (pair, 2),
     # Where its gradients are wanted, the forward computes them, and the backward only scales them.
@@ -102,6 +108,7 @@ def register() -> None:
     for op in WITHOUT_PRODUCTS:
         _register(op, nothing)
     _register("linear_cross_entropy_scale", nothing)
+    _register("linear_int8", linear)
 
 
 def _cross_entropy(shapes: Named) -> int:

@@ -1,3 +1,4 @@
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -5,14 +6,16 @@ import torch
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import autocast, autograd, check, lstm_cudnn
+from fusedseq.fused import autocast, autograd, check, int8_weight, lstm_cudnn
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
+from fusedseq.reference.steps import flip_sequences
 
 OP = "lstm"
 # Devices whose kernels save activations in the dtype of x, and save nothing for low-rank weights.
 SAVED_IN_DTYPE_OF_X = {"cuda"}
+HAS_ORDER = {"cpu"}  # Devices whose kernels have the arguments `starts` and `reverse`.
 PAD = 16  # Saved rows are padded to a multiple of this many elements: csrc/cpu/kernels.h.
 
 
@@ -25,6 +28,8 @@ def lstm(
     c0: Tensor,
     lengths: Tensor | Sequence[int] | None = None,
     *,
+    starts: Tensor | None = None,
+    reverse: bool = False,
     weight_drop: float = 0.0,
     variational: bool = False,
     training: bool = True,
@@ -39,24 +44,55 @@ def lstm(
     persistent kernel of this package can run, unless torch uses deterministic algorithms only;
     `fused.explain` reports which kernel a call runs.
 
+    On CUDA, calls with `starts` are computed by `fusedseq.reference.lstm`, and those with `reverse`
+    by the kernels on a reversed copy of x.
+
     Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
-    is carried in fp32.
+    is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are read as they are by a step of
+    few rows on the CPU, and converted first by every other call.
 
     Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
     fp64, bf16, and fp16 on CUDA are supported), sizes T, X or H of 0 (B may be 0), lengths outside
     [0, T], or a weight_drop outside [0, 1].
     """
     lengths = check_layer(OP, x, W_ih, W_hh, b, h0, c0, lengths)
+    check.starts(OP, starts, x)
     check.probability(OP, "weight_drop", weight_drop)
     weight_drop = weight_drop if training else 0.0
     # Without a mask no seed is needed, and copying one to a GPU would synchronise.
     seed = check.seed(OP, seed, x.device) if weight_drop else None  # type: ignore[assignment]
     x, W_ih, W_hh, b, h0, c0 = autocast.cast(x.device.type, x, W_ih, W_hh, b, h0, c0)
+    if not weight_drop and int8_weight.computes_in_steps(x, (W_ih, W_hh), b, h0, c0):
+        state = {"b": b, "h0": h0, "c0": c0, "lengths": lengths}
+        state |= {"starts": starts, "reverse": reverse}
+        return int8_weight.in_steps(reference.lstm, x, W_ih=W_ih, W_hh=W_hh, **state)
+    W_ih, W_hh = int8_weight.dequantized(W_ih, W_hh)
+    if (starts is not None or reverse) and x.device.type not in HAS_ORDER:
+        return in_another_order(lstm, reference.lstm, locals())
     if lstm_cudnn.supports(x, W_ih, W_hh, b, h0, c0, lengths, weight_drop):
         y, h, c = lstm_cudnn.CudnnLstm.apply(reference.lstm, x, W_ih, W_hh, b, h0, c0)  # type: ignore[no-untyped-call]
     else:
         y, h, c, *_ = autograd.call_by_name(OP, locals())
     return y, (h, c)
+
+
+def in_another_order(
+    function: Any, definition: Any, given: Named
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Computes a call with `starts` or `reverse` on a device whose kernels have neither.
+
+    function, definition: the operator and its reference    given: its arguments by name
+    """
+    names = inspect.signature(function).parameters
+    arguments = {name: given[name] for name in names if given[name] is not None or name == "b"}
+    arguments |= {"seed": 0} if given["seed"] is None else {}
+    if given["starts"] is not None:
+        y, (h, c) = definition(**arguments)
+        return y, (h, c)
+    lengths = given["lengths"]
+    arguments |= {"x": flip_sequences(given["x"], lengths), "reverse": False}
+    y, (h, c) = function(**arguments)
+    return flip_sequences(y, lengths), (h, c)
 
 
 def check_layer(
@@ -65,9 +101,24 @@ def check_layer(
     """The checks that lstm and mogrifier_lstm have in common. Returns lengths as the registered
     operators take them.
     """
+    tensors = {"W_ih": W_ih, "W_hh": W_hh, "b": b, "h0": h0, "c0": c0}
+    return check_sequence(op, 4, 4, x, tensors, lengths)
+
+
+def check_sequence(
+    op: str, gates: int, slots: int, x: Any, tensors: Named, lengths: Any
+) -> Tensor | None:
+    """The checks of the tensors of a recurrence. Returns lengths as the registered operators take
+    them.
+
+    gates, slots: the rows of W_ih and W_hh, and of b, for each hidden unit
+    tensors: W_ih, W_hh, b, h0 and, where the cell has it, c0
+    """
     check.tensor(op, "x", x)
-    x, W_ih, W_hh, b, h0, c0 = autocast.cast(x.device.type, x, W_ih, W_hh, b, h0, c0)
-    check.like(op, x, "x", ("b",), W_ih=W_ih, W_hh=W_hh, b=b, h0=h0, c0=c0)
+    x, *cast = autocast.cast(x.device.type, x, *tensors.values())
+    tensors = dict(zip(tensors, cast, strict=True))
+    check.like(op, x, "x", ("b",), **tensors)
+    h0, b = tensors["h0"], tensors["b"]
     check.dimensions(op, "x", x, "(T, B, X)")
     check.dimensions(op, "h0", h0, "(B, H)")
     (T, B, X), H = x.shape, h0.size(1)
@@ -76,12 +127,14 @@ def check_layer(
             f"{op}: x must be (T, B, X) and h0 (B, H) with T, X and H at least 1, got "
             f"{tuple(x.shape)} and {tuple(h0.shape)}"
         )
+    rows = "H" if gates == 1 else f"{gates}H"
     check.shape(op, "h0", h0, "(B, H)", (B, H))
-    check.shape(op, "c0", c0, "(B, H)", (B, H))
-    check.shape(op, "W_ih", W_ih, "(4H, X)", (4 * H, X))
-    check.shape(op, "W_hh", W_hh, "(4H, H)", (4 * H, H))
+    if "c0" in tensors:
+        check.shape(op, "c0", tensors["c0"], "(B, H)", (B, H))
+    check.shape(op, "W_ih", tensors["W_ih"], f"({rows}, X)", (gates * H, X))
+    check.shape(op, "W_hh", tensors["W_hh"], f"({rows}, H)", (gates * H, H))
     if b is not None:
-        check.shape(op, "b", b, "(4H,)", (4 * H,))
+        check.shape(op, "b", b, "(H,)" if slots == 1 else f"({slots}H,)", (slots * H,))
     return None if lengths is None else check.lengths(op, "lengths", lengths, x, "x", B, T, "T")
 
 

@@ -4,17 +4,30 @@ from typing import Any
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import autocast, autograd, check
+from fusedseq.fused import autocast, autograd, check, int8_weight
 from fusedseq.fused.dropout import dropout
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.locked_dropout import locked_dropout
-from fusedseq.fused.lstm import SAVED_IN_DTYPE_OF_X, check_layer, pad, saved_dtypes
+from fusedseq.fused.lstm import (
+    HAS_ORDER,
+    SAVED_IN_DTYPE_OF_X,
+    check_layer,
+    in_another_order,
+    pad,
+    saved_dtypes,
+)
 from fusedseq.fused.lstm import fake as fake_lstm
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
 from fusedseq.reference.mogrifier_lstm import Weight
 
 OP = "mogrifier_lstm"
+WEIGHTS = ("W_ih", "W_hh", "Q", "R", "Q_factor", "R_factor")
+# Arguments that only inference without dropout reads, beside those of an LSTM.
+FOR_INFERENCE = (
+    *("Q", "R", "Q_bias", "R_bias", "rounds", "cap_input_gate"),
+    *("zoneout_h", "zoneout_c", "starts", "reverse"),
+)
 PROBABILITIES = ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c", "weight_drop")
 
 
@@ -32,6 +45,8 @@ def mogrifier_lstm(
     *,
     rounds: int,
     lengths: Tensor | Sequence[int] | None = None,
+    starts: Tensor | None = None,
+    reverse: bool = False,
     cap_input_gate: bool = False,
     input_dropout: float = 0.0,
     locked_input: bool = False,
@@ -48,15 +63,48 @@ def mogrifier_lstm(
     The weights are packed once per call, the gating of each round is applied where its product is
     computed, and the gradient of each weight is one matrix product after the loop over time.
 
+    On CUDA, calls with `starts` are computed by `fusedseq.reference.mogrifier_lstm`, and those with
+    `reverse` by the kernels on a reversed copy of x.
+
     Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
-    is carried in fp32.
+    is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are read as they are by a step of
+    few rows on the CPU, and converted first by every other call.
 
     Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
     fp64, bf16, and fp16 on CUDA are supported), sizes T, X or H of 0 (B may be 0), lengths outside
     [0, T], probabilities outside [0, 1], rounds below 0, or rounds without weights.
     """
-    y, h, c, *_ = autograd.call_by_name(OP, operator_inputs(locals()))
+    return computed(locals())
+
+
+def computed(given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """`mogrifier_lstm` of its arguments by name."""
+    a = operator_inputs(given)
+    if in_steps(a):
+        inference = {name: given[name] for name in FOR_INFERENCE}
+        changed = {name: a[name] for name in ("W_ih", "W_hh", "b", "h0", "c0", "lengths")}
+        y, state = int8_weight.in_steps(
+            reference.mogrifier_lstm, a["x"], **inference | changed, training=False
+        )
+        return y, state
+    a |= {name: int8_weight.dequantized(a[name])[0] for name in WEIGHTS}
+    is_ordered = given["starts"] is not None or given["reverse"]
+    if is_ordered and a["x"].device.type not in HAS_ORDER:
+        if given["training"] and given["input_dropout"]:  # of the steps in their order
+            given = given | {"x": a["x"], "input_dropout": 0.0}
+        return in_another_order(mogrifier_lstm, reference.mogrifier_lstm, given)
+    y, h, c, *_ = autograd.call_by_name(OP, a)
     return y, (h, c)
+
+
+def in_steps(a: Named) -> bool:
+    """Whether a call is computed step by step with weights in 8 bits: see int8_weight.py.
+
+    a: the registered operator's inputs by name
+    """
+    weights = tuple(a[name] for name in WEIGHTS if a[name] is not None)
+    others = [a[name] for name in ("b", "h0", "c0", "Q_bias", "R_bias")]
+    return not a["training"] and int8_weight.computes_in_steps(a["x"], weights, *others)
 
 
 def operator_inputs(given: Named) -> Named:
@@ -70,6 +118,7 @@ def operator_inputs(given: Named) -> Named:
     a["lengths"] = check_layer(
         OP, *(a[n] for n in ("x", "W_ih", "W_hh", "b", "h0", "c0", "lengths"))
     )
+    check.starts(OP, a["starts"], a["x"])
     rounds, x = a["rounds"], a["x"]
     if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds < 64:
         raise ValueError(f"{OP}: rounds must be a whole number in [0, 64), got {rounds}")

@@ -38,7 +38,10 @@ def mogrifier_lstm_pair(
                 f"{type(layer).__name__}"
             )
     check.tensor(OP, "x", x)
-    if x.device.type not in PAIRED:
+    in_order = all(
+        layer.get("starts") is None and not layer.get("reverse") for layer in (first, second)
+    )
+    if x.device.type not in PAIRED or not in_order:
         y, state = mogrifier_lstm(x, **first)
         return (y, state), mogrifier_lstm(y, **second)
     below = operator_inputs(completed("first", x, first))

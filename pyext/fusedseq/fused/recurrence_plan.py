@@ -20,16 +20,20 @@ LOOP = {
     "mogrifier_lstm": f"{FOLDER}/loop.cu, one torch product and one kernel for each round and for"
     " the gates of a step",
 }
+# {engine of a kernel table: protocol of the exchange between blocks}
+PROTOCOLS: dict[str | None, str] = {"persistent": "flags", "persistent words": "words"}
 MEASURED = "as FUSEDSEQ_KERNEL_TABLE says"
 Gpu = tuple[int, int, bool]  # see `plan`
 OTHER_PYTHON = "fusedseq._C, which decides, was built for another version of Python"
 
 
-def plan(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def plan(
+    op: str, gpu: Gpu, *args: Any, protocol: str = "estimate", **kwargs: Any
+) -> dict[str, Any]:
     """Returns the plan of a call of `op` as the dict of `_C.recurrence_plan`.
 
     gpu: (number of SMs, bytes of shared memory that a block can have, whether it has cooperative
-    launches)
+    launches)    protocol: of the exchange between blocks, as of `_C.recurrence_plan`
     """
     # Imported here, because _C depends on the version of Python, and no operator needs it.
     from fusedseq import _C
@@ -38,7 +42,7 @@ def plan(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> dict[str, Any]:
     T, B, X = bound.arguments["x"].shape
     element_size = bound.arguments["x"].element_size()
     found: dict[str, Any] = _C.recurrence_plan(
-        T, B, X, *size(**bound.arguments), element_size, *gpu
+        T, B, X, *size(**bound.arguments), element_size, *gpu, protocol=protocol
     )
     return found
 
@@ -117,12 +121,13 @@ def layout(direction: str, found: dict[str, Any]) -> str:
     inputs = f" and {found['columns_x']} inputs" if found["columns_x"] else ""
     groups = f"{found['groups']} group{'s' * (found['groups'] > 1)} of rows"
     resident = found["resident"]
+    words = ", words in place of flags" if found["words"] else ""
     registers = f", {resident} steps along K of W_ih in registers" if resident else ""
     units = f"{found['blocks']} blocks of {found['columns_h']} units"
     shared = f"{found['shared'] / 1024:.0f} KiB of shared memory"
     if not found["blocks"]:
         return f"{direction} {FOLDER}/loop.cu"
-    return f"{direction} {slices}{replicas}{units}{inputs}, {groups}, {shared}{registers}"
+    return f"{direction} {slices}{replicas}{units}{inputs}, {groups}, {shared}{registers}{words}"
 
 
 def explain_pair(gpu: Gpu, *args: Any, **kwargs: Any) -> str:
@@ -152,11 +157,13 @@ def explain(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> str:
     if variable("FUSEDSEQ_RECURRENCE", "loop"):
         return f"{LOOP[op]}; FUSEDSEQ_RECURRENCE is loop"
     try:
-        found = plan(op, gpu, *args, **kwargs)
+        given = inspect.signature(getattr(reference, op)).bind(*args, **kwargs).arguments
+        engine = measured(op, gpu, given["x"], size(**given)[:2])
+        protocol = PROTOCOLS.get(engine, "estimate")
+        found = plan(op, gpu, *args, protocol=protocol, **kwargs)
     except ImportError:
         return f"{PERSISTENT} or {FOLDER}/loop.cu: {OTHER_PYTHON}"
-    given = inspect.signature(getattr(reference, op)).bind(*args, **kwargs).arguments
-    if measured(op, gpu, given["x"], size(**given)[:2]) == "loop":
+    if engine == "loop":
         return f"{LOOP[op]}; {MEASURED}"
     if not (found["forward"]["blocks"] or found["backward"]["blocks"]):
         return f"{LOOP[op]}; not persistent: {found['why']}"

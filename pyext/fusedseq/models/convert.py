@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
 from fusedseq.models.transformer_layers import Decoder, Encoder
-from fusedseq.nn import LSTM, MultiheadAttention, Operators
+from fusedseq.nn import GRU, LSTM, RNN, MultiheadAttention, Operators
 from fusedseq.nn.feed_forward import activation_name
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+RecurrentModule = TypeVar("RecurrentModule", GRU, LSTM, RNN)
 StackType = TypeVar("StackType", Encoder, Decoder)
 
 
@@ -166,11 +167,24 @@ def lstm(theirs: nn.LSTM, *, ops: Operators = fused) -> LSTM:
     """Returns an LSTM with the weights of a torch.nn.LSTM.
 
     Its dropout between layers is drawn for each step, as torch's.
-    Errors: ValueError for a bidirectional LSTM or one with projections.
     """
-    if theirs.bidirectional or theirs.proj_size:
-        raise ValueError(f"LSTM: must be unidirectional and without projections, got {theirs}")
-    ours = LSTM(
+    return _recurrent(theirs, LSTM, ops, proj_size=theirs.proj_size)
+
+
+def gru(theirs: nn.GRU, *, ops: Operators = fused) -> GRU:
+    """Returns a GRU with the weights of a torch.nn.GRU; see `lstm`."""
+    return _recurrent(theirs, GRU, ops)
+
+
+def rnn(theirs: nn.RNN, *, ops: Operators = fused) -> RNN:
+    """Returns an RNN with the weights of a torch.nn.RNN; see `lstm`."""
+    return _recurrent(theirs, RNN, ops, nonlinearity=theirs.nonlinearity)
+
+
+def _recurrent(
+    theirs: nn.RNNBase, kind: type[RecurrentModule], ops: Operators, **options: Any
+) -> RecurrentModule:
+    ours = kind(
         theirs.input_size,
         theirs.hidden_size,
         theirs.num_layers,
@@ -178,7 +192,9 @@ def lstm(theirs: nn.LSTM, *, ops: Operators = fused) -> LSTM:
         dropout=theirs.dropout,
         locked_input=False,
         batch_first=theirs.batch_first,
+        bidirectional=theirs.bidirectional,
         ops=ops,
+        **options,
     )
     return _load(ours, theirs.state_dict()).train(theirs.training)
 

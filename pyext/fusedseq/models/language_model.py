@@ -1,6 +1,6 @@
 """Recurrent language models.
 
-Plain RNN (Mikolov et al., 2010) and LSTM, AWD-LSTM (Merity et al., 2018) and Mogrifier LSTM
+Plain RNN (Mikolov et al., 2010), GRU and LSTM, AWD-LSTM (Merity et al., 2018) and Mogrifier LSTM
 (Melis et al., 2020).
 """
 
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq.models.settings_check import check_probabilities, check_sizes
 from fusedseq.nn import (
+    GRU,
     LSTM,
+    RNN,
     Dropout,
     Embedding,
     LockedDropout,
@@ -23,21 +25,22 @@ from fusedseq.nn import (
     SplitCrossEntropy,
 )
 from fusedseq.nn.initialization import reset_in_order
-from fusedseq.nn.recurrent import States
+from fusedseq.nn.recurrent import OfLayers
+
+State = tuple[OfLayers, ...]  # (h, c), or (h,) of cells without c
 
 
 @dataclass(frozen=True)
 class LanguageModelSettings:
     """The settings of a language model; the defaults are the plain LSTM of ptb/lstm.
 
-    cell = "rnn" takes none of the settings from `rounds` to `output`, no weight_drop and no
-    state_dropout.
+    The cells "gru" and "rnn" take none of the settings in LSTM_ONLY.
     """
 
     embedding: int = 650  # E
     hidden: int | tuple[int, ...] = 650  # H, one for all layers or one for each
     layers: int = 3
-    cell: str = "lstm"  # or "rnn"
+    cell: str = "lstm"  # "gru", or "rnn" with tanh units
     rounds: int = 0  # of a Mogrifier LSTM; 0 is an LSTM
     rank: int | None = None  # of a round's weight; None is full rank
     cap_input_gate: bool = False  # i = min(i, 1 - f)
@@ -63,8 +66,8 @@ class LanguageModelSettings:
     def __post_init__(self) -> None:
         check_sizes(self, "embedding", "hidden", "layers")
         check_probabilities(self, *(f.name for f in fields(self) if "drop" in f.name))
-        if self.cell not in ("lstm", "rnn"):
-            raise ValueError(f"LanguageModel: cell must be lstm or rnn, got {self.cell!r}")
+        if self.cell not in ("lstm", "gru", "rnn"):
+            raise ValueError(f"LanguageModel: cell must be lstm, gru or rnn, got {self.cell!r}")
         if self.init not in ("uniform", "truncated_normal"):
             raise ValueError(
                 f"LanguageModel: init must be uniform or truncated_normal, got {self.init!r}"
@@ -77,15 +80,9 @@ class LanguageModelSettings:
             value = getattr(self, setting.name)
             if setting.name in LSTM_ONLY and value != setting.default:
                 raise ValueError(
-                    f"LanguageModel: {setting.name} must be {setting.default} with cell = rnn, got "
-                    f"{value}"
+                    f"LanguageModel: {setting.name} must be {setting.default} with cell = "
+                    f"{self.cell}, got {value}"
                 )
-        if not isinstance(self.hidden, int) or (self.locked and self.dropout):
-            raise ValueError(
-                "LanguageModel: with cell = rnn hidden must be one number, and dropout between "
-                f"layers not locked, got hidden = {self.hidden}, locked = {self.locked}, dropout = "
-                f"{self.dropout}"
-            )
 
     @property
     def output_size(self) -> int:
@@ -93,14 +90,11 @@ class LanguageModelSettings:
         return self.hidden if isinstance(self.hidden, int) else self.hidden[-1]
 
 
-LSTM_ONLY = {  # settings that a plain RNN does not have
+LSTM_ONLY = {  # settings that the other cells do not have
     "rounds",
     "rank",
     "cap_input_gate",
     "forget_bias",
-    "residual",
-    "output",
-    "weight_drop",
     "state_dropout",
     "init",
 }
@@ -116,25 +110,6 @@ def truncated_normal_(weight: Tensor, n: int, untruncated: float = ROUNDED_UNTRU
     """
     std = math.sqrt(untruncated / n)
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
-
-
-class RNN(nn.RNN):
-    """torch.nn.RNN with tanh units and its state in a tuple, as in the other recurrent modules.
-
-    This package has no operator for it. The layers and the random masks between them are torch's,
-    with both operator sets.
-    """
-
-    def forward(  # type: ignore[override]  # the state is a tuple instead of a tensor
-        self, x: Tensor, state: tuple[Tensor] | None = None
-    ) -> tuple[Tensor, tuple[Tensor]]:
-        """Runs all layers.
-
-        x: (T, B, X)    state: (h,) with h (layers, B, H); zeros by default
-        returns y (T, B, H), (h,)
-        """
-        y, h = super().forward(x, None if state is None else state[0])
-        return y, (h,)
 
 
 class LanguageModel(nn.Module):
@@ -198,7 +173,6 @@ class LanguageModel(nn.Module):
         if self.decoder_weight is not None:
             truncated_normal_(self.decoder_weight, s.output_size, UNTRUNCATED)
         nn.init.zeros_(self.decoder_bias)
-        assert not isinstance(recurrent, RNN), "LSTM_ONLY has init"
         for l, (X, H) in enumerate(recurrent.sizes):
             for name, n in (("weight_ih", X), ("weight_hh", H), ("bias_ih", H)):
                 truncated_normal_(getattr(recurrent, f"{name}_l{l}"), n)
@@ -208,19 +182,19 @@ class LanguageModel(nn.Module):
                 if (weight := getattr(recurrent, f"{name}_l{l}", None)) is not None:
                     truncated_normal_(weight, n)
 
-    def _recurrent(self, ops: Operators) -> RNN | LSTM | MogrifierLSTM:
+    def _recurrent(self, ops: Operators) -> GRU | LSTM | MogrifierLSTM | RNN:
         s = self.settings
-        if s.cell == "rnn":
-            return RNN(s.embedding, s.output_size, s.layers, dropout=s.dropout)
         shared: dict[str, Any] = {
             "dropout": s.dropout,
             "weight_drop": s.weight_drop,
             "residual": s.residual,
             "output": s.output,
-            "forget_bias": s.forget_bias,
             "locked_input": s.locked,
             "ops": ops,
         }
+        if s.cell != "lstm":
+            return (GRU if s.cell == "gru" else RNN)(s.embedding, s.hidden, s.layers, **shared)
+        shared["forget_bias"] = s.forget_bias
         if s.rounds == 0 and not s.state_dropout and not s.cap_input_gate:
             return LSTM(s.embedding, s.hidden, s.layers, **shared)
         return MogrifierLSTM(
@@ -234,18 +208,21 @@ class LanguageModel(nn.Module):
             **shared,
         )
 
-    def forward(
-        self, ids: Tensor, state: States | tuple[Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, States | tuple[Tensor]]:
+    def forward(self, ids: Tensor, state: State | None = None) -> tuple[Tensor, Tensor, State]:
         """Computes the output of the recurrent layers.
 
-        ids: (T, B) int64    state: as of the recurrent module; zeros by default
+        ids: (T, B) int64    state: (h, c) of all layers, or (h,) of a cell without c; zeros by
+            default
         returns dropped and raw, (T, B, D) each: the output of the recurrent layers with and without
         output dropout; and the final state
         """
         x = self.input_dropout(self.embedding(ids))  # (T, B, E)
-        raw, state = self.recurrent(x, state)
-        return self.output_dropout(raw), raw, state
+        if self.settings.cell == "lstm":
+            raw, final = self.recurrent(x, state)
+        else:
+            raw, h = self.recurrent(x, None if state is None else state[0])
+            final = (h,)
+        return self.output_dropout(raw), raw, final
 
     @property
     def output_weight(self) -> nn.Parameter:

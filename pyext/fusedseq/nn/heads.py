@@ -25,7 +25,7 @@ def heads(y: Tensor, parts: int, num_heads: int, batch_first: bool) -> tuple[Ten
         recorded: tuple[Tensor, ...] = autograd.recorder.heads(y, parts, num_heads, batch_first)
         return recorded
     # torch has no annotation of Function.apply
-    split: tuple[Tensor, ...] = _Heads.apply(  # type: ignore[no-untyped-call]
+    split: tuple[Tensor, ...] = FusedseqHeads.apply(  # type: ignore[no-untyped-call]
         y, parts, num_heads, batch_first
     )
     return split
@@ -38,7 +38,7 @@ def views(y: Tensor, parts: int, num_heads: int, batch_first: bool) -> tuple[Ten
     return y.view(*y.shape[:2], parts, num_heads, head_dim).permute(2, B, 3, L, 4).unbind(0)
 
 
-class _Heads(torch.autograd.Function):
+class FusedseqHeads(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, y: Tensor, parts: int, num_heads: int, batch_first: bool

@@ -1,18 +1,19 @@
 """The multi-layer LSTM over the operator `lstm`."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fusedseq import fused
-from fusedseq.nn.dropout import Dropout, LockedDropout
-from fusedseq.nn.operators import LayerOutput, Operators, shown_options
-from fusedseq.nn.recurrent import Recurrent, RecurrentSettings, States
+from fusedseq.nn.layer_dropout import RecurrentWithDropout
+from fusedseq.nn.operators import Operators
+from fusedseq.nn.recurrent import LayerState
+from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
 
 
-class LSTM(Recurrent):
+class LSTM(RecurrentWithDropout):
     """A multi-layer LSTM with the regularization of AWD-LSTM (Merity et al., 2018).
 
     Without dropout and weight drop it computes what torch.nn.LSTM computes, whose `state_dict` it
@@ -31,6 +32,10 @@ class LSTM(Recurrent):
         below it; for the second layer these are the first layer's output and x
     output: "last" for the output of the last layer, "sum" for the sum of all layers' outputs
     batch_first: whether x and y are (B, T, X) and (B, T, H), not (T, B, X) and (T, B, H)
+    bidirectional: whether each layer also reads the sequence from its end to its start, with
+        parameters of its own, named as torch.nn.LSTM's; y then has both outputs
+    proj_size: with P > 0, h is the projection of the cell's output to P numbers by a weight (P, H)
+        (Sak et al., 2014), as in torch.nn.LSTM; c still has H
     forget_bias: the initial bias of the forget gate; None draws it as torch.nn.LSTM
     ops: `fusedseq.fused` or `fusedseq.reference`
     Errors: ValueError for sizes below 1, sizes that residual or output='sum' do not allow, and
@@ -51,6 +56,8 @@ class LSTM(Recurrent):
         residual: bool = False,
         output: Literal["last", "sum"] = "last",
         batch_first: bool = False,
+        bidirectional: bool = False,
+        proj_size: int = 0,
         forget_bias: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -66,26 +73,55 @@ class LSTM(Recurrent):
             residual=residual,
             output=output,
             batch_first=batch_first,
+            bidirectional=bidirectional,
             device=device,
             dtype=dtype,
+            proj_size=proj_size,
         )
-        super().__init__(settings)
-        self.layer_dropout = (LockedDropout if locked_input else Dropout)(dropout, ops=ops)
+        super().__init__(settings, dropout, locked_input, ops)
         self.forget_bias = forget_bias
-        self._lstm = ops.lstm
+        self._lstm, self._linear, self._weight_drop = ops.lstm, ops.linear, ops.weight_drop
         self.reset_parameters()
 
-    def _run_layers(
-        self, l: int, x: Tensor, state: States, lengths: Tensor | None
-    ) -> Sequence[LayerOutput]:
-        if l > 0:
-            x = self.layer_dropout(x)
+    def _run_direction(
+        self, l: int, reverse: bool, x: Tensor, state: LayerState, order: Order
+    ) -> tuple[Tensor, LayerState]:
         h, c = state
-        arguments = self._gates(l) | {"h0": h[l], "c0": c[l], "lengths": lengths}
-        return [self._lstm(x, **arguments, **self._randomness(x.device))]
+        arguments = self._gates(l, reverse) | {"h0": h, "c0": c} | order.arguments(reverse)
+        arguments |= self._randomness(x.device)
+        W_hr = self._parameter("weight_hr", l, reverse)
+        if W_hr is None:
+            return self._lstm(x, **arguments)
+        return self._run_projected(x, W_hr, **arguments)
 
-    def extra_repr(self) -> str:
-        dropout = self.layer_dropout
-        return shown_options(
-            self, dropout=dropout.p, locked_input=isinstance(dropout, LockedDropout)
-        )
+    def _run_projected(
+        self, x: Tensor, W_hr: Tensor, *, h0: Tensor, **arguments: Any
+    ) -> tuple[Tensor, LayerState]:
+        """Runs a direction whose h is the projection of the cell's output h'.
+
+        W_hh h = (W_hh W_hr) h', so that this is an LSTM over h' whose recurrent weight is that
+        product. h0 is no projection of an h'. Its product with W_hh belongs to the first step of
+        each sequence, so it becomes a part of the input there.
+        """
+        W_ih, W_hh = arguments["W_ih"], arguments["W_hh"]
+        if arguments["training"] and arguments["weight_drop"]:
+            seed, variational = arguments["seed"], arguments["variational"]
+            W_hh = self._weight_drop(W_hh, arguments["weight_drop"], seed, variational)
+        T, B, _ = x.shape
+        lengths, starts = arguments["lengths"], arguments["starts"]
+        ends = torch.full((B,), T, device=x.device) if lengths is None else lengths
+        first = (ends - 1).clamp(min=0) if arguments["reverse"] else torch.zeros_like(ends)
+        rows = torch.arange(B, device=x.device)
+        carried = h0 if starts is None else h0.masked_fill(starts[first, rows][:, None], 0.0)
+        at_first = x.new_zeros(T, B, h0.size(1)).index_put((first, rows), carried.to(x.dtype))
+        arguments |= {
+            "W_ih": torch.cat([W_ih, W_hh], 1),
+            "W_hh": W_hh @ W_hr,
+            "h0": h0.new_zeros(B, W_hr.size(1)),
+            "weight_drop": 0.0,
+        }
+        y, (h, c) = self._lstm(torch.cat([x, at_first], 2), **arguments)
+        projected = self._linear(h, W_hr, None)
+        if lengths is not None:  # a sequence without steps retains its state
+            projected = torch.where(lengths[:, None] > 0, projected, h0)
+        return self._linear(y, W_hr, None), (projected, c)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fusedseq import fused
-from fusedseq.nn.dropout import check_probability
-from fusedseq.nn.operators import LayerOutput, Operators, shown_options
-from fusedseq.nn.recurrent import Recurrent, RecurrentSettings, States
+from fusedseq.nn.dropout import check_probability, draw_seed
+from fusedseq.nn.operators import Operators, shown_options
+from fusedseq.nn.recurrent import LayerState, Output, Recurrent
+from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
 
 
 class MogrifierLSTM(Recurrent):
@@ -34,7 +35,7 @@ class MogrifierLSTM(Recurrent):
         all time steps
     zoneout_h, zoneout_c: probability that a unit keeps its previous h (c) at a step (Krueger et
         al., 2017); in eval mode the new state is the expectation
-    weight_drop, variational, residual, output, batch_first, forget_bias, ops: as in
+    weight_drop, variational, residual, output, batch_first, bidirectional, forget_bias, ops: as in
         `LSTM`
     Errors: ValueError as in `LSTM`, for rounds below 0 and for a rank below 1.
     """
@@ -62,6 +63,7 @@ class MogrifierLSTM(Recurrent):
         residual: bool = False,
         output: Literal["last", "sum"] = "last",
         batch_first: bool = False,
+        bidirectional: bool = False,
         forget_bias: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -77,6 +79,7 @@ class MogrifierLSTM(Recurrent):
             residual=residual,
             output=output,
             batch_first=batch_first,
+            bidirectional=bidirectional,
             device=device,
             dtype=dtype,
         )
@@ -96,6 +99,7 @@ class MogrifierLSTM(Recurrent):
         self.zoneout_h = check_probability(zoneout_h, "MogrifierLSTM", "zoneout_h")
         self.zoneout_c = check_probability(zoneout_c, "MogrifierLSTM", "zoneout_c")
         self._mogrifier_lstm = ops.mogrifier_lstm
+        self._dropout, self._locked_dropout = ops.dropout, ops.locked_dropout
         self._mogrifier_lstm_pair = ops.mogrifier_lstm_pair
         self._add_round_parameters(settings, mogrifier_bias, share_rounds)
         self.reset_parameters()
@@ -104,21 +108,22 @@ class MogrifierLSTM(Recurrent):
         self, settings: RecurrentSettings, mogrifier_bias: bool, share_rounds: bool
     ) -> None:
         for l, (X, H) in enumerate(self.sizes):
-            # Even rounds gate x (X wide) with h and Q, odd rounds gate h (H wide) with x and R.
-            for name, n, out, in_ in (
-                ("Q", (self.rounds + 1) // 2, X, H),
-                ("R", self.rounds // 2, H, X),
-            ):
-                n = min(n, 1) if share_rounds else n
-                if n == 0:
-                    continue
-                if self.rank is None:
-                    self._add(f"{name}_l{l}", (n, out, in_), settings)
-                else:
-                    self._add(f"{name}_A_l{l}", (n, out, self.rank), settings)
-                    self._add(f"{name}_B_l{l}", (n, self.rank, in_), settings)
-                if mogrifier_bias:
-                    self._add(f"{name}_bias_l{l}", (n, out), settings)
+            for reverse in self._directions():
+                # Even rounds gate x (X wide) with h and Q, odd rounds gate h (H wide) with x and R.
+                for name, n, out, in_ in (
+                    ("Q", (self.rounds + 1) // 2, X, H),
+                    ("R", self.rounds // 2, H, X),
+                ):
+                    n = min(n, 1) if share_rounds else n
+                    if n == 0:
+                        continue
+                    if self.rank is None:
+                        self._add(name, l, (n, out, in_), settings, reverse)
+                    else:
+                        self._add(f"{name}_A", l, (n, out, self.rank), settings, reverse)
+                        self._add(f"{name}_B", l, (n, self.rank, in_), settings, reverse)
+                    if mogrifier_bias:
+                        self._add(f"{name}_bias", l, (n, out), settings, reverse)
 
     def reset_parameters(self, forget_bias: float | None = None) -> None:
         """Draws the gate parameters and full-rank round weights as torch.nn.LSTM its weights.
@@ -130,30 +135,36 @@ class MogrifierLSTM(Recurrent):
         """
         super().reset_parameters(forget_bias)
         for l, (_, H) in enumerate(self.sizes):
-            for name in ("Q", "R", "Q_A", "Q_B", "R_A", "R_B", "Q_bias", "R_bias"):
-                if (parameter := self._parameter(name, l)) is None:
-                    continue
-                if name.endswith("bias"):
-                    nn.init.zeros_(parameter)
-                elif self.rank is None:
-                    nn.init.uniform_(parameter, -1 / math.sqrt(H), 1 / math.sqrt(H))
-                else:
-                    second_factor = self._parameter(f"{name[0]}_B", l)
-                    assert second_factor is not None, "a low-rank weight has two factors"
-                    std = (1 / (second_factor.size(-1) * self.rank)) ** 0.25
-                    nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+            for reverse in self._directions():
+                for name in ("Q", "R", "Q_A", "Q_B", "R_A", "R_B", "Q_bias", "R_bias"):
+                    self._reset_round_parameter(name, l, H, reverse)
 
-    def _round_weight(self, name: str, l: int) -> Tensor | tuple[Tensor, Tensor] | None:
+    def _reset_round_parameter(self, name: str, l: int, H: int, reverse: bool) -> None:
+        if (parameter := self._parameter(name, l, reverse)) is None:
+            return
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif self.rank is None:
+            nn.init.uniform_(parameter, -1 / math.sqrt(H), 1 / math.sqrt(H))
+        else:
+            second_factor = self._parameter(f"{name[0]}_B", l, reverse)
+            assert second_factor is not None, "a low-rank weight has two factors"
+            std = (1 / (second_factor.size(-1) * self.rank)) ** 0.25
+            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+
+    def _round_weight(
+        self, name: str, l: int, reverse: bool
+    ) -> Tensor | tuple[Tensor, Tensor] | None:
         """Returns Q or R of a layer as the operator takes it: a tensor or a pair of factors."""
         if self.rank is None:
-            return self._parameter(name, l)
-        A, B = self._parameter(f"{name}_A", l), self._parameter(f"{name}_B", l)
+            return self._parameter(name, l, reverse)
+        A, B = (self._parameter(f"{name}_{factor}", l, reverse) for factor in "AB")
         return None if A is None or B is None else (A, B)
 
     def _layer_arguments(
-        self, l: int, device: torch.device, state: States, lengths: Tensor | None
+        self, l: int, reverse: bool, device: torch.device, state: LayerState, order: Order
     ) -> dict[str, Any]:
-        """Returns all arguments of `mogrifier_lstm` for a layer except x."""
+        """Returns all arguments of `mogrifier_lstm` for one direction of a layer except x."""
         randomness = self._randomness(
             device,
             self.input_dropout,
@@ -164,17 +175,18 @@ class MogrifierLSTM(Recurrent):
         )
         h, c = state
         return {
-            **self._gates(l),
-            "h0": h[l],
-            "c0": c[l],
-            "Q": self._round_weight("Q", l),
-            "R": self._round_weight("R", l),
-            "Q_bias": self._parameter("Q_bias", l),
-            "R_bias": self._parameter("R_bias", l),
+            **self._gates(l, reverse),
+            "h0": h,
+            "c0": c,
+            "Q": self._round_weight("Q", l, reverse),
+            "R": self._round_weight("R", l, reverse),
+            "Q_bias": self._parameter("Q_bias", l, reverse),
+            "R_bias": self._parameter("R_bias", l, reverse),
             "rounds": self.rounds,
-            "lengths": lengths,
+            **order.arguments(reverse),
             "cap_input_gate": self.cap_input_gate,
-            "input_dropout": self.dropout if l else self.input_dropout,
+            # Both directions of a layer read the same input: see _layer_input.
+            "input_dropout": 0.0 if self.bidirectional else self._input_dropout_of(l),
             "locked_input": self.locked_input,
             "state_dropout": self.state_dropout,
             "zoneout_h": self.zoneout_h,
@@ -182,16 +194,34 @@ class MogrifierLSTM(Recurrent):
             **randomness,
         }
 
+    def _input_dropout_of(self, l: int) -> float:
+        return self.dropout if l else self.input_dropout
+
+    def _layer_input(self, l: int, x: Tensor) -> Tensor:
+        p = self._input_dropout_of(l)
+        if not (self.bidirectional and self.training and p):
+            return x
+        drop = self._locked_dropout if self.locked_input else self._dropout
+        dropped: Tensor = drop(x, p, draw_seed(x.device))
+        return dropped
+
+    def _run_direction(
+        self, l: int, reverse: bool, x: Tensor, state: LayerState, order: Order
+    ) -> tuple[Tensor, LayerState]:
+        arguments = self._layer_arguments(l, reverse, x.device, state, order)
+        return self._mogrifier_lstm(x, **arguments)
+
     def _run_layers(
-        self, l: int, x: Tensor, state: States, lengths: Tensor | None
-    ) -> Sequence[LayerOutput]:
+        self, l: int, x: Tensor, states: Sequence[LayerState], order: Order
+    ) -> Sequence[Output]:
         # Two layers are called together, because CUDA may run them concurrently. A residual layer
         # also reads the output two layers below it, which the pair operator does not take.
-        arguments = self._layer_arguments(l, x.device, state, lengths)
-        if l + 1 == self.num_layers or self.residual:
-            return [self._mogrifier_lstm(x, **arguments)]
-        above = self._layer_arguments(l + 1, x.device, state, lengths)
-        return self._mogrifier_lstm_pair(x, arguments, above)
+        if self.bidirectional or self.residual or l + 1 == self.num_layers:
+            return super()._run_layers(l, x, states, order)
+        below, above = (
+            self._layer_arguments(i, False, x.device, states[i], order) for i in (l, l + 1)
+        )
+        return [(y, [state]) for y, state in self._mogrifier_lstm_pair(x, below, above)]
 
     def extra_repr(self) -> str:
         return shown_options(self)

@@ -13,6 +13,7 @@ from fusedseq.nn.heads import heads
 from fusedseq.nn.initialization import reset_in_order
 from fusedseq.nn.key_value_cache import KeyValueCache
 from fusedseq.nn.operators import Operators, shown_options
+from fusedseq.nn.packed_sequences import boundaries, longest, nested_as, rows_of
 from fusedseq.nn.relative_positions import RelativePositions
 
 
@@ -32,6 +33,11 @@ class MultiheadAttention(nn.Module):
     positions: a module that tells the logits the positions: an ALiBi, RelativeBias, RelativeKeys or
         Rotary; None for none
     scale: factor of the logits, by default 1/sqrt(E / N)
+    window: (left, right): a query sees at most so many keys before and behind its position; None
+        for all
+    softcap: above 0, a logit x becomes softcap * tanh(x / softcap); 0 for none
+    sinks: whether there is a parameter `sinks` (N,), initialized to 0: logits that the softmax of
+        every query has beside those of its keys, with a value of zero
     need_weights: the default of `forward`'s argument of this name. True makes this module return
         the probabilities where torch's does, in code that calls it as torch's and uses its second
         result; `fusedseq.models.convert.attention` sets it
@@ -46,12 +52,16 @@ class MultiheadAttention(nn.Module):
     path it is 2.2 times as fast as torch's own (measured for the decoder of LanguageModel).
     """
 
-    need_weights: bool = False  # of modules that were pickled before this option existed
+    # Of modules that were pickled before these options existed.
+    need_weights: bool = False
+    window: tuple[int | None, int | None] | None = None
+    softcap: float = 0.0
     in_proj_weight: nn.Parameter | None
     q_proj_weight: nn.Parameter | None
     k_proj_weight: nn.Parameter | None
     v_proj_weight: nn.Parameter | None
     in_proj_bias: nn.Parameter | None
+    sinks: nn.Parameter | None
     # With False, torch.nn.TransformerEncoderLayer calls `forward`. With True it would, in eval
     # mode, run a kernel of its own on our parameters.
     _qkv_same_embed_dim = False
@@ -72,6 +82,9 @@ class MultiheadAttention(nn.Module):
         *,
         positions: RelativePositions | None = None,
         scale: float | None = None,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float = 0.0,
+        sinks: bool = False,
         need_weights: bool = False,
         ops: Operators = fused,
     ) -> None:
@@ -109,7 +122,11 @@ class MultiheadAttention(nn.Module):
             self.register_parameter(name, parameter)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
         self.positions, self.scale = positions, scale
+        self.window, self.softcap = window, softcap
+        zeros = torch.zeros(num_heads, device=device, dtype=dtype) if sinks else None
+        self.register_parameter("sinks", None if zeros is None else nn.Parameter(zeros))
         self._attention, self._linear = ops.attention, ops.linear
+        self._attention_varlen = ops.attention_varlen
         self._draw_projections()
 
     def reset_parameters(self) -> None:
@@ -131,7 +148,7 @@ class MultiheadAttention(nn.Module):
         ):
             if weight is not None:
                 nn.init.xavier_uniform_(weight)
-        for bias in (self.in_proj_bias, self.out_proj.bias):
+        for bias in (self.in_proj_bias, self.out_proj.bias, self.sinks):
             if bias is not None:
                 nn.init.zeros_(bias)
 
@@ -169,6 +186,8 @@ class MultiheadAttention(nn.Module):
         key_lengths: Tensor | Sequence[int] | None = None,
         causal_alignment: Literal["start", "end"] | None = None,
         cache: KeyValueCache | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Computes attention of query over key and value.
 
@@ -194,9 +213,22 @@ class MultiheadAttention(nn.Module):
             stores the probabilities in memory: the oracle computes them in a second pass
         cache: a KeyValueCache. Key and value are appended to it, and attention is over all its
             positions; without key and value, over the positions already in it. Inference only
+        cu_seqlens, max_seqlen: query, key and value are (rows, E) of sequences that follow each
+            other without padding, as `fused.attention_varlen` has them, in self-attention. The same
+            is meant by nested tensors (B, L*, E) in torch's jagged layout, of which y is one too;
+            their keys may have other lengths. key_padding_mask, key_lengths, attn_mask, cache and
+            need_weights are not for them, and with `positions` keys have the lengths of the queries
         returns y, as query; the weights or None
         Errors: ValueError or TypeError for shapes and dtypes; those of the operator `attention`.
         """
+        if cu_seqlens is not None or getattr(query, "is_nested", False):
+            unknown = key_padding_mask, attn_mask, key_lengths, cache, need_weights or None
+            if any(option is not None for option in unknown):
+                raise ValueError(
+                    "MultiheadAttention: key_padding_mask, attn_mask, key_lengths, cache and "
+                    "need_weights must be None for packed sequences, got one"
+                )
+            return self._packed(query, key, value, is_causal, cu_seqlens, max_seqlen), None
         self._check(query, key, value, cache)
         need_weights = self.need_weights if need_weights is None else need_weights
         if query.dim() == 2:
@@ -234,6 +266,7 @@ class MultiheadAttention(nn.Module):
         }
         if offset != S - L:
             options["offset"] = offset
+        options |= self._logit_options()
         if cache is not None:
             options["key_rows"] = key_rows
         options |= logit_terms(q, S, offset, attn_mask, key_padding_mask, self.positions)
@@ -244,6 +277,52 @@ class MultiheadAttention(nn.Module):
         y = self._linear(y, self.out_proj.weight, self.out_proj.bias)
         weights = probabilities(q, k, options, average_attn_weights) if need_weights else None
         return y if self.batch_first else y.transpose(0, 1), weights
+
+    def _logit_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if self.window is not None:
+            options["window"] = self.window
+        if self.softcap:
+            options["softcap"] = self.softcap
+        if getattr(self, "sinks", None) is not None:  # of a pickled module it may be missing
+            options["sinks"] = self.sinks
+        return options
+
+    def _packed(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        causal: bool,
+        cu_seqlens: Tensor | None,
+        max_seqlen: int | None,
+    ) -> Tensor:
+        """Returns y of packed sequences, as `forward` describes them."""
+        (cu_q, most_q), (cu_k, most_k) = boundaries(query, key, value, cu_seqlens, max_seqlen)
+        # One tensor stays one tensor, because its projections are then one product. With a batch of
+        # one they are views (1, N, rows, D).
+        rows = {id(t): rows_of(t).unsqueeze(self._batch_dim) for t in (query, key, value)}
+        q_rows, k_rows, v_rows = (rows[id(t)] for t in (query, key, value))
+        self._check(q_rows, k_rows, v_rows, None)
+        q, k, v = self._heads(q_rows, k_rows, v_rows)
+        assert k is not None, "there is a key"
+        assert v is not None, "there is a value"
+        options: dict[str, Any] = {"scale": self.scale, "causal": causal}
+        options |= self._logit_options()
+        if self.positions is not None:
+            if cu_q is not cu_k:
+                raise ValueError(
+                    "MultiheadAttention: positions must be None for packed sequences whose keys "
+                    f"have other lengths than the queries, got {type(self.positions).__name__}"
+                )
+            most_q = most_k = longest(cu_q) if most_q is None else most_q
+            options |= self.positions.options(most_q, most_q, 0)
+        if self.training and self.dropout:
+            options |= {"dropout": self.dropout, "seed": draw_seed(q.device)}
+        q, k, v = (t.squeeze(0).transpose(0, 1) for t in (q, k, v))
+        y = self._attention_varlen(q, k, v, cu_q, cu_k, most_q, most_k, **options).flatten(1)
+        y = self._linear(y, self.out_proj.weight, self.out_proj.bias)
+        return nested_as(query, y) if query.is_nested else y
 
     @property
     def _batch_dim(self) -> int:
@@ -326,6 +405,7 @@ class MultiheadAttention(nn.Module):
         return shown_options(
             self,
             bias=self.in_proj_bias is not None,
+            sinks=getattr(self, "sinks", None) is not None,
             **{name: None if n == self.embed_dim else n for name, n in sizes.items()},
         )
 

@@ -27,6 +27,9 @@ class Operators(Protocol):
     def attention(self) -> Callable[..., Tensor]: ...
 
     @property
+    def attention_varlen(self) -> Callable[..., Tensor]: ...
+
+    @property
     def bias_activation_dropout(self) -> Callable[..., Tensor]: ...
 
     @property
@@ -34,6 +37,12 @@ class Operators(Protocol):
 
     @property
     def embedding(self) -> Callable[..., Tensor]: ...
+
+    @property
+    def gru(self) -> Callable[..., tuple[Tensor, Tensor]]: ...
+
+    @property
+    def layer_norm_lstm(self) -> Callable[..., LayerOutput]: ...
 
     @property
     def linear(self) -> Callable[..., Tensor]: ...
@@ -55,8 +64,14 @@ class Operators(Protocol):
     def mogrifier_lstm_pair(self) -> Callable[..., tuple[LayerOutput, LayerOutput]]: ...
 
     @property
+    def peephole_lstm(self) -> Callable[..., LayerOutput]: ...
+
+    @property
     def residual_layer_norm(self) -> Callable[..., Any]:
         """Returns one tensor, or two with prenorm."""
+
+    @property
+    def rnn(self) -> Callable[..., tuple[Tensor, Tensor]]: ...
 
     @property
     def split_cross_entropy(self) -> Callable[..., Tensor]: ...

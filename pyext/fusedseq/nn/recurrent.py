@@ -1,70 +1,29 @@
-"""What `LSTM` and `MogrifierLSTM` share: layers, gate parameters, states and lengths."""
+"""What the recurrent modules share: layers, directions, gate parameters, states and lengths."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import rnn
 
 from fusedseq.fused import check
-from fusedseq.nn.dropout import check_probability, draw_seed
-from fusedseq.nn.operators import LayerOutput
+from fusedseq.nn.dropout import draw_seed
+from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
 
-States = tuple[Sequence[Tensor] | Tensor, Sequence[Tensor] | Tensor]  # (h, c) of all layers
-
-
-@dataclass(frozen=True)
-class RecurrentSettings:
-    """The arguments that `LSTM` and `MogrifierLSTM` have in common; see `LSTM`."""
-
-    input_size: int
-    hidden_size: int | Sequence[int]  # one size for all layers, or one for each
-    num_layers: int
-    bias: bool
-    weight_drop: float  # on W_hh, in [0, 1]
-    variational: bool  # of weight_drop: one mask value per row of W_hh
-    residual: bool  # layer l > 0 reads the sum of the outputs of the layers l-1 and l-2
-    output: Literal["last", "sum"]  # of which layers
-    batch_first: bool
-    device: torch.device | str | None
-    dtype: torch.dtype | None
-
-    def hidden_sizes(self, module: str) -> list[int]:
-        """Returns H of each layer; raises ValueError, naming the module, for invalid settings."""
-        hidden, L = self.hidden_size, self.num_layers
-        sizes = [hidden] * L if isinstance(hidden, int) else list(hidden)
-        if L < 1 or len(sizes) != L:
-            raise ValueError(
-                f"{module}: hidden_size must be an int or one size for each of num_layers = {L} "
-                f"layers (at least 1), got {hidden}"
-            )
-        if min(self.input_size, *sizes) < 1:
-            raise ValueError(
-                f"{module}: input_size and hidden_size must be at least 1, got {self.input_size} "
-                f"and {hidden}"
-            )
-        if self.output not in ("last", "sum"):
-            raise ValueError(f"{module}: output must be 'last' or 'sum', got {self.output!r}")
-        if self.residual and len({self.input_size, *sizes}) > 1:
-            raise ValueError(
-                f"{module}: residual must be False unless input_size and all hidden sizes are "
-                f"equal, got {self.input_size} and {sizes}"
-            )
-        if self.output == "sum" and len(set(sizes)) > 1:
-            raise ValueError(
-                f"{module}: output must be 'last' unless all hidden sizes are equal, got {sizes}"
-            )
-        check_probability(self.weight_drop, module, "weight_drop")
-        return sizes
+OfLayers = Sequence[Tensor] | Tensor  # of all layers: (num_layers * directions, B, H), or a list
+LayerState = tuple[Tensor, ...]  # (h, c), or (h,), of one direction of a layer, (B, H) each
+Output = tuple[Tensor, Sequence[LayerState]]  # y of a layer, and the final state of each direction
 
 
 class Recurrent(nn.Module):
-    """The base class of `LSTM` and `MogrifierLSTM`; a subclass implements `_run_layers`."""
+    """The base class of the recurrent modules; a subclass implements `_run_direction`."""
 
-    forget_bias: float | None
+    GATES = 4  # rows of the weights for each hidden unit
+    STATE: tuple[str, ...] = ("h", "c")  # the names of the tensors of a state
+    forget_bias: float | None = None
+    bidirectional, proj_size = False, 0  # of modules that older versions have pickled
 
     def __init__(self, settings: RecurrentSettings) -> None:
         super().__init__()
@@ -78,22 +37,38 @@ class Recurrent(nn.Module):
         self.bias, self.batch_first = s.bias, s.batch_first
         self.residual, self.output = s.residual, s.output
         self.weight_drop, self.variational = s.weight_drop, s.variational
+        self.bidirectional, self.proj_size = s.bidirectional, s.proj_size
         # (X, H) of each layer
-        self.sizes = list(zip([s.input_size, *hidden[:-1]], hidden, strict=True))
+        below = [s.input_size, *[s.directions * self._output_size(H) for H in hidden[:-1]]]
+        self.sizes = list(zip(below, hidden, strict=True))
+        G = self.GATES
         for l, (X, H) in enumerate(self.sizes):
-            self._add(f"weight_ih_l{l}", (4 * H, X), s)
-            self._add(f"weight_hh_l{l}", (4 * H, H), s)
-            if s.bias:
-                self._add(f"bias_ih_l{l}", (4 * H,), s)
-                self._add(f"bias_hh_l{l}", (4 * H,), s)
+            for reverse in self._directions():
+                self._add("weight_ih", l, (G * H, X), s, reverse)
+                self._add("weight_hh", l, (G * H, self._output_size(H)), s, reverse)
+                if s.bias:
+                    self._add("bias_ih", l, (G * H,), s, reverse)
+                    self._add("bias_hh", l, (G * H,), s, reverse)
+                if s.proj_size:
+                    self._add("weight_hr", l, (s.proj_size, H), s, reverse)
 
-    def _add(self, name: str, shape: tuple[int, ...], s: RecurrentSettings) -> None:
+    def _output_size(self, H: int) -> int:
+        """Returns the width of h."""
+        return self.proj_size or H
+
+    def _directions(self) -> tuple[bool, ...]:
+        """Returns for each direction of a layer whether it is the reverse one."""
+        return (False, True) if self.bidirectional else (False,)
+
+    def _add(
+        self, name: str, l: int, shape: tuple[int, ...], s: RecurrentSettings, reverse: bool
+    ) -> None:
         values = torch.empty(shape, device=s.device, dtype=s.dtype)
-        self.register_parameter(name, nn.Parameter(values))
+        self.register_parameter(parameter_name(name, l, reverse), nn.Parameter(values))
 
-    def _parameter(self, name: str, l: int) -> nn.Parameter | None:
+    def _parameter(self, name: str, l: int, reverse: bool) -> nn.Parameter | None:
         """Returns a parameter of layer l, or None if the module does not have it."""
-        parameter: nn.Parameter | None = getattr(self, f"{name}_l{l}", None)
+        parameter: nn.Parameter | None = getattr(self, parameter_name(name, l, reverse), None)
         return parameter
 
     def reset_parameters(self, forget_bias: float | None = None) -> None:
@@ -110,22 +85,29 @@ class Recurrent(nn.Module):
                 "parameters are sharded, got DTensors: load a full state dict into them"
             )
         for l, (_, H) in enumerate(self.sizes):
-            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-                if (parameter := self._parameter(name, l)) is not None:
-                    nn.init.uniform_(parameter, -1 / math.sqrt(H), 1 / math.sqrt(H))
-            bias_ih, bias_hh = self._parameter("bias_ih", l), self._parameter("bias_hh", l)
-            if bias_ih is not None and bias_hh is not None and forget_bias is not None:
-                nn.init.constant_(bias_ih[H : 2 * H], forget_bias)
-                nn.init.zeros_(bias_hh[H : 2 * H])
+            for reverse in self._directions():
+                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"):
+                    if (parameter := self._parameter(name, l, reverse)) is not None:
+                        nn.init.uniform_(parameter, -1 / math.sqrt(H), 1 / math.sqrt(H))
+                bias_ih = self._parameter("bias_ih", l, reverse)
+                bias_hh = self._parameter("bias_hh", l, reverse)
+                if bias_ih is not None and bias_hh is not None and forget_bias is not None:
+                    nn.init.constant_(bias_ih[H : 2 * H], forget_bias)
+                    nn.init.zeros_(bias_hh[H : 2 * H])
 
-    def _gates(self, l: int) -> dict[str, Tensor | None]:
-        """Returns the operator's arguments W_ih, W_hh and b, the sum of torch.nn.LSTM's biases."""
-        bias_ih, bias_hh = self._parameter("bias_ih", l), self._parameter("bias_hh", l)
+    def _gates(self, l: int, reverse: bool) -> dict[str, Tensor | None]:
+        """Returns the operator's arguments W_ih, W_hh and b."""
+        bias_ih = self._parameter("bias_ih", l, reverse)
+        bias_hh = self._parameter("bias_hh", l, reverse)
         return {
-            "W_ih": self._parameter("weight_ih", l),
-            "W_hh": self._parameter("weight_hh", l),
-            "b": None if bias_ih is None or bias_hh is None else bias_ih + bias_hh,
+            "W_ih": self._parameter("weight_ih", l, reverse),
+            "W_hh": self._parameter("weight_hh", l, reverse),
+            "b": None if bias_ih is None or bias_hh is None else self._bias(bias_ih, bias_hh),
         }
+
+    def _bias(self, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
+        """Returns the operator's b from the two biases of torch's modules."""
+        return bias_ih + bias_hh
 
     def _randomness(self, device: torch.device, *probabilities: float) -> dict[str, Any]:
         """Returns a layer's arguments of weight drop and randomness.
@@ -140,37 +122,68 @@ class Recurrent(nn.Module):
             "seed": draw_seed(device) if random else 0,
         }
 
-    def _run_layers(
-        self, l: int, x: Tensor, state: States, lengths: Tensor | None
-    ) -> Sequence[LayerOutput]:
-        """Runs layer l, or layer l and more above it, and returns the output of each.
+    def _layer_input(self, l: int, x: Tensor) -> Tensor:
+        """Returns what both directions of layer l read of the output x below it."""
+        return x
 
-        x: (T, B, X)    state: (h, c), the initial states of all layers    lengths: (B,) or None
+    def _run_direction(
+        self, l: int, reverse: bool, x: Tensor, state: LayerState, order: Order
+    ) -> tuple[Tensor, LayerState]:
+        """Runs one direction of layer l, and returns y and the final state.
+
+        x: (T, B, X)    state: the initial one
         """
         raise NotImplementedError
+
+    def _run_layers(
+        self, l: int, x: Tensor, states: Sequence[LayerState], order: Order
+    ) -> Sequence[Output]:
+        """Runs layer l, or layer l and more above it, and returns the output of each.
+
+        x: (T, B, X)    states: the initial ones of all layers and directions
+        """
+        x, first = self._layer_input(l, x), l * len(self._directions())
+        outputs = [
+            self._run_direction(l, reverse, x, states[first + reverse], order)
+            for reverse in self._directions()
+        ]
+        y = outputs[0][0] if len(outputs) == 1 else torch.cat([y for y, _ in outputs], -1)
+        return [(y, [final for _, final in outputs])]
 
     def forward(
         self,
         x: Tensor | rnn.PackedSequence,
-        state: States | None = None,
+        state: Any = None,
         lengths: Tensor | Sequence[int] | None = None,
         *,
-        hx: States | None = None,
-    ) -> tuple[Tensor | rnn.PackedSequence, States]:
+        hx: Any = None,
+        starts: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor | rnn.PackedSequence, Any]:
         """Runs all layers.
 
         x: (T, B, input_size), (B, T, input_size) with `batch_first`, (T, input_size) for one
-            sequence without a batch dimension, or a PackedSequence
-        state: the initial (h, c), each (num_layers, B, H), or a list with a tensor (B, H_l) for
-            each layer if the sizes differ; zeros by default. For an x without a batch dimension,
-            they have none either: (num_layers, H), or (H_l,) for each layer
+            sequence without a batch dimension, a PackedSequence, a nested tensor (B, ragged,
+            input_size) in the layout torch.jagged, or (tokens, input_size) with cu_seqlens
+        state: the initial (h, c), or h of a module without c: each (num_layers, B, H), or a list
+            with a tensor (B, H_l) for each layer if the sizes differ; zeros by default. With
+            `bidirectional` there is an entry for each direction of each layer, the forward one
+            first. For an x without a batch dimension, they have none either: (num_layers, H), or
+            (H_l,) for each layer
         lengths: (B,) int64 or int32, or a list, in [0, T]: steps after a sequence's length leave
             its state unchanged and output zeros
-        hx: another name of `state`, which torch.nn.LSTM has
-        returns y, (h, c): y as x but of the last layer's size (the sum of all layers' outputs with
-            output='sum'); the final (h, c) in the form of `state`
+        hx: another name of `state`, which torch's modules have
+        starts: (T, B) bool, (B, T) with `batch_first`: where true, a new sequence starts in the
+            row, and the state before that step is zero; in the reverse direction, before the last
+            step of the sequence that ends there
+        cu_seqlens: (sequences + 1,) int64 or int32, from 0 to the number of tokens: where in x each
+            sequence begins, and where the last one ends
+        returns y and the final state: y as x but of the last layer's width (the sum of all layers'
+            outputs with output='sum'), which is twice H with `bidirectional`, the forward direction
+            first; the final state in the form of `state`
         Errors: ValueError for another shape of x, a state without an entry for each layer, both
-        state and hx, or lengths together with a PackedSequence or an x without a batch dimension.
+        state and hx, lengths or starts together with an x that has its own sequences, and lengths
+        together with an x without a batch dimension.
         """
         module = type(self).__name__
         if hx is not None:
@@ -180,17 +193,18 @@ class Recurrent(nn.Module):
                     "got both"
                 )
             state = hx
+        self._check_sequences(x, lengths, starts, cu_seqlens)
         if isinstance(x, rnn.PackedSequence):
-            if lengths is not None:
-                raise ValueError(
-                    f"{module}: lengths must be None with a PackedSequence, which has its own, got "
-                    "lengths"
-                )
-            steps, lengths = rnn.pad_packed_sequence(x)
-            y, final = self._run(steps, state, lengths)
+            steps, own_lengths = rnn.pad_packed_sequence(x)
+            order = Order(check.to_lengths(own_lengths, steps.device), None)
+            y, final = self._run(steps, state, order)
             # A sequence without this permutation was packed from lengths in descending order.
             in_order = x.unsorted_indices is None
-            return rnn.pack_padded_sequence(y, lengths.cpu(), enforce_sorted=in_order), final
+            return rnn.pack_padded_sequence(y, own_lengths, enforce_sorted=in_order), final
+        if x.is_nested:
+            return self._run_nested(x, state)
+        if cu_seqlens is not None:
+            return self._run_ragged(x, state, cu_seqlens)
         if x.dim() not in (2, 3) or x.size(-1) != self.input_size:
             required = ("B, T" if self.batch_first else "T, B") + f", {self.input_size}"
             raise ValueError(
@@ -198,13 +212,62 @@ class Recurrent(nn.Module):
                 f"dimension, got {tuple(x.shape)}"
             )
         if x.dim() == 2:
-            return self._run_unbatched(x, state, lengths)
-        y, final = self._run(x.transpose(0, 1) if self.batch_first else x, state, lengths)
+            return self._run_unbatched(x, state, lengths, starts)
+        if self.batch_first:
+            x = x.transpose(0, 1)
+            starts = starts if starts is None else starts.transpose(0, 1)
+        y, final = self._run(x, state, Order(check.to_lengths(lengths, x.device), starts))
         return y.transpose(0, 1) if self.batch_first else y, final
 
+    def _check_sequences(self, x: Any, lengths: Any, starts: Any, cu_seqlens: Any) -> None:
+        """Requires that only one argument says which sequences there are."""
+        own = {
+            "a PackedSequence": isinstance(x, rnn.PackedSequence),
+            "a nested tensor": isinstance(x, Tensor) and x.is_nested,
+            "cu_seqlens": cu_seqlens is not None,
+        }
+        given = {"lengths": lengths, "starts": starts, "cu_seqlens": cu_seqlens}
+        for kind, is_used in own.items():
+            for name, value in given.items():
+                if is_used and value is not None and name != kind:
+                    raise ValueError(
+                        f"{type(self).__name__}: {name} must be None with {kind}, which has its "
+                        f"own sequences, got {name}"
+                    )
+
+    def _run_ragged(self, x: Tensor, state: Any, cu_seqlens: Tensor) -> tuple[Tensor, Any]:
+        """Computes `forward` for x (tokens, input_size), whose sequences follow each other."""
+        module = type(self).__name__
+        if x.dim() != 2 or x.size(-1) != self.input_size:
+            raise ValueError(
+                f"{module}: x must be (tokens, {self.input_size}) with cu_seqlens, got "
+                f"{tuple(x.shape)}"
+            )
+        offsets = check.offsets(module, "cu_seqlens", cu_seqlens, x, "x")
+        lengths, B = offsets.diff(), len(offsets) - 1
+        if len(x) == 0 or B == 0:
+            raise ValueError(f"{module}: x must have at least one token, got {tuple(x.shape)}")
+        # The place (step, sequence) of each token in (T, B).
+        sequence = torch.arange(B, device=x.device).repeat_interleave(lengths, output_size=len(x))
+        step = torch.arange(len(x), device=x.device) - offsets[sequence]
+        padded = x.new_zeros(int(lengths.max()), B, x.size(1)).index_put((step, sequence), x)
+        y, final = self._run(padded, state, Order(lengths, None))
+        return y[step, sequence], final
+
+    def _run_nested(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Computes `forward` for a nested tensor (B, ragged, input_size)."""
+        if x.layout != torch.jagged or x.dim() != 3 or x.size(-1) != self.input_size:
+            raise ValueError(
+                f"{type(self).__name__}: a nested x must be (B, ragged, {self.input_size}) in the "
+                f"layout torch.jagged, got {x.dim()} dimensions in the layout {x.layout}"
+            )
+        offsets: Tensor = x.offsets()  # type: ignore[attr-defined]  # only nested tensors have it
+        y, final = self._run_ragged(x.values(), state, offsets)
+        return torch.nested.nested_tensor_from_jagged(y, offsets), final
+
     def _run_unbatched(
-        self, x: Tensor, state: States | None, lengths: Tensor | Sequence[int] | None
-    ) -> tuple[Tensor, States]:
+        self, x: Tensor, state: Any, lengths: Tensor | Sequence[int] | None, starts: Tensor | None
+    ) -> tuple[Tensor, Any]:
         """Computes `forward` for x (T, input_size) and states without a batch dimension."""
         module = type(self).__name__
         if lengths is not None:
@@ -212,49 +275,65 @@ class Recurrent(nn.Module):
                 f"{module}: lengths must be None for an x without a batch dimension, got lengths"
             )
         if state is not None:
-            self._check_state(state)
-            if any(s_l.dim() != 1 for s in state for s_l in s):
-                shapes = [[tuple(s_l.shape) for s_l in s] for s in state]
+            parts = self._parts(state)
+            if any(s_l.dim() != 1 for s in parts for s_l in s):
+                shapes = [[tuple(s_l.shape) for s_l in s] for s in parts]
                 raise ValueError(
-                    f"{module}: state must be (h, c), each (num_layers, H), for an x without a "
-                    f"batch dimension, got entries of the shapes {shapes}"
+                    f"{module}: state must be {self._state_name()}, each (num_layers, H), for an x "
+                    f"without a batch dimension, got entries of the shapes {shapes}"
                 )
-            h, c = state
-            state = [t[None] for t in h], [t[None] for t in c]
-        y, (h, c) = self._run(x[:, None], state, None)
-        if isinstance(h, Tensor) and isinstance(c, Tensor):
-            return y[:, 0], (h[:, 0], c[:, 0])
-        return y[:, 0], ([t[0] for t in h], [t[0] for t in c])
+            state = self._state([[t[None] for t in s] for s in parts])
+        starts = None if starts is None else starts[:, None]
+        y, final = self._run(x[:, None], state, Order(None, starts))
+        parts = [
+            s[:, 0] if isinstance(s, Tensor) else [t[0] for t in s] for s in self._parts(final)
+        ]
+        return y[:, 0], self._state(parts)
 
-    def _check_state(self, state: States) -> None:
-        if len(state) != 2 or any(len(s) != self.num_layers for s in state):
+    def _state_name(self) -> str:
+        return f"({', '.join(self.STATE)})" if len(self.STATE) > 1 else self.STATE[0]
+
+    def _parts(self, state: Any) -> Sequence[OfLayers]:
+        """Returns the tensors of a state of all layers, in the order of STATE."""
+        parts = state if len(self.STATE) > 1 else (state,)
+        count = self.num_layers * len(self._directions())
+        if len(parts) != len(self.STATE) or any(len(s) != count for s in parts):
+            directions = " in 2 directions" if self.bidirectional else ""
             raise ValueError(
-                f"{type(self).__name__}: state must be (h, c) with an entry for each of "
-                f"{self.num_layers} layers, got {[len(s) for s in state]}"
+                f"{type(self).__name__}: state must be {self._state_name()} with an entry for each "
+                f"of {self.num_layers} layers{directions}, got {[len(s) for s in parts]}"
             )
+        return parts
 
-    def _run(
-        self, x: Tensor, state: States | None, lengths: Tensor | Sequence[int] | None
-    ) -> tuple[Tensor, States]:
+    def _state(self, parts: Sequence[Any]) -> Any:
+        """Returns a state in the form in which the module takes and returns it."""
+        return tuple(parts) if len(self.STATE) > 1 else parts[0]
+
+    def _run(self, x: Tensor, state: Any, order: Order) -> tuple[Tensor, Any]:
         """Computes `forward` for x (T, B, input_size)."""
-        ends = check.to_lengths(lengths, x.device)
         if state is None:
-            zeros = [x.new_zeros(x.size(1), H) for _, H in self.sizes]
-            state = zeros, zeros
-        self._check_state(state)
+            hidden = [H for _, H in self.sizes for _ in self._directions()]
+            c = [x.new_zeros(x.size(1), H) for H in hidden]
+            h = [x.new_zeros(x.size(1), self._output_size(H)) for H in hidden]
+            state = self._state([{"h": h, "c": c}[name] for name in self.STATE])
+        initial = list(zip(*self._parts(state), strict=True))
         layer_inputs, total = [x], None
-        h: list[Tensor] = []
-        c: list[Tensor] = []
+        final: list[LayerState] = []
         while (l := len(layer_inputs) - 1) < self.num_layers:
             below = layer_inputs[-1]
             if self.residual and l > 0:
                 below = below + layer_inputs[-2]
-            for y, (h_l, c_l) in self._run_layers(l, below, state, ends):
+            for y, states in self._run_layers(l, below, initial, order):
                 total = y if total is None or self.output == "last" else total + y
                 layer_inputs.append(y)
-                h.append(h_l)
-                c.append(c_l)
+                final += states
         assert total is not None, "there is at least one layer"
+        parts = [list(part) for part in zip(*final, strict=True)]
         if len({H for _, H in self.sizes}) == 1:
-            return total, (torch.stack(h), torch.stack(c))
-        return total, (h, c)
+            return total, self._state([torch.stack(part) for part in parts])
+        return total, self._state(parts)
+
+
+def parameter_name(name: str, l: int, reverse: bool) -> str:
+    """Returns the name of a parameter of layer l, as torch's modules have it."""
+    return f"{name}_l{l}_reverse" if reverse else f"{name}_l{l}"

@@ -24,6 +24,9 @@ def attention(
     key_rows: Tensor | None = None,
     dropout: float = 0.0,
     seed: int | Tensor = 0,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Scaled dot-product attention (Vaswani et al., 2017, equation 1):
 
@@ -54,6 +57,13 @@ def attention(
         search's table, which saves copying its caches; k and v may then have any number of rows
     dropout: probability in [0, 1] that a softmax probability is dropped
     seed: seed of the dropout's mask, `dropout_mask` of shape (B, N, L, S)
+    window: (left, right): a query at position p sees keys p - left to p + right (Beltagy et al.,
+        2020); None or -1: all on that side. With `causal` right is 0
+    softcap: above 0, a logit x becomes softcap * tanh(x / softcap) (Gemma 2, 2024), after the scale
+        and before bias, alibi and masks, as in transformers and flash-attn; 0 for none
+    sinks: (N,) logits that every query's softmax has beside those of its keys, with a value of zero
+        (GPT-OSS, 2025; Xiao et al., 2023): the probabilities of the keys sum to less than 1.
+        softcap, masks and dropout do not apply to them
     returns (B, N, L, D)
 
     A query without a visible key, one whose row of logits is fully masked or that meets S = 0 keys,
@@ -65,15 +75,18 @@ def attention(
     if key_rows is not None:
         k, v = (t[key_rows, :, j].transpose(1, 2) for t in (k, v))
     if rope is not None:
-        q = rotate(q, rope[i[:, 0]], rope_interleaved)
+        q = rotate(q, rope[i.squeeze(-1)], rope_interleaved)
         k = rotate(k, rope[j], rope_interleaved)
     k, v = (t.repeat_interleave(N // max(t.size(1), 1), dim=1) for t in (k, v))
 
     logits = q @ k.mT  # (B, N, L, S)
     if relative_keys is not None:
         K = len(relative_keys) // 2
-        logits = logits + torch.einsum("bnid,ijd->bnij", q, relative_keys[K + (j - i).clamp(-K, K)])
+        row = (K + (j - i).clamp(-K, K)).expand_as(logits)
+        logits = logits + (q @ relative_keys.T).gather(-1, row)
     logits = logits * (max(D, 1) ** -0.5 if scale is None else scale)
+    if softcap:
+        logits = softcap * (logits / softcap).tanh()
     if bias is not None:
         logits = logits + bias
     if alibi is not None:
@@ -82,18 +95,21 @@ def attention(
     visible = logits != -torch.inf
     if causal:
         visible = visible & (j <= i)
+    left, right = (None, None) if window is None else window
+    if left is not None and left != -1:
+        visible = visible & (j >= i - left)
+    if right is not None and right != -1:
+        visible = visible & (j <= i + right)
     if key_lengths is not None:
         lengths = torch.as_tensor(key_lengths, device=q.device)
         visible = visible & (j < lengths[:, None, None, None])
     if mask is not None:
         visible = visible & mask
     without_key = ~visible.any(-1, keepdim=True)
-    p = (
-        logits.masked_fill(~visible, -torch.inf)
-        .masked_fill(without_key, 0)
-        .softmax(-1)
-        .masked_fill(~visible, 0)
-    )
+    logits = logits.masked_fill(~visible, -torch.inf).masked_fill(without_key, 0)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks[:, None, None].expand(*logits.shape[:3], 1)], dim=-1)
+    p = logits.softmax(-1)[..., :S].masked_fill(~visible, 0)
     if dropout:
         p = drop(p, dropout_mask(seed, dropout, p.shape, p.device), dropout)
     return p @ v

@@ -1,10 +1,9 @@
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from fusedseq.reference.dropout_mask import WEIGHT
-from fusedseq.reference.mogrifier_lstm import mask_of_steps
+from fusedseq.reference.steps import State, over_steps
 from fusedseq.reference.weight_drop import drop_weight
 
 
@@ -17,6 +16,8 @@ def lstm(
     c0: Tensor,
     lengths: Tensor | Sequence[int] | None = None,
     *,
+    starts: Tensor | None = None,
+    reverse: bool = False,
     weight_drop: float = 0.0,
     variational: bool = False,
     training: bool = True,
@@ -34,6 +35,11 @@ def lstm(
         ints; None for T. At steps past a sequence's length the state does not change and y is 0.
         What x and the gradient of y hold there is never used, even if it is NaN or infinite, and
         the gradient of x is 0 there.
+    starts: (T, B) bool: where it is true, a new sequence starts, and the state before that step is
+        zero in place of the one that was carried there; steps past a sequence's length ignore it
+    reverse: whether each sequence is read from its own end to its start. y is in the order of x,
+        and (h, c) is the state after step 0. `starts` are then the steps at which reading starts
+        again: the last ones of the sequences in a packed row.
     weight_drop: probability in [0, 1] that an element of W_hh is dropped while `training`, by one
         mask for all time steps (Merity et al., 2018, section 2); W_hh receives the gradient and is
         never written to
@@ -44,19 +50,13 @@ def lstm(
     """
     if training and weight_drop:
         W_hh = drop_weight(WEIGHT, W_hh, weight_drop, seed, variational)
-    alive = mask_of_steps(lengths, x)
-    if alive is not None:
-        x = torch.where(alive, x, 0.0)  # a product with 0 would keep NaN, as would its gradient
-    h, c, y = h0, c0, []
-    for t, x_t in enumerate(x):
-        z = x_t @ W_ih.T + h @ W_hh.T
+
+    def step(n: int, x_n: Tensor, state: State) -> State:
+        h, c = state
+        z = x_n @ W_ih.T + h @ W_hh.T
         i, f, g, o = (z if b is None else z + b).chunk(4, dim=-1)
-        c_new = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        h_new = o.sigmoid() * c_new.tanh()
-        if alive is not None:
-            y.append(torch.where(alive[t], h_new, 0.0))
-            h, c = torch.where(alive[t], h_new, h), torch.where(alive[t], c_new, c)
-        else:
-            y.append(h_new)
-            h, c = h_new, c_new
-    return torch.stack(y), (h, c)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+    y, (h, c) = over_steps(step, x, (h0, c0), lengths, starts, reverse)
+    return y, (h, c)

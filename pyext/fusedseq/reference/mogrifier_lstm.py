@@ -6,6 +6,7 @@ from torch import Tensor
 from fusedseq.reference.dropout import dropout
 from fusedseq.reference.dropout_mask import STATE, WEIGHT, ZONEOUT_C, ZONEOUT_H, drop, stream_mask
 from fusedseq.reference.locked_dropout import locked_dropout
+from fusedseq.reference.steps import State, over_steps
 from fusedseq.reference.weight_drop import drop_weight
 
 Weight = Tensor | tuple[Tensor, Tensor]  # of the rounds: full rank, or two low-rank factors
@@ -25,6 +26,8 @@ def mogrifier_lstm(
     *,
     rounds: int,
     lengths: Tensor | Sequence[int] | None = None,
+    starts: Tensor | None = None,
+    reverse: bool = False,
     cap_input_gate: bool = False,
     input_dropout: float = 0.0,
     locked_input: bool = False,
@@ -56,7 +59,8 @@ def mogrifier_lstm(
         no such round: Q if rounds is 0, R if rounds is at most 1.
     Q_bias: (n, X) and R_bias: (n, H), or None
     rounds: the number of rounds; with 0 this is an LSTM
-    lengths: as in `lstm`
+    lengths, starts, reverse: as in `lstm`. Zoneout's masks count the steps in the order in which
+        they are computed; the other masks are those of the forward order.
     cap_input_gate: whether i = min(i, 1 - f), as in the paper's code
     input_dropout: probability for x, with a mask for each time step
     locked_input: whether that mask is the same for all time steps
@@ -68,27 +72,26 @@ def mogrifier_lstm(
     seed: as in `dropout_mask`
     returns y: (T, B, H), (h, c): (B, H) each
     """
-    alive = mask_of_steps(lengths, x)
-    if alive is not None:
-        x = torch.where(alive, x, 0.0)  # a product with 0 would keep NaN, as would its gradient
     if training and input_dropout:
         x = (locked_dropout if locked_input else dropout)(x, input_dropout, seed)
     if training and weight_drop:
         W_hh = drop_weight(WEIGHT, W_hh, weight_drop, seed, variational)
-    state_keep = stream_mask(STATE, seed, state_dropout, h0.shape, h0.device)
+    state_keep = update_h = update_c = None
     y_shape = (len(x), *h0.shape)
-    update_h = stream_mask(ZONEOUT_H, seed, zoneout_h, y_shape, h0.device)
-    update_c = stream_mask(ZONEOUT_C, seed, zoneout_c, y_shape, h0.device)
+    if training:
+        state_keep = stream_mask(STATE, seed, state_dropout, h0.shape, h0.device)
+        update_h = stream_mask(ZONEOUT_H, seed, zoneout_h, y_shape, h0.device)
+        update_c = stream_mask(ZONEOUT_C, seed, zoneout_c, y_shape, h0.device)
 
-    h, c, y = h0, c0, []
-    for t, x_t in enumerate(x):
-        h_t = drop(h, state_keep, state_dropout) if training and state_dropout else h
+    def step(n: int, x_n: Tensor, state: State) -> State:
+        h, c = state
+        h_n = h if state_keep is None or not state_dropout else drop(h, state_keep, state_dropout)
         for k in range(rounds):
             if k % 2 == 0:
-                x_t = 2 * project(h_t, Q, Q_bias, k // 2).sigmoid() * x_t
+                x_n = 2 * project(h_n, Q, Q_bias, k // 2).sigmoid() * x_n
             else:
-                h_t = 2 * project(x_t, R, R_bias, k // 2).sigmoid() * h_t
-        z = x_t @ W_ih.T + h_t @ W_hh.T
+                h_n = 2 * project(x_n, R, R_bias, k // 2).sigmoid() * h_n
+        z = x_n @ W_ih.T + h_n @ W_hh.T
         i, f, g, o = (z if b is None else z + b).chunk(4, dim=-1)
         i, f = i.sigmoid(), f.sigmoid()
         if cap_input_gate:
@@ -97,39 +100,28 @@ def mogrifier_lstm(
         h_new = o.sigmoid() * c_new.tanh()
         if zoneout_c:
             c_new = (
-                torch.where(update_c[t], c_new, c)
-                if training
+                torch.where(update_c[n], c_new, c)
+                if update_c is not None
                 else zoneout_c * c + (1 - zoneout_c) * c_new
             )
         if zoneout_h:
             h_new = (
-                torch.where(update_h[t], h_new, h)
-                if training
+                torch.where(update_h[n], h_new, h)
+                if update_h is not None
                 else zoneout_h * h + (1 - zoneout_h) * h_new
             )
-        if alive is not None:
-            y.append(torch.where(alive[t], h_new, 0.0))
-            h, c = torch.where(alive[t], h_new, h), torch.where(alive[t], c_new, c)
-        else:
-            y.append(h_new)
-            h, c = h_new, c_new
-    return torch.stack(y), (h, c)
+        return h_new, c_new
 
-
-def mask_of_steps(lengths: Tensor | Sequence[int] | None, x: Tensor) -> Tensor | None:
-    """Returns whether each step is within its sequence's length, (T, B, 1), or None for None."""
-    if lengths is None:
-        return None
-    lengths = torch.as_tensor(lengths, dtype=torch.int64, device=x.device)
-    return (torch.arange(len(x), device=x.device)[:, None] < lengths)[:, :, None]
+    y, (h, c) = over_steps(step, x, (h0, c0), lengths, starts, reverse)
+    return y, (h, c)
 
 
 def project(operand: Tensor, weight: Weight | None, bias: Tensor | None, k: int) -> Tensor:
     """Returns operand W_k^T + b_k; W_k is the k-th weight, or the product of its two factors."""
     assert weight is not None
-    if isinstance(weight, Tensor):
-        z = operand @ weight[k % len(weight)].T
-    else:
+    if isinstance(weight, (tuple, list)):
         A, B = weight
         z = operand @ B[k % len(B)].T @ A[k % len(A)].T
+    else:
+        z = operand @ weight[k % len(weight)].T
     return z if bias is None else z + bias[k % len(bias)]

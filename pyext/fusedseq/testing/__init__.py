@@ -19,14 +19,17 @@ from fusedseq.testing.budget import (
 from fusedseq.testing.cases import CASES
 from fusedseq.testing.cases.activation_regularization import activation_regularization_case
 from fusedseq.testing.cases.attention import attention_case
+from fusedseq.testing.cases.attention_varlen import varlen_case
 from fusedseq.testing.cases.bias_activation_dropout import bias_activation_dropout_case
 from fusedseq.testing.cases.case import Case
 from fusedseq.testing.cases.dropout import dropout_case
 from fusedseq.testing.cases.dropout_mask import dropout_mask_case
 from fusedseq.testing.cases.embedding import embedding_case
+from fusedseq.testing.cases.hidden_state import hidden_state_case
 from fusedseq.testing.cases.linear import linear_case
 from fusedseq.testing.cases.linear_cross_entropy import linear_cross_entropy_case
 from fusedseq.testing.cases.lstm import lstm_case
+from fusedseq.testing.cases.lstm_with_vectors import lstm_with_vectors_case
 from fusedseq.testing.cases.mogrifier_lstm import mogrifier_lstm_case
 from fusedseq.testing.cases.mogrifier_lstm_pair import mogrifier_lstm_pair_case
 from fusedseq.testing.cases.residual_layer_norm import residual_layer_norm_case
@@ -49,10 +52,12 @@ __all__ = [
     "dropout_case",
     "dropout_mask_case",
     "embedding_case",
+    "hidden_state_case",
     "linear_case",
     "linear_cross_entropy_case",
     "longest_sum",
     "lstm_case",
+    "lstm_with_vectors_case",
     "mogrifier_lstm_case",
     "mogrifier_lstm_pair_case",
     "names",
@@ -61,4 +66,5 @@ __all__ = [
     "roundings",
     "run",
     "split_cross_entropy_case",
+    "varlen_case",
 ]

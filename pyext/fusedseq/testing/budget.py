@@ -105,7 +105,7 @@ def roundings(op: str, args: Sequence, leaves: Sequence[torch.Tensor]) -> int:
 
     args: the operator's positional arguments    leaves: its inputs that have a gradient
     """
-    if op in ("lstm", "mogrifier_lstm"):
+    if op in ("gru", "layer_norm_lstm", "lstm", "mogrifier_lstm", "peephole_lstm", "rnn"):
         return longest_sum(leaves) * len(args[0])  # the products of each of T steps
     if op == "mogrifier_lstm_pair":
         return 2 * longest_sum(leaves) * len(args[0])  # the same for two layers

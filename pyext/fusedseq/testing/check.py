@@ -146,7 +146,8 @@ def check(
         runs.append(run(oracle, a, k, needs, outputs, grad_outputs=grad_outputs))
     argument_names = names(op, args, kwargs)
     labels = [f"{op}: result {i}" for i in range(len(results))]
-    one_unit = "lstm" in op and all(t.numel() <= 4 for t in leaves)  # W_hh of one unit is (4, 1)
+    recurrent = "lstm" in op or op in ("gru", "rnn")
+    one_unit = recurrent and all(t.numel() <= 4 for t in leaves)  # W_hh of one unit is (4, 1)
     together = together or (one_unit and dtype.itemsize == 2)
     if together and needs:
         labels.append(f"{op}: gradients")

@@ -18,7 +18,7 @@ def register() -> None:
     that are created afterwards. A second call changes nothing.
 
     Errors: ImportError if transformers is missing or older than 5.23. A model raises ValueError in
-    its first forward pass for what the operator cannot compute: softcap, attention sinks, sparse
+    its first forward pass for what the operator cannot compute: sparse
     attention, a paged cache, attention probabilities as an output, or a model class that has
     attention code of its own.
     """

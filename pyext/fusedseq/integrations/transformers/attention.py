@@ -11,9 +11,6 @@ from fusedseq.nn.dropout import draw_seed
 
 # What models pass to some implementations and what the operator cannot compute: {argument: what}.
 REFUSED = {
-    "softcap": "a softcap of the logits",
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
     "indices": "sparse attention",
     "block_indices": "sparse attention",
     "cache": "a paged cache",
@@ -34,6 +31,8 @@ def attention_forward(
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Computes the attention of one layer by `fused.attention`; no tensor is copied.
@@ -48,12 +47,14 @@ def attention_forward(
     position_bias: (1 or B, N, L, S), added to the logits (T5)
     sliding_window: the window of the layer, which the mask already has
     cu_seq_lens_q, cu_seq_lens_k: (sequences + 1,), where packed sequences begin and end; B is 1
+    softcap: of the logits (Gemma 2), None for none    s_aux: (N,), the layer's attention sinks
+        (GPT-OSS)
     returns (B, L, N, D), contiguous, and None in place of the probabilities
 
     Errors: ValueError for what the operator cannot compute (`REFUSED`), and for a mask of None
     whose meaning is not certain; TypeError for a mask that is neither bool nor float.
     """
-    refuse(module, kwargs)
+    refuse(module, kwargs, s_aux)
     L, S = query.size(2), key.size(2)
     if attention_mask is None:
         options = options_without_mask(module, L, S, is_causal, sliding_window)
@@ -65,14 +66,19 @@ def attention_forward(
     if position_bias is not None:
         bias = position_bias.to(query.dtype)
         options["bias"] = bias + options["bias"] if "bias" in options else bias
+    if softcap is not None:
+        options["softcap"] = softcap
+    if s_aux is not None:
+        options["sinks"] = s_aux.to(query.dtype)
     if dropout and module.training:
         options |= {"dropout": dropout, "seed": draw_seed(query.device)}
     out = fused.attention(query, key, value, scale=scaling, **options)
     return out.transpose(1, 2), None
 
 
-def refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
-    """Raises ValueError for arguments that would change the result and that the operator lacks."""
+def refuse(module: nn.Module, kwargs: dict[str, Any], sinks: Tensor | None) -> None:
+    """Raises ValueError for arguments that would change the result and that the operator lacks, and
+    for sinks that the layer has but does not pass."""
     for name, what in REFUSED.items():
         if kwargs.get(name) is not None and kwargs[name] is not False:
             raise ValueError(
@@ -80,10 +86,11 @@ def refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
                 f"{type(module).__name__} passed {name}; use another implementation, such as "
                 '"eager"'
             )
-    if getattr(module, "sinks", None) is not None:
+    if getattr(module, "sinks", None) is not None and sinks is None:
         raise ValueError(
-            'attn_implementation="fusedseq" does not compute attention sinks, which '
-            f'{type(module).__name__} has; use another implementation, such as "eager"'
+            'attn_implementation="fusedseq" needs attention sinks as the argument s_aux, which '
+            f"{type(module).__name__} has and does not pass; use another implementation, such as "
+            '"eager"'
         )
 
 

@@ -13,6 +13,7 @@ from transformers.masking_utils import (
     causal_mask_function,
     prepare_padding_mask,
     sdpa_mask,
+    sliding_window_causal_mask_function,
 )
 from transformers.utils.import_utils import is_tracing
 
@@ -37,8 +38,8 @@ def attention_mask(
 ) -> Tensor:
     """Returns the mask of a forward pass, once for all layers of a kind, as `VisibleKeys`.
 
-    Causal masks and padding become the arguments `causal`, `offset`, `key_lengths` and a mask of
-    shape (B, 1, 1, S). Everything else (windows that end within the keys, chunks, packed
+    Causal masks, sliding windows and padding become the arguments `causal`, `offset`, `window`,
+    `key_lengths` and a mask of shape (B, 1, 1, S). Everything else (chunks, packed
     sequences, prefixes) is made dense by transformers' own `sdpa_mask`, without the batch
     dimension if it does not depend on it. Values on an accelerator are never read. It never
     returns None, which would leave it to each layer to guess whether it is causal.
@@ -67,14 +68,18 @@ def attention_mask(
         dense: Tensor = make_dense(attention_mask=attention_mask)
         return dense
     window_is_wide = local_size is not None and kv_length < local_size and kv_offset == 0
+    window = sliding_window(mask_function)
     causal = mask_function is causal_mask_function or (window_is_wide and allow_is_causal_skip)
     bidirectional = mask_function is bidirectional_mask_function or (
         window_is_wide and allow_is_bidirectional_skip
     )
     position = known(q_offset)
     options: dict[str, Any] = {}
-    if bidirectional or (causal and position is not None):
-        if causal and position is not None:
+    if bidirectional or ((causal or window) and position is not None):
+        if window and not window_is_wide and position is not None:
+            offset = position - kv_offset
+            options |= {"causal": True, "offset": offset, "window": (window - 1, 0)}
+        elif causal and position is not None:
             options |= causal_options(position - kv_offset, kv_length)
         if padding is not None:
             options |= key_options(padding[:, kv_offset : kv_offset + kv_length])
@@ -82,6 +87,30 @@ def attention_mask(
         visible = make_dense(attention_mask=attention_mask)
         options["mask"] = visible if visible.stride(0) else visible[:1]
     return VisibleKeys((batch_size, 1, q_length, kv_length), device, options)
+
+
+def sliding_window(mask_function: Callable[..., Tensor]) -> int | None:
+    """Returns w if a mask function is transformers' own causal window, in which query i sees keys
+    i - w + 1 to i, and nothing else; else None.
+
+    A mask function that a model or a user has combined with another one is not, and neither is one
+    of chunks: only the two functions that `sliding_window_causal_mask_function` combines are.
+    """
+    wanted = sliding_window_causal_mask_function(1)
+    functions = closure(mask_function, wanted)
+    if functions is None or len(functions) != 2:
+        return None
+    overlay, rest = functions
+    size = closure(overlay, closure(wanted, wanted)[0])
+    return size if rest is causal_mask_function and type(size) is int else None
+
+
+def closure(function: Any, like: Any) -> Any:
+    """Returns the one value that `function` encloses if its code is that of `like`, else None."""
+    cells = getattr(function, "__closure__", None)
+    if getattr(function, "__code__", None) is not like.__code__ or not cells or len(cells) != 1:
+        return None
+    return cells[0].cell_contents
 
 
 def known(position: int | Tensor) -> int | None:

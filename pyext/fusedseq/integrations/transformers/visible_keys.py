@@ -14,9 +14,9 @@ Operator: TypeAlias = Callable[..., Any]
 class VisibleKeys(Tensor):
     """A (B, 1, L, S) bool tensor, true where a query sees a key, without its B L S elements.
 
-    `options` are the arguments of `fused.attention` that describe it: causal, offset, key_lengths
-    and mask. Any operator of torch gets the dense tensor instead, so that a model may slice or
-    combine its mask as if it were dense.
+    `options` are the arguments of `fused.attention` that describe it: causal, offset, window,
+    key_lengths and mask. Any operator of torch gets the dense tensor instead, so that a model may
+    slice or combine its mask as if it were dense.
 
     A mask of bool values that is added to logits masks nothing. Attention code that does so is not
     written for bool masks, so adding raises ValueError. (Python would replace a TypeError by one
@@ -52,6 +52,8 @@ class VisibleKeys(Tensor):
         if self.options.get("causal"):
             i = torch.arange(L, device=self.device)[:, None] + self.options["offset"]
             visible = visible & (j <= i)
+            if "window" in self.options:
+                visible = visible & (j >= i - self.options["window"][0])
         if "key_lengths" in self.options:
             visible = visible & (j < self.options["key_lengths"][:, None, None, None])
         if "mask" in self.options:

@@ -10,13 +10,11 @@ def compile_training(model: torch.nn.Module, backend: str | Callable) -> None:
     """Compiles the model's forward in training mode, in place.
 
     In eval mode the forward stays uncompiled. Parameter names do not change. The model is compiled
-    as one graph, unless it contains a recurrent module of torch.nn, which torch.compile breaks the
-    graph at. A failing compilation raises in the first step: see `failures`.
+    as one graph. A failing compilation raises in the first step: see `failures`.
     backend: a backend of torch.compile, by name or as a function
     """
     plain = model.forward
-    whole = not any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
-    compiled = torch.compile(plain, backend=backend, fullgraph=whole)
+    compiled = torch.compile(plain, backend=backend, fullgraph=True)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return (compiled if model.training else plain)(*args, **kwargs)

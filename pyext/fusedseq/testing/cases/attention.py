@@ -11,6 +11,13 @@ def rotations(positions, D):
     return torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
 
 
+def setting_words(settings):
+    """Settings as words of an id, a window as in window2to1."""
+    window = settings.get("window")
+    words = option_words({name: value for name, value in settings.items() if name != "window"})
+    return words if window is None else [f"window{window[0]}to{window[1]}", *words]
+
+
 def option_tensor(randn, option, B, N, L, S, D):
     """(the argument's name, its tensor) of a word of `attention_case`'s options."""
     if option.startswith("bias"):
@@ -24,6 +31,8 @@ def option_tensor(randn, option, B, N, L, S, D):
         return "mask", (torch.arange(L) % 3 != 1)[:, None].expand(L, S)
     if option == "lengths":
         return "key_lengths", (torch.arange(B) * 3 + S - 2) % (S + 1)
+    if option == "sinks":
+        return "sinks", randn(N)
     if option == "alibi":
         return "alibi", 2.0 ** -torch.arange(1.0, N + 1)
     if option.startswith("rope"):
@@ -63,7 +72,7 @@ def attention_case(
         f"Nkv{N_kv}" * (N_kv is not None),
         "projected" * projected,
         "saturated" * saturated,
-        *option_words(settings),
+        *setting_words(settings),
     )
     return Case("attention", name, make)
 
@@ -149,7 +158,31 @@ def saturated_cases():
     yield attention_case(2, 3, 34, 35, 8, "lengths", saturated=True, scale=1.0, **masks)
 
 
+def window_cases():
+    yield attention_case(2, 2, 6, 7, 5, window=(2, 1))
+    yield attention_case(1, 2, 100, 100, 8, window=(9, None), causal=True)
+    yield attention_case(2, 2, 60, 90, 6, "lengths", window=(-1, 3), dropout=0.3, seed=8)
+    yield attention_case(1, 1, 30, 20, 4, window=(2, 3), offset=12)  # the last see no key
+    yield attention_case(2, 4, 1, 70, 8, N_kv=2, window=(20, 0))
+    everything = "rope", "relative2", "alibi", "biasNLS", "mask", "lengths", "sinks"
+    options = {"window": (17, 4), "softcap": 2.0, "dropout": 0.3, "seed": 4}
+    yield attention_case(2, 2, 70, 75, 10, *everything, **options)
+
+
+def logit_cases():
+    """softcap and sinks."""
+    for L, S, D in ((5, 7, 4), (1, 40, 6), (34, 50, 8)):
+        yield attention_case(2, 2, L, S, D, softcap=0.8)
+        yield attention_case(2, 4, L, S, D, "sinks", "lengths", N_kv=2, dropout=0.3, seed=1)
+    yield attention_case(2, 2, 35, 35, 8, "sinks", "biasNLS", causal=True, softcap=1.5)
+    yield attention_case(2, 2, 7, 5, 3, "blind", "sinks")
+    yield attention_case(0, 2, 3, 4, 5, "sinks")
+    yield attention_case(2, 3, 20, 40, 8, "sinks", saturated=True, scale=1.0, softcap=30.0)
+
+
 CASES = [
+    *window_cases(),
+    *logit_cases(),
     *(attention_case(*size) for size in SIZES),
     *mask_cases(),
     *position_cases(),

@@ -27,20 +27,42 @@ def recurrent_inputs(randn, T, B, X, H, bias, scale):
     return randn(T, B, X), W_ih, W_hh, b, randn(B, H).tanh(), randn(B, H)
 
 
-def lstm_case(T, B, X, H, *, bias=True, lengths=None, scale=1.0, **options):
+def with_order(options, T, B, lengths, starts):
+    """The options of a case with its lengths, and with the starts (t, b), as tensors."""
+    options = dict(options)
+    if lengths is not None:
+        options["lengths"] = torch.tensor(lengths)
+    if starts is not None:
+        options["starts"] = torch.tensor([[(t, b) in starts for b in range(B)] for t in range(T)])
+    return options
+
+
+# Steps in another order, and resets, of a sequence of 5 steps and 4 rows.
+ORDERS = [
+    {"reverse": True},
+    {"reverse": True, "lengths": [3, 0, 5, 1]},
+    {"starts": [(0, 1), (2, 0), (3, 0), (4, 3)]},
+    {"starts": [(0, 1), (1, 0), (4, 0), (4, 2)], "lengths": [3, 0, 5, 1]},
+    {"starts": [(4, 1), (1, 0), (4, 0), (3, 2)], "lengths": [3, 0, 5, 1], "reverse": True},
+]
+
+
+def lstm_case(T, B, X, H, *, bias=True, lengths=None, starts=None, scale=1.0, **options):
     """A case with T steps, batch size B, input width X and hidden width H.
 
-    scale: of the pre-activations    options: those of the operator
+    starts: the (t, b) that are true    scale: of the pre-activations
+    options: those of the operator
     """
 
     def make(randn):
         inputs = recurrent_inputs(randn, T, B, X, H, bias, scale)
-        return inputs, options if lengths is None else {"lengths": torch.tensor(lengths), **options}
+        return inputs, with_order(options, T, B, lengths, starts)
 
     name = join(
         f"T{T}-B{B}-X{X}-H{H}",
         "nobias" * (not bias),
         "lengths" * (lengths is not None),
+        "starts" * (starts is not None),
         f"scale{scale:g}" * (scale != 1),
         *option_words(options),
     )
@@ -65,4 +87,6 @@ CASES = [
     lstm_case(33, 9, 20, 24, lengths=[33, 1, 2, 7, 0, 32, 16, 17, 5]),
     lstm_case(3, 70, 33, 40),
     *weight_drop_cases(),
+    *(lstm_case(5, 4, 6, 5, **order) for order in ORDERS),
+    lstm_case(9, 70, 33, 40, reverse=True),
 ]

@@ -1,9 +1,7 @@
 """Cases of `mogrifier_lstm`."""
 
-import torch
-
 from fusedseq.testing.cases.case import Case, join, option_words
-from fusedseq.testing.cases.lstm import SIZES, recurrent_inputs
+from fusedseq.testing.cases.lstm import ORDERS, SIZES, recurrent_inputs, with_order
 
 
 def weights(randn, n, rows, columns, rank):
@@ -28,6 +26,7 @@ def mogrifier_lstm_case(
     mogrifier_bias=True,
     shared=False,
     lengths=None,
+    starts=None,
     scale=1.0,
     **options,
 ):
@@ -35,6 +34,7 @@ def mogrifier_lstm_case(
 
     rank: of the factors of Q and R; None for whole matrices
     shared: all rounds on x share one Q, all rounds on h one R
+    starts: the (t, b) that are true
     scale: of the pre-activations of the gates; 0 makes i and 1 - f equal
     options: those of the operator
     """
@@ -49,10 +49,8 @@ def mogrifier_lstm_case(
             randn(n, width) if mogrifier_bias and n else None
             for n, width in zip(counts, (X, H), strict=True)
         ]
-        kwargs = {"rounds": rounds, **options}
-        if lengths is not None:
-            kwargs["lengths"] = torch.tensor(lengths)
-        return (*inputs, Q, R, *biases), kwargs
+        kwargs = with_order(options, T, B, lengths, starts)
+        return (*inputs, Q, R, *biases), {"rounds": rounds, **kwargs}
 
     name = join(
         f"T{T}-B{B}-X{X}-H{H}-r{rounds}",
@@ -61,6 +59,7 @@ def mogrifier_lstm_case(
         "nomogrifierbias" * (not mogrifier_bias),
         "shared" * shared,
         "lengths" * (lengths is not None),
+        "starts" * (starts is not None),
         f"scale{scale:g}" * (scale != 1),
         *option_words(options),
     )
@@ -86,6 +85,15 @@ def random_mask_cases():
     yield small(zoneout_h=0.25, zoneout_c=0.75, training=False)
     yield small(input_dropout=0.5, state_dropout=0.5, zoneout_h=0.5, training=False)
     yield small(0, state_dropout=0.5, input_dropout=0.5)
+
+
+def order_cases():
+    masks = {"state_dropout": 0.3, "zoneout_h": 0.2, "zoneout_c": 0.1, "seed": 9}
+    locked = {"input_dropout": 0.3, "locked_input": True}
+    for order in ORDERS:
+        yield mogrifier_lstm_case(5, 4, 6, 5, 2, **order)
+        yield mogrifier_lstm_case(5, 4, 6, 5, 3, **order, **masks, input_dropout=0.3)
+    yield mogrifier_lstm_case(5, 4, 6, 5, 1, **ORDERS[-1], **masks, **locked, rank=2)
 
 
 def many_options_cases():
@@ -121,4 +129,5 @@ CASES = [
     small(cap_input_gate=True, scale=0.0),
     *random_mask_cases(),
     *many_options_cases(),
+    *order_cases(),
 ]

@@ -1,0 +1,87 @@
+// The operator layer_norm_lstm: pyext/fusedseq/reference/layer_norm_lstm.py. Its kernel is that of
+// the LSTM with another cell.
+#include "ops/recurrence_arguments.h"
+
+namespace fusedseq {
+namespace {
+
+#define LAYER_NORM_LAYER(FIELD)                                                       \
+  LSTM_LAYER(FIELD)                                                                   \
+  FIELD(Tensor, norm) /* (10H,)  gamma_ih (4H), gamma_hh (4H), gamma_c (H), beta_c */ \
+  FIELD(double, eps)
+FUSEDSEQ_DECLARE(LayerNormLayer, LAYER_NORM_LAYER)
+
+#define LAYER_NORM_OUTPUTS(FIELD) \
+  FIELD(Tensor, y)                \
+  FIELD(Tensor, h)                \
+  FIELD(Tensor, c)                \
+  FIELD(Tensor, gates)            \
+  FIELD(Tensor, cells)            \
+  FIELD(Tensor, statistics)
+FUSEDSEQ_DECLARE(LayerNormOutputs, LAYER_NORM_OUTPUTS)
+
+#define LAYER_NORM_SAVED(FIELD) \
+  FIELD(Tensor, y)              \
+  FIELD(Tensor, gates)          \
+  FIELD(Tensor, cells)          \
+  FIELD(Tensor, statistics)
+FUSEDSEQ_DECLARE(LayerNormSaved, LAYER_NORM_SAVED)
+
+#define LAYER_NORM_GRADIENTS(FIELD) \
+  FIELD(Tensor, dx)                 \
+  LSTM_LAYER_GRADIENTS(FIELD)       \
+  FIELD(Tensor, dnorm)
+FUSEDSEQ_DECLARE(LayerNormGradients, LAYER_NORM_GRADIENTS)
+
+RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence,
+                        const LayerNormLayer& layer) {
+  RecurrenceInputs i{
+      {}, op, sequence.x, sequence.starts, sequence.reverse, cpu::Cell::layer_norm_lstm};
+#define COPY(type, name) i.name = layer.name;
+  LSTM_LAYER(COPY)
+#undef COPY
+  i.training = true;  // the public function has set weight_drop to 0 where it is not
+  i.vectors = layer.norm;
+  i.vectors_name = "norm";
+  i.eps = layer.eps;
+  return i;
+}
+
+LayerNormOutputs layer_norm_lstm(const OrderedSequence& sequence, const LayerNormLayer& layer) {
+  const auto [y, h, c, saved] = forward_cpu(inputs("layer_norm_lstm", sequence, layer));
+  return {y, h, c, saved.gates, saved.cells, *saved.statistics};
+}
+
+LayerNormGradients layer_norm_lstm_backward(const OutputGradients& d,
+                                            const OrderedSequence& sequence,
+                                            const LayerNormLayer& layer, const LayerNormSaved& s,
+                                            const Needs& needs) {
+  const RecurrenceInputs i = inputs("layer_norm_lstm_backward", sequence, layer);
+  const Tensor none = empty(s.gates);
+  Tensor dnorm = none;
+  const bool is_required = is_needed(needs.needs, LayerNormGradients::Position::dnorm);
+  const int64_t of_lstm = needs.needs & LSTM_NEEDS;
+  const Gradients g = only_required(backward_cpu({i,
+                                                  d.dy,
+                                                  d.dh,
+                                                  d.dc,
+                                                  s.y,
+                                                  {s.gates, s.cells, none, none, s.statistics},
+                                                  of_lstm,
+                                                  is_required ? &dnorm : nullptr}),
+                                    of_lstm);
+  return {g.dx, g.dW_ih, g.dW_hh, g.db, g.dh0, g.dc0, dnorm};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
+  define<layer_norm_lstm>(m, "layer_norm_lstm");
+  define<layer_norm_lstm_backward>(m, "layer_norm_lstm_backward");
+}
+STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
+  m.impl("layer_norm_lstm", boxed<layer_norm_lstm>);
+  m.impl("layer_norm_lstm_backward", boxed<layer_norm_lstm_backward>);
+}
+
+}  // namespace fusedseq

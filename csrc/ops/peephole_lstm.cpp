@@ -1,0 +1,82 @@
+// The operator peephole_lstm: pyext/fusedseq/reference/peephole_lstm.py. Its kernel is that of the
+// LSTM with another cell.
+#include "ops/recurrence_arguments.h"
+
+namespace fusedseq {
+namespace {
+
+#define PEEPHOLE_LAYER(FIELD) \
+  LSTM_LAYER(FIELD)           \
+  FIELD(Tensor, peephole) /* (3H,)  of i, f and o */
+FUSEDSEQ_DECLARE(PeepholeLayer, PEEPHOLE_LAYER)
+
+#define PEEPHOLE_OUTPUTS(FIELD) \
+  FIELD(Tensor, y)              \
+  FIELD(Tensor, h)              \
+  FIELD(Tensor, c)              \
+  FIELD(Tensor, gates)          \
+  FIELD(Tensor, cells)
+FUSEDSEQ_DECLARE(PeepholeOutputs, PEEPHOLE_OUTPUTS)
+
+#define PEEPHOLE_SAVED(FIELD) \
+  FIELD(Tensor, y)            \
+  FIELD(Tensor, gates)        \
+  FIELD(Tensor, cells)
+FUSEDSEQ_DECLARE(PeepholeSaved, PEEPHOLE_SAVED)
+
+#define PEEPHOLE_GRADIENTS(FIELD) \
+  FIELD(Tensor, dx)               \
+  LSTM_LAYER_GRADIENTS(FIELD)     \
+  FIELD(Tensor, dpeephole)
+FUSEDSEQ_DECLARE(PeepholeGradients, PEEPHOLE_GRADIENTS)
+
+RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence,
+                        const PeepholeLayer& layer) {
+  RecurrenceInputs i{
+      {}, op, sequence.x, sequence.starts, sequence.reverse, cpu::Cell::peephole_lstm};
+#define COPY(type, name) i.name = layer.name;
+  LSTM_LAYER(COPY)
+#undef COPY
+  i.training = true;  // the public function has set weight_drop to 0 where it is not
+  i.vectors = layer.peephole;
+  i.vectors_name = "peephole";
+  return i;
+}
+
+PeepholeOutputs peephole_lstm(const OrderedSequence& sequence, const PeepholeLayer& layer) {
+  const auto [y, h, c, saved] = forward_cpu(inputs("peephole_lstm", sequence, layer));
+  return {y, h, c, saved.gates, saved.cells};
+}
+
+PeepholeGradients peephole_lstm_backward(const OutputGradients& d, const OrderedSequence& sequence,
+                                         const PeepholeLayer& layer, const PeepholeSaved& s,
+                                         const Needs& needs) {
+  const RecurrenceInputs i = inputs("peephole_lstm_backward", sequence, layer);
+  const Tensor none = empty(s.gates);
+  Tensor dpeephole = none;
+  const bool is_required = is_needed(needs.needs, PeepholeGradients::Position::dpeephole);
+  const int64_t of_lstm = needs.needs & LSTM_NEEDS;
+  const Gradients g = only_required(backward_cpu({i,
+                                                  d.dy,
+                                                  d.dh,
+                                                  d.dc,
+                                                  s.y,
+                                                  {s.gates, s.cells, none, none},
+                                                  of_lstm,
+                                                  is_required ? &dpeephole : nullptr}),
+                                    of_lstm);
+  return {g.dx, g.dW_ih, g.dW_hh, g.db, g.dh0, g.dc0, dpeephole};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
+  define<peephole_lstm>(m, "peephole_lstm");
+  define<peephole_lstm_backward>(m, "peephole_lstm_backward");
+}
+STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
+  m.impl("peephole_lstm", boxed<peephole_lstm>);
+  m.impl("peephole_lstm_backward", boxed<peephole_lstm_backward>);
+}
+
+}  // namespace fusedseq

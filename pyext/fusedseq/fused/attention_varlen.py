@@ -1,0 +1,110 @@
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedseq.fused import attention_checks, autocast, autograd, check
+from fusedseq.fused.attention import DTYPES, NO_OPTIONS, NO_WINDOW
+
+OP = "attention_varlen"
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    relative_keys: Tensor | None = None,
+    rope: Tensor | None = None,
+    rope_interleaved: bool = True,
+    dropout: float = 0.0,
+    seed: int | Tensor = 0,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Computes `fusedseq.reference.attention_varlen` without padding and without a mask in memory:
+    a call of the registered operator `attention`. Threads share the work, not the sequences.
+
+    max_seqlen_q and max_seqlen_k must be given in compiled code and while a CUDA graph is captured;
+    where they are not given, the longest sequences are read from cu_seqlens, which waits for a GPU.
+
+    Errors: those of `attention`; ValueError for cu_seqlens that do not rise from 0 to the number of
+    rows or have a sequence longer than max_seqlen, and for a sequence with fewer keys than queries
+    with rope.
+    """
+    check.tensor(OP, "q", q)
+    q, k, v, bias, relative_keys, sinks = autocast.cast(
+        q.device.type, q, k, v, bias, relative_keys, sinks
+    )
+    others = {"k": k, "v": v, "bias": bias, "relative_keys": relative_keys, "sinks": sinks}
+    check.like(OP, q, "q", ("bias", "relative_keys", "sinks"), dtypes=DTYPES, **others)
+    for name, t, symbols in (
+        ("q", q, "(queries, N, D)"),
+        ("k", k, "(keys, N_kv, D)"),
+        ("v", v, "(keys, N_kv, D)"),
+    ):
+        check.dimensions(OP, name, t, symbols)
+    cu_seqlens_q, max_seqlen_q = boundaries("q", cu_seqlens_q, max_seqlen_q, q)
+    cu_seqlens_k, max_seqlen_k = boundaries("k", cu_seqlens_k, max_seqlen_k, k)
+    B = cu_seqlens_q.size(0) - 1
+    check.shape(OP, "cu_seqlens_k", cu_seqlens_k, "(B + 1,)", (B + 1,))
+    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))  # (1, N, rows, D)
+    attention_checks.shapes(q, k, v, None)
+    offset = 0
+    known = rope is not None and check.is_readable(cu_seqlens_q)
+    if known and (cu_seqlens_q.diff() > cu_seqlens_k.diff()).any():
+        raise ValueError(
+            f"{OP}: every sequence must have at least as many keys as queries with rope, got one "
+            "with fewer"
+        )
+    sizes = (B, q.size(1), max_seqlen_q, max_seqlen_k)
+    mask, bias, alibi, rope = attention_checks.terms(
+        q, sizes, offset, mask, bias, alibi, relative_keys, rope, rope_interleaved, sinks
+    )
+    scale, dropout, softcap = attention_checks.settings(q, scale, causal, dropout, softcap)
+    window_left, window_right = NO_WINDOW if window is None else attention_checks.window(window)
+    tensor_seed = check.seed(OP, seed, q.device)
+    named = NO_OPTIONS | locals() | {"seed": tensor_seed if dropout else None}
+    out: Tensor = autograd.call_by_name("attention", named)[0]
+    return out.squeeze(0).transpose(0, 1)
+
+
+def boundaries(letter: str, cu_seqlens: Any, longest: Any, x: Tensor) -> tuple[Tensor, int]:
+    """Returns cu_seqlens as int64 and the length of the longest sequence; checks both.
+
+    letter: of the argument    x: the rows of the sequences
+    """
+    if longest is not None:
+        if isinstance(longest, bool) or not isinstance(longest, (int, torch.SymInt)):
+            raise TypeError(
+                f"{OP}: max_seqlen_{letter} must be a whole number, got {type(longest).__name__}"
+            )
+        if isinstance(longest, int) and longest < 0:
+            raise ValueError(f"{OP}: max_seqlen_{letter} must be at least 0, got {longest}")
+    elif torch.compiler.is_compiling() or x.is_meta:
+        raise ValueError(
+            f"{OP}: max_seqlen_{letter} must be given in compiled code and for meta tensors, got "
+            "None"
+        )
+    given = longest is not None
+    offsets = check.offsets(OP, f"cu_seqlens_{letter}", cu_seqlens, x, letter, reads=not given)
+    if longest is not None and not check.is_readable(offsets):
+        return offsets, longest
+    lengths = offsets.diff()
+    most = int(lengths.max()) if lengths.numel() else 0
+    if longest is not None and most > longest:
+        raise ValueError(
+            f"{OP}: max_seqlen_{letter} must be at least the length of the longest sequence, "
+            f"{most}, got {longest}"
+        )
+    return offsets, most if longest is None else longest

@@ -1,0 +1,36 @@
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fusedseq import reference
+from fusedseq.fused import hidden_state
+
+OP = "gru"
+
+
+def gru(
+    x: Tensor,
+    W_ih: Tensor,
+    W_hh: Tensor,
+    b: Tensor | None,
+    h0: Tensor,
+    lengths: Tensor | Sequence[int] | None = None,
+    *,
+    starts: Tensor | None = None,
+    reverse: bool = False,
+    weight_drop: float = 0.0,
+    variational: bool = False,
+    training: bool = True,
+    seed: int | Tensor = 0,
+) -> tuple[Tensor, Tensor]:
+    """Computes `fusedseq.reference.gru` with one kernel call for the whole sequence, as `lstm`.
+
+    There are no kernels for CUDA: calls there are computed by torch.gru, which uses cuDNN where it
+    can, and with `starts` by the reference.
+
+    Errors: those of `lstm`.
+    """
+    return hidden_state.call(OP, locals())
+
+
+hidden_state.register(OP, reference.gru)

@@ -1,0 +1,103 @@
+"""What the recurrent operators whose state is h alone have in common: gru and rnn."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedseq import reference
+from fusedseq.fused import autocast, autograd, check, int8_weight
+from fusedseq.fused.gradient import Gradient
+from fusedseq.fused.lstm import HAS_ORDER, check_sequence, pad, saved_dtypes
+from fusedseq.fused.schema import Named
+from fusedseq.fused.through_oracle import call_reference
+from fusedseq.fused.weight_drop import weight_drop
+from fusedseq.reference.steps import flip_sequences, mask_of_steps
+
+GATES = {"gru": 3, "rnn": 1}  # of W_ih and W_hh, for each hidden unit
+SLOTS = {"gru": 4, "rnn": 1}  # pre-activations, and biases
+TENSORS = ("x", "W_ih", "W_hh", "b", "h0")
+
+
+def call(op: str, given: Named) -> tuple[Tensor, Tensor]:
+    """Checks the arguments of an operator, by name, and computes it.
+
+    returns y: (T, B, H), h: (B, H)
+    """
+    a = dict(given)
+    a["lengths"] = check_sequence(
+        op, GATES[op], SLOTS[op], a["x"], {name: a[name] for name in TENSORS[1:]}, a["lengths"]
+    )
+    x = a["x"]
+    check.starts(op, a["starts"], x)
+    check.probability(op, "weight_drop", a["weight_drop"])
+    if not a["training"]:
+        a["weight_drop"] = 0.0
+    if op == "rnn" and not isinstance(a["relu"], bool):
+        raise TypeError(f"rnn: relu must be a bool, got {type(a['relu']).__name__}")
+    a["seed"] = check.seed(op, a["seed"], x.device) if a["weight_drop"] else None
+    cast = autocast.cast(x.device.type, *(a[name] for name in TENSORS))
+    a |= dict(zip(TENSORS, cast, strict=True))
+    a["W_ih"], a["W_hh"] = int8_weight.dequantized(a["W_ih"], a["W_hh"])
+    if x.device.type not in HAS_ORDER:
+        return by_torch(op, a)
+    y, h, *_ = autograd.call_by_name(op, a)
+    return y, h
+
+
+def by_torch(op: str, a: Named) -> tuple[Tensor, Tensor]:
+    """Computes a call with torch's own recurrences, or with the reference where these have no such
+    option. a: the checked arguments by name
+    """
+    if a["weight_drop"]:
+        W_hh = weight_drop(a["W_hh"], a["weight_drop"], a["seed"], variational=a["variational"])
+        a = a | {"W_hh": W_hh, "weight_drop": 0.0}
+    if a["starts"] is not None:
+        return call_reference(getattr(reference, op), a | {"seed": 0})  # type: ignore[no-any-return]
+    x, h0, b, lengths = a["x"], a["h0"], a["b"], a["lengths"]
+    alive = mask_of_steps(lengths, x)
+    if alive is not None:
+        x = torch.where(alive, x, 0.0)
+    if a["reverse"]:
+        x = flip_sequences(x, lengths)
+    parameters = [a["W_ih"], a["W_hh"]]
+    if b is not None:  # torch has a bias of each product
+        H = h0.size(1)
+        last = b[(GATES[op] - 1) * H :] if op == "gru" else torch.zeros_like(b)
+        pad_h = (2 * H, 0) if op == "gru" else (0, 0)
+        parameters += [b[: GATES[op] * H], torch.nn.functional.pad(last[-H:], pad_h)]
+    function = torch.gru if op == "gru" else torch.rnn_relu if a["relu"] else torch.rnn_tanh
+    y, h = function(x, h0[None], parameters, b is not None, 1, 0.0, a["training"], False, False)
+    h = h[0]
+    if alive is not None:
+        # The state after a sequence's last step, or the initial one of a sequence without steps.
+        last_step = (lengths - 1).clamp(min=0)[None, :, None].expand(1, *h0.shape)
+        h = torch.where(lengths[:, None] > 0, y.gather(0, last_step)[0], h0)
+        y = torch.where(alive, y, 0.0)
+    return (flip_sequences(y, lengths) if a["reverse"] else y), h
+
+
+def register(op: str, oracle: Callable[..., Any]) -> None:
+    """Registers the shapes of an operator's results, and its gradients."""
+
+    def fake(named: Named) -> tuple[Tensor, ...]:
+        x, h0 = named["x"], named["h0"]
+        (T, B, _), H, (activations, _) = x.shape, h0.size(1), saved_dtypes(x)
+        return (
+            x.new_empty(T, B, H),
+            x.new_empty(B, H),
+            x.new_empty(T, B, SLOTS[op], pad(H), dtype=activations),
+        )
+
+    def by_reference(named: Named) -> Any:
+        return call_reference(oracle, named)
+
+    autograd.register(
+        op,
+        fake,
+        Gradient(
+            results=("y", "h"), backwards=(f"{op}_backward",), oracle=by_reference, loops=True
+        ),
+    )
+    autograd.register_fake_backward(op)

@@ -1,0 +1,61 @@
+"""What the LSTMs with parameter vectors of their own have in common: peephole_lstm and
+layer_norm_lstm.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusedseq import reference
+from fusedseq.fused import autocast, autograd, check, int8_weight
+from fusedseq.fused.gradient import Gradient
+from fusedseq.fused.lstm import HAS_ORDER, check_sequence
+from fusedseq.fused.schema import Named
+from fusedseq.fused.through_oracle import call_reference
+
+VECTORS = {  # {operator: {its vector: elements for each hidden unit}}
+    "layer_norm_lstm": {"gamma_ih": 4, "gamma_hh": 4, "gamma_c": 1, "beta_c": 1},
+    "peephole_lstm": {"peephole": 3},
+}
+TENSORS = ("W_ih", "W_hh", "b", "h0", "c0")
+
+
+def call(op: str, given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Checks the arguments of an operator, by name, and computes it.
+
+    returns y: (T, B, H), (h, c): (B, H) each
+    """
+    a = dict(given)
+    names = (*TENSORS, *VECTORS[op])
+    a["lengths"] = check_sequence(op, 4, 4, a["x"], {name: a[name] for name in names}, a["lengths"])
+    x, H = a["x"], a["h0"].size(1)
+    for name, n in VECTORS[op].items():
+        check.shape(op, name, a[name], "(H,)" if n == 1 else f"({n}H,)", (n * H,))
+    check.starts(op, a["starts"], x)
+    check.probability(op, "weight_drop", a["weight_drop"])
+    if not a["training"]:
+        a["weight_drop"] = 0.0
+    a["seed"] = check.seed(op, a["seed"], x.device) if a["weight_drop"] else None
+    cast = autocast.cast(x.device.type, *(a[name] for name in ("x", *names)))
+    a |= dict(zip(("x", *names), cast, strict=True))
+    a["W_ih"], a["W_hh"] = int8_weight.dequantized(a["W_ih"], a["W_hh"])
+    if x.device.type not in HAS_ORDER:
+        a["seed"] = 0 if a["seed"] is None else a["seed"]
+        return call_reference(getattr(reference, op), a)  # type: ignore[no-any-return]
+    if op == "layer_norm_lstm":
+        a["norm"] = torch.cat([a[name] for name in VECTORS[op]])
+    y, h, c, *_ = autograd.call_by_name(op, a)
+    return y, (h, c)
+
+
+def register(
+    op: str, fake: Callable[[Named], tuple[Tensor, ...]], oracle: Callable[[Named], Any]
+) -> None:
+    """Registers the shapes of an operator's results, and its gradients."""
+    gradient = Gradient(
+        results=("y", "h", "c"), backwards=(f"{op}_backward",), oracle=oracle, loops=True
+    )
+    autograd.register(op, fake, gradient)
+    autograd.register_fake_backward(op)
