@@ -58,7 +58,14 @@ TRAINING_PICTURE = """![Speed-ups of training steps](assets/speedup-training-lig
 """
 FAMILIES = {
     "Recurrences": (
-        ("mogrifier_lstm", "mogrifier_lstm_pair", "lstm"),
+        (
+            "mogrifier_lstm",
+            "mogrifier_lstm_pair",
+            "lstm",
+            "layer_norm_lstm",
+            "peephole_lstm",
+            "gru",
+        ),
         "`T70-B20-650-r5` means 70 steps, batch 20, width 650 and 5 rounds of the Mogrifier; "
         "`400-1150` are the input "
         "and the hidden width of an LSTM.",

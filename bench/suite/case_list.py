@@ -6,18 +6,24 @@ from bench.suite.case import Target
 from bench.suite.cases import (
     accelerated,
     attention,
+    bidirectional_lstm,
     cross_entropy,
     decoding,
     elementwise,
     embedding,
     encoder_layer,
     feed_forward,
+    gru,
     linear,
     lstm,
+    lstm_with_vectors,
     mogrifier,
     mogrifier_pair,
     norm,
     nt_asgd,
+    packed_sequences,
+    quantized_linear,
+    quantized_lstm,
     regularization,
     split_cross_entropy,
 )
@@ -51,6 +57,18 @@ LSTM_GRID = [
     (200, 32, 128, 128),
 ]
 
+# Of these, the shapes at which the other recurrences are compared with torch's.
+OTHER_RECURRENCES = [
+    (20, 32, 256, 512),
+    (20, 128, 64, 256),
+    (35, 1, 1024, 1024),
+    (35, 20, 650, 650),
+    (35, 64, 256, 256),
+    (50, 16, 300, 300),
+    (100, 8, 128, 256),
+    (200, 32, 128, 128),
+]
+
 CASES = [
     mogrifier(70, 70, 650, Target("eager", 2.0), Target("roof", 0.8)),
     mogrifier(35, 20, 650, Target("eager", 3.3), whole=True),
@@ -61,6 +79,8 @@ CASES = [
     lstm(70, 20, 650, 650, Target("torch", 1.15), dropped=0.5),
     lstm(70, 20, 400, 1150, Target("torch", 1.0)),
     lstm(70, 20, 400, 1150, Target("torch", 1.15), dropped=0.5),
+    lstm_with_vectors("layer_norm_lstm", 70, 20, 650, 650, Target("eager", 3.0)),
+    lstm_with_vectors("peephole_lstm", 70, 20, 650, 650),
     elementwise("dropout", (4900, 650), 0.5, Target("eager", 5.0), Target("roof", 0.7)),
     elementwise("locked_dropout", (70, 70, 650), 0.5, Target("roof", 0.7)),
     elementwise("weight_drop", (2600, 650), 0.5, Target("eager", 8.0)),
@@ -134,6 +154,20 @@ CASES = [
         )
     ),
     attention(2, 8, 1024, 64, suffix="-causal", causal=True),
+    # A window of 256 keys against a mask, and sequences without padding against half padding.
+    attention(
+        1,
+        8,
+        4096,
+        64,
+        Target("torch", 4.0),
+        suffix="-causal-window256",
+        causal=True,
+        window=(255, 0),
+        full=True,
+    ),
+    packed_sequences(16, 8, 128, 64, Target("torch", 1.3)),
+    packed_sequences(8, 8, 512, 64, Target("torch", 1.3), full=True),
     decoding(1, 8, 200, 64, Target("torch", 1.2)),
     *(
         decoding(*sizes, full=True)
@@ -220,6 +254,11 @@ CASES = [
         for backward in (True, False)
         for sizes in LSTM_GRID
     ),
+    *(
+        recurrence(*sizes, Target("torch", 1.1), full=True)
+        for recurrence in (gru, bidirectional_lstm)
+        for sizes in OTHER_RECURRENCES
+    ),
     # Whole models before and after `accelerate`: the shapes of BERT-base and GPT-2 small.
     *(
         accelerated(*sizes, Target("torch", 1.5), dtype=dtype, full=True)
@@ -231,4 +270,10 @@ CASES = [
             ("lstm", 35, 20, 650, 10_000),
         )
     ),
+    # Weights in 8 bits: steps of decoding, an output layer, and more rows than 8 bits pay for.
+    *(quantized_linear(M, 650, 2600) for M in (1, 2, 8, 64)),
+    *(quantized_linear(M, 400, 10_000) for M in (1, 8)),
+    quantized_linear(1, 1024, 4096),
+    *(quantized_lstm(1, B, 650, 650) for B in (1, 8)),
+    *(quantized_lstm(T, 1, 1024, 1024) for T in (1, 20)),
 ]

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from fusedseq import fused, testing
 
-from bench.suite import accelerated_models, baselines, encoder_layers, optimizers
+from bench.suite import accelerated_models, baselines, encoder_layers, optimizers, quantized_weights
 from bench.suite.case import BenchmarkCase, OptimizerStepCase, Target
 
 CASE_FIELDS = ("dtype", "full", "roofline", "whole")
@@ -106,6 +106,68 @@ def lstm(T, B, X, H, *targets, dropped=0.0, **fields):
     )
 
 
+def gru(T, B, X, H, *targets, **fields):
+    return BenchmarkCase(
+        "gru",
+        f"T{T}-B{B}-{X}-{H}",
+        testing.hidden_state_case("gru", T, B, X, H).make,
+        flops=2.0 * T * B * 3 * H * (X + H),
+        targets=targets,
+        eager=baselines.gru_loop,
+        others={"torch": baselines.gru},
+        **fields,
+    )
+
+
+def bidirectional_lstm(T, B, X, H, *targets, **fields):
+    """A layer of an LSTM in both directions: two calls of the operator."""
+    one = testing.lstm_case(T, B, X, H).make
+
+    def make(randn):
+        (x, *forward), _ = one(randn)
+        (_, *reverse), _ = one(randn)
+        return (x, tuple(forward), tuple(reverse)), {}
+
+    def call(ops, x, forward, reverse):
+        y, _ = ops.lstm(x, *forward)
+        if ops is fused:
+            back, _ = ops.lstm(x, *reverse, reverse=True)
+        else:
+            back = ops.lstm(x.flip(0), *reverse)[0].flip(0)
+        return torch.cat([y, back], -1)
+
+    def parts(args, kwargs):
+        x, forward, reverse = args
+        return [("lstm", (x, *forward), {}), ("lstm", (x, *reverse), {"reverse": True})]
+
+    def torch_lstm(x, forward, reverse):
+        return baselines.bidirectional_lstm(x, forward, reverse)[0]
+
+    return BenchmarkCase(
+        "lstm",
+        f"T{T}-B{B}-{X}-{H}-bidirectional",
+        make,
+        call,
+        parts,
+        flops=2 * 2.0 * T * B * 4 * H * (X + H),
+        targets=targets,
+        others={"torch": torch_lstm},
+        **fields,
+    )
+
+
+def lstm_with_vectors(op, T, B, X, H, *targets, **fields):
+    """A peephole LSTM or an LSTM with layer normalization."""
+    return BenchmarkCase(
+        op,
+        f"T{T}-B{B}-{X}-{H}",
+        testing.lstm_with_vectors_case(op, T, B, X, H).make,
+        flops=2.0 * T * B * 4 * H * (X + H),
+        targets=targets,
+        **fields,
+    )
+
+
 def elementwise(op, shape, p, *targets, passes=2, **fields):
     """A dropout: each pass reads and writes its tensor once."""
     size = torch.Size(shape).numel()
@@ -141,6 +203,25 @@ def attention(B, N, L, D, *targets, tensors=(), suffix="", **options):
         targets=targets,
         eager=baselines.attention_eager,
         others={"torch": baselines.attention},
+        **fields,
+    )
+
+
+def packed_sequences(B, N, L, D, *targets, **fields):
+    """Self-attention of B sequences of 1 to L tokens without padding, against the padded batch, of
+    which half is padding."""
+    lengths = [round(1 + (L - 1) * b / (B - 1)) for b in range(B)]
+    products = 4.0 * N * D * sum(n * n for n in lengths)
+    return BenchmarkCase(
+        "attention_varlen",
+        f"L{L}-B{B}-N{N}-D{D}",
+        testing.varlen_case(lengths, lengths, N, D, spare=0).make,
+        flops=products,
+        traffic=11 * sum(lengths) * N * D,
+        copied=(4 * sum(lengths) * N, D),
+        targets=targets,
+        eager=baselines.attention_varlen,
+        others={"torch": baselines.attention_varlen},
         **fields,
     )
 
@@ -260,6 +341,35 @@ def embedding(V, *targets, backward=True, sparse=False, tokens=4900, E=650, smal
 def linear(M, K, N, **fields):
     return BenchmarkCase(
         "linear", f"{M}-{K}-{N}", testing.linear_case(M, K, N).make, flops=2.0 * M * K * N, **fields
+    )
+
+
+def quantized_linear(M, K, N, *targets):
+    """A linear layer with weights in 8 bits, in inference."""
+    return quantized_weights.QuantizedCase(
+        "quantize",
+        f"linear-{M}-{K}-{N}",
+        lambda randn: ((randn(M, K),), {}),
+        backward=False,
+        flops=2.0 * M * K * N,
+        targets=targets,
+        full=True,
+        sizes=(K, N),
+    )
+
+
+def quantized_lstm(T, B, X, H, *targets):
+    """An LSTM with weights in 8 bits, in inference."""
+    return quantized_weights.QuantizedCase(
+        "quantize",
+        f"lstm-T{T}-B{B}-{X}-{H}",
+        lambda randn: ((randn(T, B, X),), {}),
+        backward=False,
+        flops=2.0 * T * B * 4 * H * (X + H),
+        targets=targets,
+        full=True,
+        module=torch.nn.LSTM,
+        sizes=(X, H),
     )
 
 

@@ -17,6 +17,7 @@ def compile_whole(function):
 
 
 attention = compile_whole(baselines.attention_eager)
+attention_varlen = compile_whole(baselines.attention_varlen)
 dropout = compile_whole(baselines.dropout)
 locked_dropout = compile_whole(baselines.locked_dropout)
 weight_drop = compile_whole(baselines.weight_drop)
@@ -28,6 +29,9 @@ linear = compile_whole(baselines.linear)
 linear_cross_entropy = compile_whole(baselines.linear_cross_entropy)
 split_cross_entropy = compile_whole(baselines.split_cross_entropy)
 lstm = recurrence.make_lstm_loop(compile_whole(recurrence.lstm_step))
+gru = recurrence.make_gru_loop(compile_whole(recurrence.gru_step))
+layer_norm_lstm = recurrence.make_layer_norm_loop(compile_whole(recurrence.layer_norm_step))
+peephole_lstm = recurrence.make_peephole_loop(compile_whole(recurrence.peephole_step))
 mogrifier_lstm = recurrence.make_mogrifier_loop(compile_whole(recurrence.mogrifier_step))
 
 

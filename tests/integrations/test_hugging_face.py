@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from fusedseq import fused
 from fusedseq.testing import assert_within_budget
 
 transformers = pytest.importorskip("transformers", "5.23", reason="needs transformers")
 
 from fusedseq.integrations.transformers import register  # noqa: E402
+from fusedseq.integrations.transformers.attention import attention_forward  # noqa: E402
 
 from tests.support.hugging_face_models import DECODERS, WINDOW, model, padding, tokens  # noqa: E402
 
@@ -196,29 +198,62 @@ def test_dropout_in_training_has_the_strength_of_eager():
     torch.testing.assert_close(drawn(0), torch.ones(1, rows // 4, 4))
 
 
-def test_a_softcap_is_refused_and_gemma2_without_one_is_computed():
-    with pytest.raises(ValueError, match="softcap of the logits: Gemma2Attention"):
-        model("gemma2-softcap")(tokens(B, L))
-    assert model("gemma2")(tokens(B, L)).logits.shape[:2] == (B, L)
+def test_a_softcap_changes_gemma2():
+    x = tokens(B, L)
+    assert not torch.allclose(model("gemma2")(x).logits, model("gemma2-softcap")(x).logits)
 
 
-def test_attention_sinks_are_refused():
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": 61,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 1,
-        "pad_token_id": 0,
-    }
-    config = transformers.GptOssConfig(**sizes)
-    config._attn_implementation = "fusedseq"
-    with pytest.raises(ValueError, match="attention sinks"):
-        transformers.GptOssForCausalLM(config)(tokens(B, L))
+def test_sinks_change_gpt_oss_and_have_a_gradient():
+    x, gpt = tokens(B, L), model("gpt-oss")
+    with_sinks = gpt(x).logits
+    with_sinks.sum().backward()
+    sinks = [layer.self_attn.sinks for layer in gpt.model.layers]
+    assert all(s.grad.any() for s in sinks)
+    with torch.no_grad():
+        for s in sinks:
+            s.fill_(-1e4)
+    assert not torch.allclose(gpt(x).logits, with_sinks)
+
+
+def test_sinks_that_a_layer_has_and_does_not_pass_are_refused():
+    layer = torch.nn.Module()
+    layer.sinks = torch.zeros(2)
+    q = torch.randn(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="attention sinks as the argument s_aux"):
+        attention_forward(layer, q, q, q, None)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt-oss"])
+def test_a_sliding_window_is_a_window_and_not_a_dense_mask(name, monkeypatch):
+    seen, compute = [], fused.attention
+
+    def attention(*args, **options):
+        seen.append(options)
+        return compute(*args, **options)
+
+    monkeypatch.setattr(fused, "attention", attention)
+    model(name)(tokens(B, L))
+    windows = [options["window"] for options in seen if "window" in options]
+    assert {*windows} == {(WINDOW - 1, 0)}
+    assert not any("mask" in options for options in seen)
+
+
+def test_a_mask_function_that_is_more_than_a_window_is_not_taken_for_one():
+    from fusedseq.integrations.transformers.masks import sliding_window
+    from transformers import masking_utils as masks
+
+    window = masks.sliding_window_causal_mask_function(5)
+    assert sliding_window(window) == 5
+    others = [
+        masks.causal_mask_function,
+        masks.and_masks(window, masks.causal_mask_function),
+        masks.and_masks(masks.causal_mask_function, masks.sliding_window_overlay(5)),
+        masks.or_masks(masks.sliding_window_overlay(5), masks.causal_mask_function),
+        masks.sliding_window_overlay(5),
+        masks.chunked_causal_mask_function(5, torch.zeros(1)),
+        masks.sliding_window_bidirectional_mask_function(5),
+    ]
+    assert [sliding_window(other) for other in others] == [None] * len(others)
 
 
 @pytest.mark.parametrize(

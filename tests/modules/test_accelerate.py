@@ -21,6 +21,16 @@ def ids():
 
 MODELS = {
     "lstm": (lambda: nn.LSTM(E, 7, 2, dropout=0.3), lambda: (sequence(),)),
+    "bidirectional lstm": (
+        lambda: nn.LSTM(E, 7, 2, dropout=0.3, bidirectional=True),
+        lambda: (sequence(),),
+    ),
+    "projected lstm": (
+        lambda: nn.LSTM(E, 7, 2, bidirectional=True, proj_size=3),
+        lambda: (sequence(),),
+    ),
+    "gru": (lambda: nn.GRU(E, 7, 2, dropout=0.3, bidirectional=True), lambda: (sequence(),)),
+    "rnn": (lambda: nn.RNN(E, 7, 2, dropout=0.3, nonlinearity="relu"), lambda: (sequence(),)),
     "attention": (lambda: nn.MultiheadAttention(E, N, 0.3), lambda: (sequence(),) * 3),
     "encoder": (
         lambda: nn.TransformerEncoder(
@@ -158,8 +168,6 @@ class Scaled(nn.Linear):
 
 
 LEFT = {
-    "bidirectional": (lambda: nn.LSTM(E, 4, bidirectional=True), "bidirectional"),
-    "projected": (lambda: nn.LSTM(E, 4, proj_size=2), "proj_size"),
     "bias_kv": (lambda: nn.MultiheadAttention(E, N, add_bias_kv=True), "add_bias_kv"),
     "silu": (lambda: nn.TransformerEncoderLayer(E, N, activation=nn.SiLU()), "activation"),
     "subclass": (lambda: Scaled(E, E), "subclass"),

@@ -295,3 +295,71 @@ BAD_SIZES = {
 def test_bad_sizes_are_rejected(sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         BAD_SIZES[sentence]()
+
+
+# ---- packed sequences and options of the logits
+
+LENGTHS = (3, 7, 1)
+CU_SEQLENS = torch.tensor([0, 3, 10, 11])
+POSITIONS = {
+    "none": lambda: None,
+    "alibi": lambda: nn.ALiBi(2),
+    "relative bias": lambda: nn.RelativeBias(2),
+    "relative keys": lambda: nn.RelativeKeys(3, 4),
+    "rotary": lambda: nn.Rotary(4),
+}
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_packed_sequences_equal_the_sequences_alone(positions, batch_first):
+    options = {"window": (4, 0), "softcap": 3.0, "sinks": True, "batch_first": batch_first}
+    module = nn.MultiheadAttention(8, 2, positions=POSITIONS[positions](), **options)
+    with torch.no_grad():
+        module.sinks.copy_(torch.tensor([0.3, -1.0]))
+    x = torch.randn(11, 8)
+    alone = torch.cat([module(t, t, t, is_causal=True)[0] for t in x.split(LENGTHS)])
+    y, weights = module(x, x, x, is_causal=True, cu_seqlens=CU_SEQLENS)
+    torch.testing.assert_close(y, alone)
+    assert weights is None
+    nested = torch.nested.nested_tensor_from_jagged(x, CU_SEQLENS)
+    y = module(nested, nested, nested, is_causal=True)[0]
+    assert y.shape == nested.shape
+    torch.testing.assert_close(y.values(), alone)
+
+
+def test_nested_keys_may_have_other_lengths_than_the_queries():
+    module = nn.MultiheadAttention(8, 2)
+    query = torch.nested.nested_tensor_from_jagged(torch.randn(11, 8), CU_SEQLENS)
+    memory = torch.nested.nested_tensor_from_jagged(torch.randn(9, 8), torch.tensor([0, 2, 3, 9]))
+    y = module(query, memory, memory)[0]
+    parts = zip(query.unbind(), memory.unbind(), strict=True)
+    alone = torch.cat([module(q, m, m)[0] for q, m in parts])
+    torch.testing.assert_close(y.values(), alone)
+    with pytest.raises(ValueError, match="positions must be None for packed sequences whose keys"):
+        nn.MultiheadAttention(8, 2, positions=nn.ALiBi(2))(query, memory, memory)
+
+
+def test_options_of_the_logits_are_those_of_the_operator():
+    """Also of the probabilities, which sum to less than 1 beside a sink."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 2, 8)
+    module = nn.MultiheadAttention(8, 2, window=(1, 1), softcap=2.0, sinks=True)
+    y, weights = module(x, x, x, need_weights=True)
+    assert ((weights != 0) == ((torch.arange(5)[:, None] - torch.arange(5)).abs() <= 1)).all()
+    assert (weights.sum(-1) < 0.99).all()
+    y.sum().backward()
+    assert module.sinks.grad.any()
+    assert "window=(1, 1), softcap=2.0, sinks=True" in repr(module)
+    plain = nn.MultiheadAttention(8, 2)
+    assert plain.sinks is None
+    assert "sinks" not in plain.state_dict()
+
+
+@pytest.mark.parametrize(
+    "options", [{"key_lengths": [3]}, {"attn_mask": torch.zeros(3, 3)}, {"need_weights": True}]
+)
+def test_arguments_that_packed_sequences_do_not_have_are_refused(options):
+    x = torch.randn(11, 8)
+    with pytest.raises(ValueError, match="must be None for packed sequences"):
+        nn.MultiheadAttention(8, 2)(x, x, x, cu_seqlens=CU_SEQLENS, **options)

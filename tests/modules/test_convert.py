@@ -83,12 +83,32 @@ def test_conversion_copies_the_weights(ops):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_layers": 2, "dropout": 0.3}, {"bias": False, "batch_first": True}],
+    [
+        {},
+        {"num_layers": 2, "dropout": 0.3},
+        {"bias": False, "batch_first": True},
+        {"num_layers": 2, "bidirectional": True},
+    ],
     ids=str,
 )
-def test_lstm_equals_torch(options, ops):
-    theirs = nn.LSTM(7, 5, **options).to(exact()).eval()
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_modules_equal_those_of_torch(kind, options, ops):
+    theirs = kind(7, 5, **options).to(exact()).eval()
+    to_ours = getattr(convert, kind.__name__.lower())
+    ours, x = to_ours(theirs, ops=ops), torch.randn(6, 3, 7, dtype=exact())
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_projected_lstm_equals_torch(bidirectional, ops):
+    theirs = nn.LSTM(7, 5, 2, proj_size=3, bidirectional=bidirectional).to(exact()).eval()
     ours, x = convert.lstm(theirs, ops=ops), torch.randn(6, 3, 7, dtype=exact())
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_rnn_with_relu_equals_torch(ops):
+    theirs = nn.RNN(7, 5, nonlinearity="relu").to(exact()).eval()
+    ours, x = convert.rnn(theirs, ops=ops), torch.randn(6, 3, 7, dtype=exact())
     torch.testing.assert_close(ours(x), theirs(x))
 
 
@@ -219,14 +239,6 @@ BAD = {
     "layers": (
         lambda: convert.encoder(layers_that_differ()),
         r"layers\[1\]: prenorm must be that of layers\[0\], False, got True",
-    ),
-    "bidirectional": (
-        lambda: convert.lstm(nn.LSTM(3, 4, bidirectional=True)),
-        "LSTM: must be unidirectional",
-    ),
-    "projections": (
-        lambda: convert.lstm(nn.LSTM(3, 4, proj_size=2)),
-        "LSTM: must be unidirectional",
     ),
     "qrnn": (
         lambda: convert.awd_lstm({"rnns.0.linear.weight": torch.ones(1)}),

@@ -1,12 +1,18 @@
 """torch.export, AOTInductor and ONNX compute what eager mode computes, for other sizes too."""
 
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
+from fusedseq import _load
+from torch.utils import cpp_extension
 from torch.utils._pytree import tree_leaves
 
 from tests.support.exported_models import MODELS
 
 pytestmark = pytest.mark.cpu
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def exported(name, dynamic=True):
@@ -46,6 +52,52 @@ def test_a_package_of_aotinductor_takes_every_size(name, tmp_path):
         program, package_path=str(tmp_path / "model.pt2")
     )
     assert_equal_for_other_sizes(model, torch._inductor.aoti_load_package(path), inputs)
+
+
+@pytest.fixture(scope="module")
+def run_package(tmp_path_factory):
+    """The program of examples/run_package.cpp, compiled with the headers of this torch."""
+    program = tmp_path_factory.mktemp("cpp") / "run_package"
+    folders = cpp_extension.library_paths()
+    command = ["g++", "-std=c++20", str(EXAMPLES / "run_package.cpp"), "-o", str(program)]
+    command += [f"-I{folder}" for folder in cpp_extension.include_paths()]
+    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    command += [option for folder in folders for option in (f"-L{folder}", f"-Wl,-rpath,{folder}")]
+    subprocess.run([*command, "-ltorch", "-ltorch_cpu", "-lc10"], check=True)
+    return program
+
+
+@pytest.mark.slow  # g++ and inductor compile C++
+@pytest.mark.parametrize("name", MODELS)
+def test_a_program_in_cpp_runs_a_package(name, tmp_path, run_package):
+    model, inputs, program = exported(name)
+    package = torch._inductor.aoti_compile_and_package(
+        program, package_path=str(tmp_path / "model.pt2")
+    )
+
+    def in_cpp(*given):
+        torch.save(list(given), tmp_path / "inputs.pt")
+        files = [package, tmp_path / "inputs.pt", tmp_path / "outputs.pt"]
+        process = subprocess.run(
+            [run_package, _load.LIBRARY, *files], capture_output=True, text=True
+        )
+        assert process.returncode == 0, process.stderr
+        found = torch.load(tmp_path / "outputs.pt")
+        assert process.stdout.count("\n") == len(found)
+        return found
+
+    assert_equal_for_other_sizes(model, in_cpp, inputs)
+
+
+@pytest.mark.slow  # g++ and inductor compile C++
+def test_a_program_in_cpp_needs_the_operators(tmp_path, run_package):
+    process = subprocess.run(
+        [run_package, tmp_path / "missing.so", "package", "inputs", "outputs"],
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 1
+    assert "missing.so" in process.stderr
 
 
 @pytest.mark.parametrize("name", MODELS)

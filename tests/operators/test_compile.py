@@ -18,6 +18,12 @@ COMPILED = [
         "lstm-T4-B3-X5-H7-nobias",
         "lstm-T5-B4-X6-H5-lengths",
         "lstm-T3-B2-X5-H7-weight_drop0.5-variational1",
+        "lstm-T5-B4-X6-H5-lengths-starts-reverse1",
+        "gru-T5-B4-X6-H5-lengths-starts-reverse1",
+        "gru-T3-B2-X5-H7-weight_drop0.5-variational0",
+        "rnn-T5-B4-X6-H5-lengths",
+        "peephole_lstm-T5-B4-X6-H5-lengths-starts",
+        "layer_norm_lstm-T5-B4-X6-H5-lengths-starts",
         "mogrifier_lstm-T3-B2-X5-H4-r5-rank3-shared",
         "mogrifier_lstm-T4-B3-X7-H5-r5-lengths-state_dropout0.3-zoneout_h0.2-zoneout_c0.1",
         "mogrifier_lstm-T3-B2-X5-H4-r5-input_dropout0.5-locked_input1",
@@ -33,6 +39,8 @@ COMPILED = [
         "dropout_mask-7-p0.5-seed-9223372036854775808",
         "linear-T2-B3-K5-N4",
         "attention-B2-N3-L6-S6-D4-projected",
+        "attention-B2-N4-L34-S50-D8-sinks-lengths-Nkv2-dropout0.3",
+        "attention_varlen-N2-D6-L5_0_33_1_60-S5_0_33_1_60-alibi-sinks-spare3-dropout0.3",
         "attention-B2-N2-L18-S18-D10-rope-relative2-alibi-biasNLS-mask-lengths-causal1-dropout0.3",
         "residual_layer_norm-37x4x30-p0.1",
         "residual_layer_norm-5x3x6-p0.5-prenorm1",
@@ -53,7 +61,7 @@ def _fresh():
 
 def test_every_operator_is_compiled():
     assert {case.op for case in COMPILED} == {case.op for case in CASES}
-    assert len(COMPILED) == 26
+    assert len(COMPILED) == 34
 
 
 @pytest.mark.parametrize("case", COMPILED, ids=str)

@@ -52,6 +52,13 @@ WRONG = [
     ("lstm", {"lengths": torch.tensor([1, 4])}, r"lengths must be in \[0, 3\], got 4"),
     ("lstm", {"W_hh": torch.ones(16, 4).double()}, "W_hh must be float32, got float64"),
     ("lstm", {"seed": None}, "a mask needs a seed"),
+    ("lstm", {"starts": torch.ones(2, 2) > 0}, r"starts must be \(3, 2\), got \(2, 2\)"),
+    ("lstm", {"starts": torch.ones(3, 2)}, "starts must be bool, got float32"),
+    ("gru", {"b": torch.ones(12)}, r"b must be \(16,\), got \(12,\)"),
+    ("gru", {"W_hh": torch.ones(16, 4)}, r"W_hh must be \(12, 4\), got \(16, 4\)"),
+    ("gru_backward", {"gates": ones}, r"gates must be \(3, 2, 4, 16\), got \(3, 2, 4\)"),
+    ("rnn", {"h0": torch.ones(2, 4).double()}, "h0 must be float32, got float64"),
+    ("rnn_backward", {"dh": ones}, r"dh must be \(2, 4\), got \(3, 2, 4\)"),
     ("mogrifier_lstm", {"seed": torch.tensor(1.0)}, r"seed must be one int64, got float32 \(\)"),
     ("mogrifier_lstm", {"zoneout_c": -0.1}, r"zoneout_c must be in \[0, 1\], got -0.1"),
     ("mogrifier_lstm", {"rounds": 2**62}, r"rounds must be in \[0, 63\], got 4611686018427387904"),
@@ -105,7 +112,7 @@ def test_gradients_of_one_projection_need_k_in_the_shape_of_q():
 def test_gradients_of_one_projection_are_computed_together():
     """The bit that asks for one layout asks for the gradients, too."""
     call = good("attention_backward", -1)
-    assert call["needs"] == 1 << 5
+    assert call["needs"] == 1 << 6
     torch.testing.assert_close(
         OPS.attention_backward(**call)[:3], OPS.attention_backward(**call | {"needs": 7})[:3]
     )

@@ -11,7 +11,15 @@ flops.register()
 
 pytestmark = pytest.mark.cpu
 # Their oracles compute no other products than the operator.
-EXACT = "linear", "lstm", "mogrifier_lstm", "mogrifier_lstm_pair", "linear_cross_entropy"
+EXACT = (
+    "layer_norm_lstm",
+    "linear",
+    "linear_cross_entropy",
+    "lstm",
+    "mogrifier_lstm",
+    "mogrifier_lstm_pair",
+    "peephole_lstm",
+)
 
 
 def count(function, case, needs):

@@ -14,6 +14,7 @@ import sys
 import pytest
 import torch
 from fusedseq import _load, fused
+from fusedseq.quantization import Int8Weight
 from fusedseq.testing import CASES, check, differentiable
 
 ALL = ["baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"]
@@ -29,6 +30,11 @@ def main():
             for threads in (1, 2, 3) if many else (1,):
                 torch.set_num_threads(threads)
                 check(case.op, args, kwargs)
+    for M in (1, 2, 3, 8, 9, 150):
+        for K in (1, 7, 16, 65, 650):
+            x, W = torch.randn(M, K), Int8Weight.from_float(torch.randn(37, K))
+            exact = x.double() @ W.dequantize().double().T
+            assert (fused.linear(x, W) - exact).abs().max() <= 1e-5 * exact.abs().max()
     digest = hashlib.sha256()
     for width in (*range(1, 35), 63, 64, 65, 650, 4097):
         for seed, p in ((0, 0.5), (-7, 0.1), (2**60 + 1, 0.9)):

@@ -90,8 +90,11 @@ ENTRIES = [
     ({"recurrences": [3]}, r"recurrences\[0\]: op must be a text, got None"),
     (recurrence(op="gru"), "op must be one of lstm, mogrifier_lstm, .*got 'gru'"),
     (recurrence(dtype="float64"), "dtype must be one of float32, .*got 'float64'"),
-    (recurrence(engine="fast"), "engine must be one of loop, persistent, cudnn, got 'fast'"),
-    (recurrence(op="mogrifier_lstm", engine="cudnn"), "must be one of loop, persistent, got"),
+    (recurrence(engine="fast"), "engine must be one of loop, persistent, .*cudnn, got 'fast'"),
+    (
+        recurrence(op="mogrifier_lstm", engine="cudnn"),
+        "one of loop, persistent, persistent words, g",
+    ),
     (recurrence(B=0), "B must be at least 1, got 0"),
     (recurrence(H=True), "H must be an integer, got True"),
     (recurrence(op="mogrifier_lstm_pair", engine="wavefront"), "H2 must be an integer, got None"),
@@ -287,6 +290,41 @@ def test_the_fastest_engine_is_written(tmp_path, monkeypatch, forgotten):
         ("lstm", "bfloat16", 2, 3, 5, 0): "loop",
         ("mogrifier_lstm_pair", "bfloat16", 2, 3, 5, 2, 6, 1): "wavefront",
     }
+
+
+def test_words_are_timed_where_they_fit(monkeypatch):
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda _: (132, 232448, True))
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
+    cpu = torch.device("cpu")
+
+    def engines(op, dtype=torch.bfloat16, **size):
+        return [*tune_kernels.engines(op, {"T": 4, "B": 2, "X": 4, "H": 6} | size, dtype, cpu)]
+
+    both = ["loop", "persistent"]
+    assert engines("lstm") == engines("mogrifier_lstm", rounds=3) == [*both, "persistent words"]
+    assert engines("lstm", H=5) == engines("lstm", torch.float32) == both
+    assert engines("lstm", X=3) == [*both, "persistent words"]
+    assert engines("mogrifier_lstm", X=3, rounds=3) == both
+
+
+def test_a_table_selects_the_protocol_of_the_exchange(forgotten):
+    """In the text of explain, and under its number in the C++ table."""
+    gpu = kernel_table.Gpu("A GPU", "9.0", 132)
+    sizes = {"T": 4, "B": 2, "X": 4, "H": 6, "rounds": 3}
+    meta = torch.device("meta")
+    args, kwargs = tune_kernels.recurrence_inputs("mogrifier_lstm", sizes, torch.bfloat16, meta)
+
+    def explained():
+        return recurrence_plan.explain("mogrifier_lstm", (132, 232448, True), *args, **kwargs)
+
+    assert "words in place of flags" not in explained()
+    key = "mogrifier_lstm", "bfloat16", 2, 4, 6, 3
+    table = kernel_table.Table(gpu, {key: "persistent words"})
+    kernel_table.use(table)
+    assert explained().count("words in place of flags") == 2
+    assert measured(132, 90, 2, 2, 4, 6, 3, 0, 0) == 5
+    kernel_table.forget(table)
+    assert "words in place of flags" not in explained()
 
 
 def test_the_fastest_tiles_are_written(tmp_path, monkeypatch):

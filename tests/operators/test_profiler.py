@@ -4,6 +4,7 @@ import pytest
 import torch
 from fusedseq import fused
 from fusedseq.fused import autograd
+from fusedseq.nn.heads import heads
 from fusedseq.testing import CASES, differentiable
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
@@ -11,7 +12,11 @@ from torch.utils._pytree import tree_leaves
 pytestmark = pytest.mark.cpu
 
 # Operators that compute by others: {operator: the one that is shown}
-SHOWN_AS = {"mogrifier_lstm_pair": "mogrifier_lstm", "split_cross_entropy": "linear_cross_entropy"}
+SHOWN_AS = {
+    "attention_varlen": "attention",
+    "mogrifier_lstm_pair": "mogrifier_lstm",
+    "split_cross_entropy": "linear_cross_entropy",
+}
 
 
 def first_case(op):
@@ -46,11 +51,33 @@ def test_a_profile_names_the_operator(op):
     assert sum(n for name, n in names.items() if name.startswith(f"fusedseq::{shown}")) >= 2
 
 
-@pytest.mark.parametrize("op", ["linear", "attention", "mogrifier_lstm", "residual_layer_norm"])
-def test_a_node_recorded_in_python_has_the_name_of_its_operator(op, monkeypatch):
-    monkeypatch.setattr(autograd, "_recorded", {})
-    monkeypatch.setattr(autograd, "recorder", None)
+RECORDED = ["linear", "attention", "mogrifier_lstm", "residual_layer_norm", "linear_cross_entropy"]
+
+
+@pytest.mark.parametrize("op", RECORDED)
+@pytest.mark.parametrize("language", ["C++", "Python"])
+def test_a_node_has_the_name_of_its_operator(op, language, monkeypatch):
+    if language == "Python":
+        monkeypatch.setattr(autograd, "_recorded", {})
+        monkeypatch.setattr(autograd, "recorder", None)
+    elif not autograd.recorder:
+        pytest.skip("the module that records in C++ was not built")
     names, node = names_of_a_step(op)
     wanted = f"Fusedseq{op.title().replace('_', '')}Backward"
     assert node == wanted
     assert wanted in names
+
+
+def test_a_printed_result_shows_its_operator():
+    y = fused.linear(torch.randn(2, 3, requires_grad=True), torch.randn(4, 3))
+    assert "grad_fn=<FusedseqLinearBackward" in repr(y)
+    y.sum().backward()
+    assert y.grad_fn.name() == "FusedseqLinearBackward"  # its saved tensors are gone
+
+
+@pytest.mark.parametrize("language", ["C++", "Python"])
+def test_a_node_that_splits_heads_has_a_name(language, monkeypatch):
+    if language == "Python":
+        monkeypatch.setattr(autograd, "recorder", None)
+    q, k, v = heads(torch.randn(2, 3, 24, requires_grad=True), 3, 2, batch_first=True)
+    assert q.grad_fn.name() == k.grad_fn.name() == v.grad_fn.name() == "FusedseqHeadsBackward"

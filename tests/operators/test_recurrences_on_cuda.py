@@ -164,12 +164,15 @@ def test_dtypes_and_sizes_of_saved_tensors(case, own):
     with FakeTensorMode():
         args, kwargs = on_cuda(case, own)
         if case.op == "lstm":
-            found = torch.ops.fusedseq.lstm(*args, None, None, 0.0, False)
+            found = torch.ops.fusedseq.lstm(args[0], None, False, *args[1:], None, None, 0.0, False)
         else:
             Q, R = ((w, None) if isinstance(w, torch.Tensor) else w for w in args[6:8])
             seed = torch.zeros((), dtype=torch.int64, device="cuda")
             found = torch.ops.fusedseq.mogrifier_lstm(
-                *args[:6],
+                args[0],
+                None,
+                False,
+                *args[1:6],
                 None,
                 *Q,
                 *R,

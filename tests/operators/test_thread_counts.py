@@ -14,6 +14,7 @@ from fusedseq.testing import (
     linear_case,
     linear_cross_entropy_case,
     lstm_case,
+    lstm_with_vectors_case,
     mogrifier_lstm_case,
     residual_layer_norm_case,
     run,
@@ -48,6 +49,16 @@ def test_recurrences(H, number, threads):
     B, X = 1 + H % 7, H // 2 + 5
     assert_independent_of_threads(lstm_case(2, B, X, H), threads, number)
     assert_independent_of_threads(mogrifier_lstm_case(2, B + 3, X, H, 2), threads, number)
+
+
+@PRODUCTS
+@pytest.mark.parametrize("H", [1, 8, 17, 40, 97, 264])
+@pytest.mark.parametrize("op", ["layer_norm_lstm", "peephole_lstm"])
+def test_lstms_with_vectors(op, H, number, threads):
+    """With 70 rows the threads share rows, with few rows columns."""
+    for B in (1 + H % 7, 70):
+        case = lstm_with_vectors_case(op, 3, B, H // 2 + 5, H)
+        assert_independent_of_threads(case, threads, number)
 
 
 @pytest.mark.parametrize("options", [{"rank": 5}, {"zoneout_h": 0.5, "seed": 3}], ids=str)

@@ -129,7 +129,7 @@ def test_registered_operators_keep_tangents():
     h, weight = torch.zeros(2, 4), torch.randn(16, 4)
     outputs = torch.ops.fusedseq.lstm
     _, (y, *_) = jvp(
-        lambda x: outputs(x, weight, weight, None, h, h, None, None, 0.0, False)[:3],
+        lambda x: outputs(x, None, False, weight, weight, None, h, h, None, None, 0.0, False)[:3],
         (torch.randn(3, 2, 4),),
         (torch.randn(3, 2, 4),),
     )
@@ -167,7 +167,7 @@ def test_grad_runs_the_kernels(monkeypatch):
     torch.testing.assert_close(found, wanted)
 
 
-@small(60)
+@small(80)
 def test_jacobians_and_batches(case):
     function, leaves = flat(case, getattr(fused, case.op))
     oracle, _ = flat(case, getattr(reference, case.op))
@@ -186,7 +186,7 @@ def test_jacobians_and_batches(case):
 @pytest.mark.parametrize("op", ["linear", "lstm", "attention"])
 def test_second_derivatives(op):
     case = min(
-        (c for c in CASES if c.op == op and sum(t.numel() for t in differentiable(*c.inputs()))),
+        (c for c in CASES if c.op == op and all(t.numel() for t in differentiable(*c.inputs()))),
         key=lambda c: sum(t.numel() for t in differentiable(*c.inputs())),
     )
 

@@ -71,11 +71,41 @@ def recurrences() -> Iterator[tuple[str, Call]]:
     drop = {"seed": seed(), "weight_drop": 0.5, "variational": False}
     gradients = {"dy": torch.randn(T, B, H), "dh": torch.randn(B, H), "dc": torch.randn(B, H)}
 
-    lstm = {"x": x, **layer, **drop}
+    order = {"starts": torch.rand(T, B) < 0.5, "reverse": True}
+    lstm = {"x": x, **order, **layer, **drop}
     yield "lstm", lstm
     y, _, _, gates, cells = OPS.lstm(**lstm)
     saved = {"y": y, "gates": gates, "cells": cells, "needs": 63}
     yield "lstm_backward", {**gradients, **lstm, **saved}
+
+    vectors = {
+        "peephole_lstm": {"peephole": torch.randn(3 * H)},
+        "layer_norm_lstm": {"norm": torch.randn(10 * H), "eps": 1e-5},
+    }
+    for op, own in vectors.items():
+        yield op, {**lstm, **own}
+        y, _, _, *tensors = getattr(OPS, op)(**lstm, **own)
+        names = ("gates", "cells", "statistics")
+        saved = {"y": y, **dict(zip(names, tensors, strict=False)), "needs": 127}
+        yield f"{op}_backward", {**gradients, **lstm, **own, **saved}
+
+    for op, gates, slots, settings in (("gru", 3, 4, {}), ("rnn", 1, 1, {"relu": False})):
+        hidden_state = {
+            "x": x,
+            **order,
+            "W_ih": torch.randn(gates * H, X),
+            "W_hh": torch.randn(gates * H, H),
+            "b": torch.randn(slots * H),
+            "h0": layer["h0"],
+            "lengths": layer["lengths"],
+            **drop,
+            **settings,
+        }
+        yield op, hidden_state
+        y, _, gates = getattr(OPS, op)(**hidden_state)
+        of_outputs = {name: gradients[name] for name in ("dy", "dh")}
+        saved = {"y": y, "gates": gates, "needs": 31}
+        yield f"{op}_backward", {**of_outputs, **hidden_state, **saved}
 
     settings = {
         **drop,
@@ -95,7 +125,7 @@ def recurrences() -> Iterator[tuple[str, Call]]:
     }
     biases = {"Q_bias": torch.randn(2, X), "R_bias": torch.randn(1, H)}
     for rounds in ({**full, "R_factor": None}, rank):
-        mogrifier = {"x": x, **layer, **rounds, **biases, **settings}
+        mogrifier = {"x": x, **order, **layer, **rounds, **biases, **settings}
         yield "mogrifier_lstm", mogrifier
         y, _, _, gates, cells, round_gates, factors = OPS.mogrifier_lstm(**mogrifier)
         saved = {"y": y, "gates": gates, "cells": cells, "round_gates": round_gates}
@@ -109,12 +139,18 @@ def attentions() -> Iterator[tuple[str, Call]]:
     none = dict.fromkeys(
         ("bias", "mask", "key_lengths", "alibi", "relative_keys", "rope", "key_rows", "seed")
     )
+    none |= dict.fromkeys(("sinks", "cu_seqlens_q", "cu_seqlens_k"))
     settings = {
         "rope_interleaved": True,
         "scale": 0.5,
         "causal": False,
         "offset": 0,
         "dropout": 0.0,
+        "softcap": 0.0,
+        "window_left": -1,
+        "window_right": -1,
+        "max_seqlen_q": 0,
+        "max_seqlen_k": 0,
     }
     B, N, S, D = 2, 2, 5, 6
     # The kernels `thin`, `packed` and `rows`, one after the other.
@@ -130,21 +166,37 @@ def attentions() -> Iterator[tuple[str, Call]]:
             "rope": torch.randn(L + keys + 3, D),
             "key_rows": torch.zeros(B, keys, dtype=torch.int64),
             "seed": seed(),
+            "sinks": torch.randn(N),
+            "cu_seqlens_q": None,
+            "cu_seqlens_k": None,
         }
         masks = {"rope_interleaved": L != 4, "causal": True, "offset": 1, "dropout": 0.3}
+        masks |= {"softcap": 3.0, "window_left": 7, "window_right": 0}
         for options in (none | settings, terms | settings | masks):
             call = {"q": q, "k": k, "v": v, **options}
             yield "attention", call
-            plan = {name: call[name] for name in ("q", "k", "relative_keys", "key_rows")}
-            yield "attention_plan", plan
+            names = [a.name for a in OPS.attention_plan.default._schema.arguments]
+            yield "attention_plan", {name: call[name] for name in names}
             seen = {name: value for name, value in call.items() if name != "key_rows"}
-            yield "attention_backward", with_output(seen, 31)
+            yield "attention_backward", with_output(seen, 63)
+    # Sequences of 3, 0 and 4 queries, and of 5, 2 and 4 keys.
+    ends = {"cu_seqlens_q": torch.tensor([0, 3, 3, 7]), "cu_seqlens_k": torch.tensor([0, 5, 7, 11])}
+    sizes = {"max_seqlen_q": 4, "max_seqlen_k": 5}
+    rows = {
+        "q": torch.randn(1, N, 7, D),
+        "k": torch.randn(1, N, 11, D),
+        "v": torch.randn(1, N, 11, D),
+    }
+    ragged = rows | none | settings | ends | sizes
+    yield "attention", ragged
+    without = {name: value for name, value in ragged.items() if name != "key_rows"}
+    yield "attention_backward", with_output(without, 63)
     # Views of one projection, whose gradients are laid out as that of the projection.
     options = {name: value for name, value in none.items() if name != "key_rows"} | settings
     q, k, v = torch.randn(B, 4, 3, N, D).permute(2, 0, 3, 1, 4)
     keys, values = torch.randn(B, 4, 2, N, D).permute(2, 0, 3, 1, 4)
-    yield "attention_backward", with_output({"q": q, "k": keys, "v": values, **options}, 1 << 6)
-    yield "attention_backward", with_output({"q": q, "k": k, "v": v, **options}, 1 << 5)
+    yield "attention_backward", with_output({"q": q, "k": keys, "v": values, **options}, 1 << 7)
+    yield "attention_backward", with_output({"q": q, "k": k, "v": v, **options}, 1 << 6)
 
 
 def with_output(call: Call, needs: int) -> Call:
@@ -229,6 +281,8 @@ def products() -> Iterator[tuple[str, Call]]:
     x, W, b = torch.randn(3, 5), torch.randn(4, 5), torch.randn(4)
     yield "linear", {"x": x, "W": W, "b": b}
     yield "linear_backward", {"dy": torch.randn(3, 4), "x": x, "W": W, "needs": 7}
+    numbers = torch.ones(4, 5, dtype=torch.int8)
+    yield "linear_int8", {"x": x, "W": numbers, "scale": torch.ones(4), "b": b}
     yield "gemm_rate", {"x": x, "W": W, "repeats": 1}
 
 

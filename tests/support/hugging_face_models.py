@@ -4,7 +4,7 @@ import torch
 from fusedseq.integrations.transformers import NAME
 
 VOCABULARY = 61
-DECODERS = ("gpt2", "llama", "mistral", "bloom", "gemma2")
+DECODERS = ("gpt2", "llama", "mistral", "bloom", "gemma2", "gemma2-softcap", "gpt-oss")
 SMALL = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = {
     **SMALL,
@@ -35,6 +35,13 @@ def configuration(name, dropout=0.0):
         rest = {"head_dim": 8, "sliding_window": WINDOW, "attention_dropout": dropout}
         rest["attn_logit_softcapping"] = 5.0 if name == "gemma2-softcap" else None
         return hf.Gemma2ForCausalLM, hf.Gemma2Config(**LLAMA, **rest)
+    if name == "gpt-oss":
+        rest = {"head_dim": 8, "sliding_window": WINDOW, "attention_dropout": dropout}
+        # One expert, whose products are the same whatever the other tokens are, in any dtype.
+        experts = {"num_local_experts": 1, "num_experts_per_tok": 1}
+        config = hf.GptOssConfig(**LLAMA, **rest, **experts)
+        config._experts_implementation = "eager"
+        return hf.GptOssForCausalLM, config
     if name == "bloom":
         sizes = {"hidden_size": 32, "n_layer": 2, "n_head": 4}
         return hf.BloomForCausalLM, hf.BloomConfig(**SMALL, **sizes, attention_dropout=dropout)

@@ -189,7 +189,7 @@ def test_an_ensemble_is_offered_for_its_tasks_alone(capsys):
         ("ptb", "model.dropout=2", "model.dropout must be in [0, 1], got 2.0"),
         ("ptb", "weight_drop=-1", "model.weight_drop must be in [0, 1], got -1.0"),
         ("ptb", "layers=0", "model.layers must be at least 1, got 0"),
-        ("ptb", "cell=gru", "model.cell must be lstm or rnn, got 'gru'"),
+        ("ptb", "cell=qrnn", "model.cell must be lstm, gru or rnn, got 'qrnn'"),
         ("ptb", "output=first", "model.output must be "),
         ("en-fr", "heads=7", "model.heads must divide embedding = 300, got 7"),
         ("en-es", "positions=none2", "model.positions must be "),

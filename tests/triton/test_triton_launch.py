@@ -136,7 +136,7 @@ def attention(
 
 
 SEED = torch.zeros((), dtype=torch.int64)
-GRADIENT_OF_PROJECTION = 32  # the bit QKV of `needs`
+GRADIENT_OF_PROJECTION = 64  # the bit QKV of `needs`
 CALLS = {
     "packed": ((2, 3, 5, 32), {}),
     "packed-dropout": (

@@ -6,7 +6,7 @@ from torch's own generator (F.dropout, bernoulli_), so they ignore `seed`, and t
 operator wherever torch has one. The module can be passed as `ops` to every class of `fusedseq.nn`.
 """
 
-from bench.suite.baselines.attention import attention, attention_eager
+from bench.suite.baselines.attention import attention, attention_eager, attention_varlen
 from bench.suite.baselines.elementwise import (
     activation_regularization,
     bias_activation_dropout,
@@ -25,12 +25,21 @@ from bench.suite.baselines.losses import (
     split_cross_entropy,
 )
 from bench.suite.baselines.recurrence import (
+    bidirectional_lstm,
+    gru,
+    gru_loop,
+    layer_norm_lstm,
     lstm,
     lstm_loop,
+    make_gru_loop,
+    make_layer_norm_loop,
     make_lstm_loop,
     make_mogrifier_loop,
+    make_peephole_loop,
     mogrifier_lstm,
     mogrifier_lstm_pair,
+    peephole_lstm,
+    rnn,
 )
 
 __all__ = [
@@ -38,21 +47,31 @@ __all__ = [
     "activation_regularization",
     "attention",
     "attention_eager",
+    "attention_varlen",
     "bias_activation_dropout",
+    "bidirectional_lstm",
     "dropout",
     "embedding",
     "embedding_rows",
+    "gru",
+    "gru_loop",
+    "layer_norm_lstm",
     "linear",
     "linear_cross_entropy",
     "linear_cross_entropy_chunked",
     "locked_dropout",
     "lstm",
     "lstm_loop",
+    "make_gru_loop",
+    "make_layer_norm_loop",
     "make_lstm_loop",
     "make_mogrifier_loop",
+    "make_peephole_loop",
     "mogrifier_lstm",
     "mogrifier_lstm_pair",
+    "peephole_lstm",
     "residual_layer_norm",
+    "rnn",
     "split_cross_entropy",
     "weight_drop",
 ]

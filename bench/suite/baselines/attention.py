@@ -24,11 +24,15 @@ def attention(
     key_rows=None,
     dropout=0.0,
     seed=None,
+    window=None,
+    softcap=0.0,
+    sinks=None,
 ):
     """F.scaled_dot_product_attention; options it has no argument for become its `attn_mask`."""
-    reject_options(key_rows=key_rows)
+    reject_options(key_rows=key_rows, softcap=softcap or None, sinks=sinks)
     (L, S), D = (q.size(2), k.size(2)), q.size(3)
     q, k = apply_rope(q, k, rope, offset, rope_interleaved)
+    mask = with_window(mask, window, q, S, offset)
     extras = key_lengths, mask, bias, alibi, relative_keys, offset
     # Only is_causal without a mask lets torch choose its FlashAttention kernel.
     is_causal = causal and L == S and all(option is None for option in extras)
@@ -61,9 +65,13 @@ def attention_eager(
     key_rows=None,
     dropout=0.0,
     seed=None,
+    window=None,
+    softcap=0.0,
+    sinks=None,
 ):
     """The formula softmax(q k^T) v written out, as many models contain it."""
-    reject_options(key_rows=key_rows)
+    reject_options(key_rows=key_rows, softcap=softcap or None, sinks=sinks)
+    mask = with_window(mask, window, q, k.size(2), offset)
     scale = q.size(3) ** -0.5 if scale is None else scale
     q, k = apply_rope(q, k, rope, offset, rope_interleaved)
     terms = attention_mask(
@@ -77,6 +85,54 @@ def attention_eager(
     elif terms is not None:
         logits = logits + terms
     return F.dropout(logits.softmax(-1), dropout) @ v
+
+
+def attention_varlen(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    *,
+    scale=None,
+    causal=False,
+    mask=None,
+    bias=None,
+    alibi=None,
+    relative_keys=None,
+    rope=None,
+    rope_interleaved=True,
+    dropout=0.0,
+    seed=None,
+    window=None,
+    softcap=0.0,
+    sinks=None,
+):
+    """F.scaled_dot_product_attention of the padded batch, for keys of the queries' lengths."""
+    others = mask, bias, alibi, relative_keys, rope, window, sinks, softcap or None, causal or None
+    reject_options(**{str(i): option for i, option in enumerate(others)})
+    is_row = torch.arange(max_seqlen_q) < cu_seqlens_q.diff()[:, None]  # (B, L)
+    padded = []
+    for x in (q, k, v):
+        batch = x.new_zeros(*is_row.shape, *x.shape[1:])
+        batch[is_row] = x
+        padded.append(batch.transpose(1, 2))
+    y = F.scaled_dot_product_attention(*padded, is_row[:, None, None], dropout, scale=scale)
+    return y.transpose(1, 2)[is_row]
+
+
+def with_window(mask, window, q, S, offset):
+    """Returns the mask with that of a window, or None."""
+    if window is None:
+        return mask
+    L = q.size(2)
+    i = torch.arange(L, device=q.device)[:, None] + (S - L if offset is None else offset)
+    j = torch.arange(S, device=q.device)
+    left, right = (S + L if n is None or n < 0 else n for n in window)
+    seen = (j >= i - left) & (j <= i + right)
+    return seen if mask is None else mask & seen
 
 
 def attention_mask(q, S, causal, key_lengths, mask, bias, alibi, relative_keys, scale, offset):

@@ -27,13 +27,15 @@ def lstm(
     c0,
     lengths=None,
     *,
+    starts=None,
+    reverse=False,
     weight_drop=0.0,
     variational=False,
     training=True,
     seed=None,
 ):
     """torch.nn.LSTM's own operator: oneDNN's on a CPU, cuDNN's on a GPU."""
-    reject_options(lengths=lengths)
+    reject_options(starts=starts, reverse=reverse or None, lengths=lengths)
     W_hh = recurrent_weight(W_hh, weight_drop, variational, training)
     weights = [W_ih, W_hh] if b is None else [W_ih, W_hh, b, torch.zeros_like(b)]
     y, h, c = torch._VF.lstm(
@@ -54,13 +56,15 @@ def make_lstm_loop(step):
         c0,
         lengths=None,
         *,
+        starts=None,
+        reverse=False,
         weight_drop=0.0,
         variational=False,
         training=True,
         seed=None,
     ):
         """The LSTM as a Python loop: one GEMM for all inputs, then one GEMM per step."""
-        reject_options(lengths=lengths)
+        reject_options(starts=starts, reverse=reverse or None, lengths=lengths)
         W_hh_t = recurrent_weight(W_hh, weight_drop, variational, training).t()
         h, c, y = h0, c0, []
         for z_t in F.linear(x, W_ih, b).unbind():
@@ -80,6 +84,145 @@ def lstm_step(z, h, c, W_hh_t):
 lstm_loop = make_lstm_loop(lstm_step)
 
 
+def bidirectional_lstm(x, forward, reverse):
+    """torch.nn.LSTM's own operator in both directions. forward, reverse: W_ih, W_hh, b, h0, c0"""
+    weights = []
+    for W_ih, W_hh, b, _, _ in (forward, reverse):
+        weights += [W_ih, W_hh, b, torch.zeros_like(b)]
+    states = tuple(torch.stack(pair) for pair in zip(forward[3:], reverse[3:], strict=True))
+    y, h, c = torch._VF.lstm(x, states, weights, True, 1, 0.0, True, True, False)
+    return y, (h, c)
+
+
+def split_bias(b, H):
+    """torch.nn.GRU's two biases from the operator's one."""
+    return [b[: 3 * H], F.pad(b[3 * H :], (2 * H, 0))]
+
+
+def gru(
+    x,
+    W_ih,
+    W_hh,
+    b,
+    h0,
+    lengths=None,
+    *,
+    starts=None,
+    reverse=False,
+    weight_drop=0.0,
+    variational=False,
+    training=True,
+    seed=None,
+):
+    """torch.nn.GRU's own operator: a loop of aten's on a CPU, cuDNN's on a GPU."""
+    reject_options(lengths=lengths, starts=starts, reverse=reverse or None)
+    W_hh = recurrent_weight(W_hh, weight_drop, variational, training)
+    weights = [W_ih, W_hh, *([] if b is None else split_bias(b, h0.size(1)))]
+    y, h = torch._VF.gru(x, h0[None], weights, b is not None, 1, 0.0, True, False, False)
+    return y, h[0]
+
+
+def rnn(
+    x,
+    W_ih,
+    W_hh,
+    b,
+    h0,
+    lengths=None,
+    *,
+    relu=False,
+    starts=None,
+    reverse=False,
+    weight_drop=0.0,
+    variational=False,
+    training=True,
+    seed=None,
+):
+    """torch.nn.RNN's own operator."""
+    reject_options(lengths=lengths, starts=starts, reverse=reverse or None)
+    W_hh = recurrent_weight(W_hh, weight_drop, variational, training)
+    weights = [W_ih, W_hh] if b is None else [W_ih, W_hh, b, torch.zeros_like(b)]
+    function = torch._VF.rnn_relu if relu else torch._VF.rnn_tanh
+    y, h = function(x, h0[None], weights, b is not None, 1, 0.0, True, False, False)
+    return y, h[0]
+
+
+def make_gru_loop(step):
+    """Returns a `gru` that calls `step`, a function like `gru_step`, for every time step."""
+
+    def gru_loop(x, W_ih, W_hh, b, h0):
+        """The GRU as a Python loop: one GEMM for all inputs, then one GEMM per step."""
+        b_ih, b_hh = split_bias(b, h0.size(1))
+        W_hh_t, h, y = W_hh.t(), h0, []
+        for from_x in F.linear(x, W_ih, b_ih).unbind():
+            h = step(from_x, h, W_hh_t, b_hh)
+            y.append(h)
+        return torch.stack(y), h
+
+    return gru_loop
+
+
+def gru_step(from_x, h, W_hh_t, b_hh):
+    from_h = torch.addmm(b_hh, h, W_hh_t)
+    (x_r, x_z, x_n), (h_r, h_z, h_n) = from_x.chunk(3, dim=-1), from_h.chunk(3, dim=-1)
+    n = (x_n + (x_r + h_r).sigmoid() * h_n).tanh()
+    return n + (x_z + h_z).sigmoid() * (h - n)
+
+
+gru_loop = make_gru_loop(gru_step)
+
+
+def make_peephole_loop(step):
+    """Returns a `peephole_lstm` that calls `step`, a function like `peephole_step`, for every time
+    step."""
+
+    def peephole_lstm(x, W_ih, W_hh, b, peephole, h0, c0):
+        """One GEMM for all inputs, then one GEMM per step."""
+        W_hh_t, peepholes = W_hh.t(), peephole.chunk(3)
+        h, c, y = h0, c0, []
+        for z_t in F.linear(x, W_ih, b).unbind():
+            h, c = step(z_t, h, c, W_hh_t, *peepholes)
+            y.append(h)
+        return torch.stack(y), (h, c)
+
+    return peephole_lstm
+
+
+def peephole_step(z, h, c, W_hh_t, p_i, p_f, p_o):
+    i, f, g, o = torch.addmm(z, h, W_hh_t).chunk(4, dim=-1)
+    c = torch.addcmul(f, p_f, c).sigmoid() * c + torch.addcmul(i, p_i, c).sigmoid() * g.tanh()
+    return torch.addcmul(o, p_o, c).sigmoid() * c.tanh(), c
+
+
+peephole_lstm = make_peephole_loop(peephole_step)
+
+
+def make_layer_norm_loop(step):
+    """Returns a `layer_norm_lstm` that calls `step`, a function like `layer_norm_step`, for every
+    time step."""
+
+    def layer_norm_lstm(x, W_ih, W_hh, b, gamma_ih, gamma_hh, gamma_c, beta_c, h0, c0, *, eps=1e-5):
+        """One GEMM and one layer norm for all inputs, then one GEMM per step."""
+        W_hh_t = W_hh.t()
+        h, c, y = h0, c0, []
+        for z_t in F.layer_norm(x @ W_ih.t(), gamma_ih.shape, gamma_ih, b, eps).unbind():
+            h, c = step(z_t, h, c, W_hh_t, gamma_hh, gamma_c, beta_c, eps)
+            y.append(h)
+        return torch.stack(y), (h, c)
+
+    return layer_norm_lstm
+
+
+def layer_norm_step(z, h, c, W_hh_t, gamma_hh, gamma_c, beta_c, eps):
+    z = z + F.layer_norm(h @ W_hh_t, gamma_hh.shape, gamma_hh, None, eps)
+    i, f, g, o = z.chunk(4, dim=-1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * F.layer_norm(c, gamma_c.shape, gamma_c, beta_c, eps).tanh(), c
+
+
+layer_norm_lstm = make_layer_norm_loop(layer_norm_step)
+
+
 def make_mogrifier_loop(step):
     """Returns a `mogrifier_lstm` that calls `step`, a function like `mogrifier_step`."""
 
@@ -97,6 +240,8 @@ def make_mogrifier_loop(step):
         *,
         rounds,
         lengths=None,
+        starts=None,
+        reverse=False,
         cap_input_gate=False,
         input_dropout=0.0,
         locked_input=False,
@@ -114,7 +259,7 @@ def make_mogrifier_loop(step):
         nn.LSTMCell's operator, and this addmm) were timed against each other on a CPU and are equal
         within 5 %.
         """
-        reject_options(lengths=lengths)
+        reject_options(starts=starts, reverse=reverse or None, lengths=lengths)
         T, W_hh_t = len(x), recurrent_weight(W_hh, weight_drop, variational, training).t()
         if training and input_dropout:
             x = (locked_dropout if locked_input else dropout)(x, input_dropout)

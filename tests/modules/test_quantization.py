@@ -1,0 +1,399 @@
+"""Weights in 8 bits: `fusedseq.quantize_` and the class Int8Weight."""
+
+import copy
+import io
+
+import fusedseq
+import pytest
+import torch
+from fusedseq import fused, nn, reference
+from fusedseq.fused import explain, int8_weight
+from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
+from fusedseq.quantization import Int8Weight, quantize_
+from fusedseq.testing.budget import assert_within_budget
+
+pytestmark = pytest.mark.cpu
+ROWS = (1, 2, 3, 8, 9, 150)  # of both kernels: dot products up to 8, panels above
+DEPTHS = (1, 15, 16, 65, 650)
+WIDTHS = (1, 7, 8, 9, 65)
+
+
+def weight(N, K):
+    return K**-0.5 * torch.randn(N, K)
+
+
+@torch.no_grad()
+def with_rounded_weights(model, quantized):
+    """A copy of a model in fp32 whose weights are the rounded ones."""
+    made = copy.deepcopy(model)
+    for mine, rounded in zip(made.parameters(), quantized.parameters(), strict=True):
+        mine.copy_(rounded.dequantize() if isinstance(rounded, Int8Weight) else rounded)
+    return made
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (3, 5, 7), (6, 1), (2, 0), (0, 3)], ids=str)
+def test_rounding_changes_an_element_by_half_a_scale_at_most(shape):
+    W = torch.randn(shape)
+    q = Int8Weight.from_float(W)
+    assert (q.shape, q.dtype, q.int8.dtype) == (W.shape, W.dtype, torch.int8)
+    assert q.scale.shape == W.shape[:-1]
+    assert ((q.dequantize() - W).abs() <= 0.5001 * q.scale[..., None]).all()
+    assert torch.equal(q.dequantize(), -Int8Weight.from_float(-W).dequantize())
+
+
+def test_the_largest_number_of_a_row_is_exact_and_a_row_of_zeros_stays_zero():
+    W = torch.tensor([[1.0, -4.0, 2.0], [0.0, 0.0, 0.0], [1e-45, 0.0, 0.0]])
+    found = Int8Weight.from_float(W).dequantize()
+    assert found[0, 1] == -4
+    assert (found[1] == 0).all()
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3), torch.tensor([[1.0, float("nan")]])])
+def test_a_vector_and_numbers_that_are_not_finite_are_refused(wrong):
+    with pytest.raises(ValueError, match="Int8Weight: weight must be"):
+        Int8Weight.from_float(wrong)
+
+
+def test_whole_numbers_are_refused():
+    with pytest.raises(TypeError, match=r"must be floating-point, got torch\.int64"):
+        Int8Weight.from_float(torch.zeros(2, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("element", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("M", ROWS)
+def test_linear_is_the_product_with_the_dequantized_weight(M, element):
+    torch.manual_seed(M)
+    for K in DEPTHS:
+        for N in WIDTHS:
+            x, b = torch.randn(M, K).to(element), torch.randn(N).to(element)
+            W = Int8Weight.from_float(weight(N, K).to(element))
+            exact = W.int8.double() * W.scale.double()[:, None]
+            for bias in (b, None):
+                wanted = reference.linear(
+                    x.double(), exact, None if bias is None else bias.double()
+                )
+                plain = reference.linear(x, exact.to(element), bias)
+                found = fused.linear(x, W, bias)
+                assert_within_budget(f"{M} {K} {N}", found, plain, wanted, element, K)
+
+
+def test_linear_in_fp64_is_the_product_with_the_dequantized_weight():
+    x, W = torch.randn(3, 65).double(), Int8Weight.from_float(weight(9, 65).double())
+    exact = W.int8.double() * W.scale.double()[:, None]
+    assert torch.equal(fused.linear(x, W), fused.linear(x, exact))
+
+
+def test_the_value_of_a_row_does_not_depend_on_the_threads():
+    x, W = torch.randn(3, 650), Int8Weight.from_float(weight(700, 650))
+    threads, found = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            found.append(fused.linear(x, W))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(
+    ("x", "W", "scale", "b", "message"),
+    [
+        ((2, 3), (4, 5), (4,), None, "W must be"),
+        ((2, 3), (4, 3), (3,), None, r"scale must be \(4,\), got \(3,\)"),
+        ((2, 3), (4, 3), (4,), (3,), r"b must be \(4,\)"),
+        ((2, 0), (4, 0), (4,), None, "K, at least 1"),
+        ((), (4, 3), (4,), None, "x must be"),
+    ],
+)
+def test_the_registered_operator_guards_its_memory(x, W, scale, b, message):
+    bias = None if b is None else torch.zeros(b)
+    arguments = torch.zeros(x), torch.zeros(W, dtype=torch.int8), torch.zeros(scale), bias
+    with pytest.raises(RuntimeError, match=f"linear_int8: {message}|linear_int8: .*{message}"):
+        torch.ops.fusedseq.linear_int8(*arguments)
+    with pytest.raises(RuntimeError, match="W must be int8, got float32"):
+        torch.ops.fusedseq.linear_int8(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4), None)
+
+
+def test_opcheck():
+    W = Int8Weight.from_float(weight(9, 20))
+    torch.library.opcheck(
+        torch.ops.fusedseq.linear_int8,
+        (torch.randn(2, 3, 20), W.int8, W.scale, torch.randn(9)),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+def test_functions_of_torch_take_the_weight():
+    x, W = torch.randn(3, 20), Int8Weight.from_float(weight(6, 20))
+    plain = W.dequantize()
+    torch.testing.assert_close(torch.nn.functional.linear(x, W), x @ plain.T)
+    torch.testing.assert_close(x @ W.T, x @ plain.T)
+    assert type(W + 1) is torch.Tensor
+    assert torch.equal(W + 1, plain + 1)
+    assert isinstance(W[2:4], Int8Weight)
+    assert torch.equal(W[2:4].dequantize(), plain[2:4])
+    assert type(W[:, 2:4]) is torch.Tensor
+    assert torch.equal(W[:, 2:4], plain[:, 2:4])
+
+
+def test_x_has_a_gradient_and_the_weight_has_none():
+    x, b = torch.randn(3, 20, requires_grad=True), torch.randn(6, requires_grad=True)
+    W = Int8Weight.from_float(weight(6, 20))
+    fused.linear(x, W, b).sum().backward()
+    torch.testing.assert_close(x.grad, W.dequantize().sum(0).expand(3, 20))
+    torch.testing.assert_close(b.grad, torch.full((6,), 3.0))
+    assert not W.requires_grad
+
+
+RECURRENCES = {
+    "lstm": lambda: nn.LSTM(9, 12, 2),
+    "mogrifier": lambda: nn.MogrifierLSTM(9, 12, 2, rounds=5),
+    "low rank": lambda: nn.MogrifierLSTM(
+        9, 12, rounds=3, rank=2, mogrifier_bias=True, zoneout_h=0.1, zoneout_c=0.2
+    ),
+    "shared rounds": lambda: nn.MogrifierLSTM(
+        12, 12, 3, rounds=4, share_rounds=True, cap_input_gate=True, residual=True
+    ),
+    "without bias": lambda: nn.LSTM(9, 12, bias=False),
+}
+
+
+@pytest.mark.parametrize("element", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", RECURRENCES)
+@pytest.mark.parametrize(("T", "B"), [(1, 1), (1, 8), (1, 9), (4, 1), (4, 3)])
+def test_a_recurrence_computes_with_the_rounded_weights(name, T, B, element, monkeypatch):
+    monkeypatch.setattr(int8_weight, "LARGE_IN_STEPS", 0)
+    torch.manual_seed(0)
+    model = RECURRENCES[name]().eval().to(element)
+    quantized = copy.deepcopy(model)
+    rounded = quantize_(quantized)
+    assert rounded == [n for n, p in model.named_parameters() if "bias" not in n]
+    x = torch.randn(T, B, model.input_size).to(element)
+    exact = with_rounded_weights(model, quantized)
+    with torch.no_grad():
+        for lengths in (None, [T - 1] * B):
+            found, (h, c) = quantized(x, lengths=lengths)
+            wanted, (h0, c0) = exact(x, lengths=lengths)
+            assert found.dtype == element
+            # Steps with 8-bit weights round a 16-bit state after each step, the kernels at the end.
+            error = T * torch.finfo(element).eps
+            close = {} if element == torch.float32 else {"rtol": error, "atol": error}
+            for a, b in ((found, wanted), (h, h0), (c, c0)):
+                torch.testing.assert_close(a, b, **close)
+
+
+def test_one_step_of_few_rows_reads_the_weights_as_they_are(monkeypatch):
+    """So does one row of a sequence with large weights; other calls convert the weights."""
+    called = []
+    monkeypatch.setattr(
+        int8_weight, "in_steps", lambda *args, **kwargs: called.append(1) or (None, (None, None))
+    )
+    W_ih, W_hh = (Int8Weight.from_float(weight(16, n)) for n in (3, 4))
+    large = Int8Weight.from_float(weight(2048, 512))
+
+    def calls(T, B, W_hh=W_hh, grad=False, **options):
+        called.clear()
+        H = W_hh.size(1)
+        W = W_ih if H == 4 else Int8Weight.from_float(weight(4 * H, 3))
+        state = torch.zeros(B, H, requires_grad=grad), torch.zeros(B, H)
+        fused.lstm(torch.zeros(T, B, 3), W, W_hh, None, *state, **options)
+        return bool(called)
+
+    assert calls(1, 1)
+    assert calls(1, 8)
+    assert not calls(1, 9)
+    assert not calls(2, 1)
+    assert calls(2, 1, large)
+    assert not calls(2, 2, large)
+    assert not calls(1, 1, grad=True)
+    assert not calls(1, 1, W_hh.dequantize())
+    assert calls(1, 1, weight_drop=0.5, training=False)
+    assert not calls(1, 1, weight_drop=0.5, training=True)
+
+
+def models():
+    settings = LanguageModelSettings(embedding=8, hidden=12, layers=2)
+    return {
+        "language model": (LanguageModel(20, settings), (torch.randint(20, (3, 2)),)),
+        "encoder layer": (nn.TransformerEncoderLayer(16, 2, 32), (torch.randn(5, 2, 16),)),
+        "attention": (nn.MultiheadAttention(16, 2), (torch.randn(5, 2, 16),) * 3),
+        "GRU": (nn.GRU(8, 6, bidirectional=True), (torch.randn(5, 2, 8),)),
+        "RNN": (nn.RNN(8, 6), (torch.randn(1, 2, 8),)),
+        "peephole LSTM": (nn.PeepholeLSTM(8, 6), (torch.randn(5, 2, 8),)),
+        "layer-normalized LSTM": (nn.LayerNormLSTM(8, 6), (torch.randn(5, 2, 8),)),
+        "bidirectional LSTM": (nn.LSTM(8, 6, bidirectional=True), (torch.randn(1, 2, 8),)),
+        "torch's layer": (torch.nn.TransformerEncoderLayer(16, 2, 32), (torch.randn(5, 2, 16),)),
+    }
+
+
+@pytest.mark.parametrize("name", models())
+def test_a_model_computes_with_the_rounded_weights(name):
+    torch.manual_seed(0)
+    model, inputs = models()[name]
+    model.eval()
+    quantized = copy.deepcopy(model)
+    assert quantize_(quantized)
+    exact = with_rounded_weights(model, quantized)
+    with torch.no_grad():
+        found, wanted = (m(*inputs)[0] for m in (quantized, exact))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_what_a_model_rounds_and_what_not():
+    untied = LanguageModelSettings(embedding=8, hidden=8, layers=1)
+    tied = LanguageModelSettings(embedding=8, hidden=8, layers=1, tied=True)
+    names = quantize_(LanguageModel(20, untied).eval())
+    assert "decoder_weight" in names
+    assert not any("embedding" in name or "bias" in name for name in names)
+    tied_names = quantize_(LanguageModel(20, tied).eval())
+    assert {*names} - {*tied_names} == {"decoder_weight"}
+
+
+def test_a_weight_that_an_embedding_shares_stays_as_it_is():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.output = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9)
+            self.output.weight = self.words.weight
+
+    assert quantize_(Tied().eval()) == []
+
+
+def test_a_filter_chooses_modules():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).eval()
+    assert quantize_(model, lambda module, name: name == "1") == ["1.weight"]
+    assert quantize_(model) == ["0.weight"]  # a weight in 8 bits stays as it is
+
+
+def test_a_model_in_training_mode_is_refused():
+    with pytest.raises(ValueError, match=r"quantize_: model must be in inference mode, got"):
+        fusedseq.quantize_(torch.nn.Linear(2, 3))
+
+
+@pytest.fixture
+def pair():
+    """A small model, and its copy with rounded weights."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 4))
+    quantized = copy.deepcopy(model.eval())
+    quantize_(quantized)
+    return model, quantized
+
+
+def test_a_state_dict_returns_from_a_file(pair):
+    model, quantized = pair
+    file = io.BytesIO()
+    torch.save(quantized.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    assert isinstance(state["0.weight"], Int8Weight)
+    other = copy.deepcopy(model)
+    torch.nn.init.normal_(other[0].weight)
+    quantize_(other)
+    other.load_state_dict(state)
+    in_float = copy.deepcopy(model)
+    in_float.load_state_dict(state)
+    assigned = copy.deepcopy(model)
+    assigned.load_state_dict(state, assign=True)
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        wanted = quantized(x)
+        assert torch.equal(other(x), wanted)
+        assert torch.equal(assigned(x), wanted)
+        torch.testing.assert_close(in_float(x), wanted)
+    assert type(in_float[0].weight) is torch.nn.Parameter
+
+
+def test_a_state_dict_in_fp32_is_rounded_where_it_is_loaded(pair):
+    model, quantized = pair
+    other = copy.deepcopy(quantized)
+    other[0].weight.scale.zero_()
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other[0].weight.int8, quantized[0].weight.int8)
+    assert torch.equal(other[0].weight.scale, quantized[0].weight.scale)
+
+
+def test_copies_and_dtypes(pair):
+    _, quantized = pair
+    W = quantized[0].weight
+    assert isinstance(W, torch.nn.Parameter)
+    copied = copy.deepcopy(quantized)
+    copied[0].weight.int8.zero_()
+    assert W.int8.any()
+    quantized.to(torch.bfloat16)
+    W = quantized[0].weight
+    assert (type(W), W.dtype, W.scale.dtype) == (Int8Weight, torch.bfloat16, torch.float32)
+    assert not W.requires_grad
+    with torch.no_grad():
+        assert quantized(torch.randn(2, 6).bfloat16()).dtype == torch.bfloat16
+
+
+def test_autocast_casts_the_operands(pair):
+    _, quantized = pair
+    with torch.no_grad(), torch.autocast("cpu"):
+        assert fused.linear(torch.randn(2, 6), quantized[0].weight).dtype == torch.bfloat16
+
+
+@pytest.mark.slow  # inductor compiles C++
+def test_compiled_code_calls_the_kernel(pair):
+    _, quantized = pair
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(quantized)(x), quantized(x))
+
+
+def test_an_exported_program_keeps_the_product():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5)).eval()
+    fusedseq.accelerate(model)
+    quantize_(model)
+    x = torch.randn(3, 6)
+    with torch.no_grad():
+        program = torch.export.export(model, (x,))
+        assert torch.equal(program.module()(x), model(x))
+    targets = {str(node.target) for node in program.graph.nodes}
+    assert "fusedseq.linear_int8.default" in targets
+
+
+def test_explain_says_what_multiplies():
+    x, W = torch.randn(1, 6), Int8Weight.from_float(weight(5, 6))
+    assert "csrc/cpu/gemm/linear_int8.h" in explain(fused.linear, x, W)
+    assert "csrc/cpu/gemm/linear.h" in explain(fused.linear, x.double(), W)
+    assert "csrc/cpu/gemm/linear.h" in explain(fused.linear, x, W.dequantize())
+    W_ih, W_hh = (Int8Weight.from_float(weight(16, n)) for n in (3, 4))
+    state = torch.zeros(2, 4), torch.zeros(2, 4)
+    for T, W, file in ((1, W_hh, "linear_int8.h"), (2, W_hh, "forward.h"), (1, None, "forward.h")):
+        W = W_hh.dequantize() if W is None else W
+        found = explain(fused.lstm, torch.zeros(T, 2, 3), W_ih, W, None, *state)
+        assert file in found
+
+
+def test_a_weight_that_requires_a_gradient_is_refused():
+    W = torch.nn.Parameter(Int8Weight.from_float(weight(16, 4)))
+    h = torch.zeros(2, 4)
+    with pytest.raises(ValueError, match="Int8Weight: requires_grad must be False"):
+        fused.linear(torch.randn(1, 4), W)
+    with pytest.raises(ValueError, match="Int8Weight: requires_grad must be False"):
+        fused.lstm(torch.zeros(3, 2, 4), W, W, None, h, h)
+    with pytest.raises(ValueError, match="Int8Weight: requires_grad must be False"):
+        fused.lstm(torch.zeros(1, 2, 4), W, W, None, h, h)
+    with torch.no_grad():
+        fused.linear(torch.randn(1, 4), W)
+
+
+def test_a_weight_of_torchao_is_multiplied_as_it_is():
+    torchao = pytest.importorskip("torchao.quantization")
+    layer = nn.FeedForward(16, 32).eval()
+    torchao.quantize_(layer, torchao.Int8WeightOnlyConfig())
+    exact, W = nn.FeedForward(16, 32).eval(), layer.linear1.weight
+    assert int8_weight.parts(W) is not None
+    for mine, theirs in ((exact.linear1, layer.linear1), (exact.linear2, layer.linear2)):
+        mine.weight.data, mine.bias.data = theirs.weight.dequantize(), theirs.bias.data
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(fused.linear(x, W), x @ W.dequantize().T)
+        torch.testing.assert_close(layer(x), exact(x))
+    x.requires_grad_()
+    fused.linear(x, W).sum().backward()
+    torch.testing.assert_close(x.grad, W.dequantize().sum(0).expand(3, 16))

@@ -1,0 +1,245 @@
+"""What all recurrent modules take beside their cell: directions, resets inside of rows, and ragged
+batches. torch's modules and separate calls for each sequence are the oracles.
+"""
+
+import copy
+
+import pytest
+import torch
+from fusedseq import fused, nn, reference
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+X, H = 5, 4
+LENGTHS = [3, 6, 1, 4]
+OPTIONS = {
+    "LSTM": (nn.LSTM, {}),
+    "projected LSTM": (nn.LSTM, {"proj_size": 2}),
+    "GRU": (nn.GRU, {}),
+    "RNN": (nn.RNN, {}),
+    "RNN with relu": (nn.RNN, {"nonlinearity": "relu"}),
+    "MogrifierLSTM": (nn.MogrifierLSTM, {"rounds": 3}),
+}
+MODULES = pytest.mark.parametrize("name", OPTIONS)
+WITH_TORCH = pytest.mark.parametrize("name", [n for n in OPTIONS if n != "MogrifierLSTM"])
+DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["forward", "both"])
+
+
+def made(name, bidirectional, ops, layers=2, **more):
+    kind, options = OPTIONS[name]
+    module = kind(X, H, layers, bidirectional=bidirectional, ops=ops, **options, **more)
+    return module.double()
+
+
+def of_torch(name, module):
+    kind, options = OPTIONS[name]
+    theirs = getattr(torch.nn, kind.__name__)(
+        X, H, module.num_layers, bidirectional=module.bidirectional, **options
+    )
+    theirs.double().load_state_dict(module.state_dict())
+    assert [*theirs.state_dict()] == [*module.state_dict()]
+    return theirs
+
+
+def random_state(module, B):
+    count = module.num_layers * (2 if module.bidirectional else 1)
+    h = torch.randn(count, B, module._output_size(H), dtype=torch.float64)
+    return (h, torch.randn(count, B, H, dtype=torch.float64)) if len(module.STATE) > 1 else h
+
+
+def rows(B=4, T=6):
+    return torch.randn(T, B, X, dtype=torch.float64)
+
+
+def gradients(module, *results):
+    module.zero_grad()
+    sum((r.square() * (1 + i)).sum() for i, t in enumerate(results) for r in flat(t)).backward()
+    return [p.grad.clone() for p in module.parameters()]
+
+
+def flat(t):
+    return [t] if isinstance(t, torch.Tensor) else [r for part in t for r in flat(part)]
+
+
+def assert_same(found, wanted):
+    for a, b in zip(flat(found), flat(wanted), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@WITH_TORCH
+@DIRECTIONS
+@pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
+def test_results_and_gradients_are_those_of_torch(name, bidirectional, packed, ops):
+    module = made(name, bidirectional, ops)
+    theirs = of_torch(name, module)
+    x, state = rows().requires_grad_(), random_state(module, 4)
+
+    def inputs():
+        return pack_padded_sequence(x, LENGTHS, enforce_sorted=False) if packed else x
+
+    found, wanted = module(inputs(), state), theirs(inputs(), state)
+    if packed:
+        found = pad_packed_sequence(found[0])[0], found[1]
+        wanted = pad_packed_sequence(wanted[0])[0], wanted[1]
+    assert_same(found, wanted)
+    assert_same(gradients(module, *found), gradients(theirs, *wanted))
+
+
+@MODULES
+@DIRECTIONS
+def test_lengths_end_both_directions_where_the_sequence_ends(name, bidirectional, ops):
+    module, x = made(name, bidirectional, ops), rows()
+    state = random_state(module, 4)
+    y, final = module(x, state, LENGTHS)
+    for b, n in enumerate(LENGTHS):
+        of_row = (
+            tuple(s[:, b : b + 1] for s in state)
+            if isinstance(state, tuple)
+            else state[:, b : b + 1]
+        )
+        alone, last = module(x[:n, b : b + 1], of_row)
+        torch.testing.assert_close(y[:n, b : b + 1], alone)
+        assert not y[n:, b].any()
+        assert_same([s[:, b : b + 1] for s in flat(final)], flat(last))
+
+
+@MODULES
+@DIRECTIONS
+def test_padding_is_never_read(name, bidirectional, ops):
+    module, x = made(name, bidirectional, ops), rows()
+    clean = module(x, lengths=LENGTHS)
+    for b, n in enumerate(LENGTHS):
+        x[n:, b] = torch.nan
+    x.requires_grad_()
+    found = module(x, lengths=LENGTHS)
+    assert_same(found, clean)
+    assert all(g.isfinite().all() for g in gradients(module, *found))
+    assert x.grad.isfinite().all()
+
+
+@MODULES
+def test_a_sequence_without_steps_retains_its_state(name, ops):
+    module, x = made(name, True, ops), rows(B=2)
+    state = random_state(module, 2)
+    y, final = module(x, state, [0, 6])
+    assert not y[:, 0].any()
+    assert_same([s[:, 0] for s in flat(final)], [s[:, 0] for s in flat(state)])
+
+
+@MODULES
+@DIRECTIONS
+def test_sequences_in_one_row_do_not_see_each_other(name, bidirectional, ops):
+    module, x = made(name, bidirectional, ops), rows(B=3)
+    lengths = [3, 6, 1]
+    row = torch.cat([x[:n, b : b + 1] for b, n in enumerate(lengths)])
+    starts = torch.zeros(10, 1, dtype=torch.bool)
+    starts[[0, 3, 9]] = True
+    y, final = module(row, starts=starts)
+    alone = [module(x[:n, b : b + 1]) for b, n in enumerate(lengths)]
+    torch.testing.assert_close(y, torch.cat([y for y, _ in alone]))
+    # The forward direction ends with the last sequence, the reverse one with the first.
+    directions = 2 if bidirectional else 1
+    for part, last, first in zip(flat(final), flat(alone[-1][1]), flat(alone[0][1]), strict=True):
+        torch.testing.assert_close(part[::directions], last[::directions])
+        if bidirectional:
+            torch.testing.assert_close(part[1::2], first[1::2])
+    together = gradients(module, y)
+    assert_same(together, gradients(module, torch.cat([y for y, _ in alone])))
+
+
+@MODULES
+def test_no_gradient_passes_a_start(name, ops):
+    module, x = made(name, False, ops), rows(B=2).requires_grad_()
+    starts = torch.zeros(6, 2, dtype=torch.bool)
+    starts[4, 0] = True
+    y, _ = module(x, starts=starts)
+    (dx,) = torch.autograd.grad(y[4:].sum(), x)
+    assert not dx[:4, 0].any()
+    assert dx[4:, 0].all()
+    assert dx[:, 1].all()
+
+
+@MODULES
+@DIRECTIONS
+def test_ragged_batches_equal_padded_ones(name, bidirectional, ops):
+    module, x = made(name, bidirectional, ops), rows()
+    state = random_state(module, 4)
+    y, final = module(x, state, LENGTHS)
+    tokens = torch.cat([x[:n, b] for b, n in enumerate(LENGTHS)]).requires_grad_()
+    wanted = torch.cat([y[:n, b] for b, n in enumerate(LENGTHS)])
+    cu_seqlens = torch.tensor([0, 3, 9, 10, 14], dtype=torch.int32)
+    found, last = module(tokens, state, cu_seqlens=cu_seqlens)
+    assert_same([found, last], [wanted, final])
+    nested = torch.nested.nested_tensor_from_jagged(tokens, cu_seqlens.long())
+    in_nested, last = module(nested, state)
+    assert in_nested.is_nested
+    assert_same([in_nested.values(), last], [wanted, final])
+    in_nested.values().sum().backward()
+    assert tokens.grad.isfinite().all()
+
+
+@MODULES
+def test_batch_first_transposes_starts(name, ops):
+    module = made(name, False, ops)
+    other = made(name, False, ops, batch_first=True)
+    other.load_state_dict(module.state_dict())
+    x, starts = rows(), torch.rand(6, 4) < 0.4
+    y, _ = module(x, starts=starts)
+    y_other, _ = other(x.transpose(0, 1), starts=starts.t())
+    torch.testing.assert_close(y_other.transpose(0, 1), y)
+
+
+@MODULES
+@DIRECTIONS
+def test_dropout_draws_the_same_masks_in_both_operator_sets(name, bidirectional):
+    kind, options = OPTIONS[name]
+    drop = {"dropout": 0.4, "weight_drop": 0.3}
+    ours = kind(X, H, 2, bidirectional=bidirectional, ops=fused, **drop, **options).double()
+    oracle = kind(X, H, 2, bidirectional=bidirectional, ops=reference, **drop, **options).double()
+    oracle.load_state_dict(ours.state_dict())
+    x, found = rows(), []
+    for module in (ours, oracle):
+        torch.manual_seed(3)
+        found.append(module(x, lengths=LENGTHS))
+    assert_same(*found)
+    assert not torch.equal(found[0][0], copy.deepcopy(ours).eval()(x, lengths=LENGTHS)[0])
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"starts": torch.zeros(6, 4)}, "starts must be bool, got torch.float32"),
+        ({"starts": torch.zeros(4, 6) > 0}, r"starts must be \(T, B\) = \(6, 4\), got \(4, 6\)"),
+        ({"cu_seqlens": torch.tensor([0, 6])}, r"x must be \(tokens, 5\) with cu_seqlens"),
+        (
+            {"lengths": [1, 2, 3, 4], "cu_seqlens": torch.tensor([0, 6])},
+            "lengths must be None with cu_seqlens, which has its own sequences",
+        ),
+    ],
+    ids=["dtype", "shape", "x", "twice"],
+)
+def test_wrong_orders_are_rejected(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        nn.GRU(X, H)(rows().float(), **arguments)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("values", [[1, 4], [0, 3, 2, 4], [0, 3], []], ids=str)
+def test_cumulative_lengths_rise_from_0_to_the_number_of_tokens(values):
+    cu_seqlens = torch.tensor(values, dtype=torch.int64)
+    rule = "rise from 0 to the number of rows of x, 4, got" if values else r"be \(B \+ 1,\)"
+    with pytest.raises(ValueError, match=f"LSTM: cu_seqlens must {rule}"):
+        nn.LSTM(X, H)(torch.ones(4, X), cu_seqlens=cu_seqlens)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("proj_size", [-1, H, H + 1])
+def test_a_projection_is_narrower_than_the_state(proj_size):
+    with pytest.raises(ValueError, match=f"LSTM: proj_size must be 0.*got {proj_size} and {H}"):
+        nn.LSTM(X, H, proj_size=proj_size)
+
+
+@pytest.mark.cpu
+def test_an_unknown_nonlinearity_is_rejected():
+    with pytest.raises(ValueError, match="RNN: nonlinearity must be 'tanh' or 'relu', got 'gelu'"):
+        nn.RNN(X, H, nonlinearity="gelu")
