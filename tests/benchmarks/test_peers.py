@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import threading
 import time
 from dataclasses import replace
 
@@ -184,16 +183,35 @@ def test_every_call_has_one_turn_in_each_round():
     assert busy is None or busy >= 0
 
 
-def test_a_turn_begins_when_the_threads_sleep():
-    def spin():
-        end = time.perf_counter() + 0.3
-        while time.perf_counter() < end:
-            sum(range(100))
+class Clocks:
+    """Stands for the module time in a process that computes until the moment `busy`."""
 
-    thread = threading.Thread(target=spin)
-    thread.start()
+    def __init__(self, busy):
+        self.busy, self.now = busy, 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def process_time(self):
+        return min(self.now, self.busy)
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.3])
+def test_a_turn_begins_when_the_threads_sleep(busy, monkeypatch):
+    clocks = Clocks(busy)
+    monkeypatch.setattr(turns, "time", clocks)
     turns.wait_for_threads()
-    assert not thread.is_alive()
+    assert busy < clocks.now <= busy + 2 * turns.IDLE
+
+
+def test_a_turn_begins_although_the_threads_never_sleep(monkeypatch):
+    clocks = Clocks(float("inf"))
+    monkeypatch.setattr(turns, "time", clocks)
+    turns.wait_for_threads()
+    assert turns.MOST_WAITING <= clocks.now <= turns.MOST_WAITING + turns.IDLE
 
 
 def test_a_missing_peer_is_reported_in_one_sentence(monkeypatch, capsys):
