@@ -201,6 +201,7 @@ CASES = [
         Target("memory of eager", 0.25),
         bias=True,
     ),
+    cross_entropy(64, 512, 32_000, full=True),
     # The splits of the AWD-LSTM code.
     split_cross_entropy(1400, 400, 100_000, (2800, 20_000, 76_000), Target("eager", 1.0)),
     # Only in the full set: the Mogrifier paper's model, its dropouts, varying lengths, bf16, sparse

@@ -1,4 +1,5 @@
-"""Writes docs/benchmarks.md, its pictures and the numbers in README.md from the committed results.
+"""Writes what is generated from the committed results: docs/benchmarks.md, its pictures, the
+numbers in README.md and the gains that `accelerate` reports.
 
 python -m bench.suite.pages [--results DIR] [--root DIR]
 
@@ -11,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from bench.suite import measurements, report
+from bench.suite import accelerated_gains, measurements, report
 from bench.suite.benchmark_page import markdown
 from bench.suite.front_cases import OPERATORS, README, TRAINING
 from bench.suite.speedup_figure import Speedup, draw
@@ -158,6 +159,7 @@ def files(results, root):
     machines = measurements.load(results)
     front = machines[0]
     found = {root / "docs/benchmarks.md": markdown(machines)}
+    found[root / accelerated_gains.PATH] = accelerated_gains.text(front)
     found |= {root / "docs/assets" / name: svg for name, svg in pictures(front).items()}
     readme = root / "README.md"
     if readme.exists():

@@ -3,7 +3,7 @@
 import statistics
 import time
 
-from bench.suite import machine, metrics
+from bench.suite import machine, metrics, unthrottled_targets
 from bench.suite.report import MARK, markdown_table
 from bench.training.operator_sets import Run
 
@@ -42,7 +42,7 @@ def measure_speed(args, preset, task):
         "vocabulary": vocabulary_sizes(task),
         "step seconds": {name: [round(s, 5) for _, s in pairs] for name, pairs in steps.items()},
     }
-    entry["bars"] = verdicts(preset, entry)
+    entry["bars"] = verdicts(preset, entry, args.mkl)
     print(sentence(preset, task, entry), flush=True)
     return entry
 
@@ -86,8 +86,11 @@ def vocabulary_sizes(task):
     return len(words)
 
 
-def verdicts(preset, entry):
-    """Returns [(target, provider, met)]; met is None if that was not measured."""
+def verdicts(preset, entry, mode="as-installed"):
+    """Returns [(target, provider, met)]; met is None if that was not measured.
+
+    mode: of MKL, in which the baselines ran
+    """
     if any(pair.startswith("fused:bf16 /") for pair in entry["ratio"]):
         pairs = {name: f"fused:bf16 / {name}" for name in BF16_TARGETS}
         return [
@@ -95,7 +98,10 @@ def verdicts(preset, entry):
             for name, target in BF16_TARGETS.items()
             if pairs[name] in entry["ratio"]
         ]
-    target = TARGETS.get(preset, TARGETS.get(preset.partition("/")[0]))
+    if mode == "unthrottled":
+        target = unthrottled_targets.PRESETS.get(preset)
+    else:
+        target = TARGETS.get(preset, TARGETS.get(preset.partition("/")[0]))
     if target is None:
         return []
     ratio = entry["ratio"].get("fused / baselines")

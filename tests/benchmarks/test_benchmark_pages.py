@@ -5,8 +5,17 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from fusedseq.acceleration import gains
 
-from bench.suite import front_cases, measurements, pages, report, speedup_figure
+from bench.suite import (
+    accelerated_gains,
+    front_cases,
+    measurements,
+    pages,
+    report,
+    speedup_figure,
+    unthrottled_targets,
+)
 from bench.suite.benchmark_page import markdown
 from bench.suite.case_list import CASES
 from bench.suite.speedup_figure import Speedup
@@ -207,6 +216,62 @@ def test_a_run_with_a_second_process_has_both_modes(tmp_path):
     text = markdown([machine])
     assert "| 1.25× eager |" in text
     assert "Then `torch.mm` reaches 300 GFLOP/s" in text
+
+
+@pytest.mark.parametrize(("times", "shown"), [(2.0, False), (0.5, True)])
+def test_a_missed_target_is_shown_with_the_gain_at_the_limit(tmp_path, times, shown):
+    source = max(measurements.RESULTS.glob("*-cpu.json"))
+    result = json.loads(source.read_text())
+    entry = next(e for e in result["rows"] if e["name"] == "mogrifier_lstm-T35-B20-650-r5")
+    entry |= {"bars": [["eager", 3.0], ["roof", 2.0]], "flops": 1e9, "roof": None}
+    entry["median"] = {"fused": 0.01, "eager": 0.03 * times, "torch": 0.09}
+    # 100 of at most 400 GFLOP/s
+    result |= {"rows": [entry], "gemm": {"torch.float32": {"torch.mm": 2e11, "own GEMM": 4e11}}}
+    (tmp_path / source.name).write_text(json.dumps(result))
+    text = markdown(measurements.load(tmp_path))
+    assert ("### Targets that are missed" in text) == shown
+    line = f"| {entry['name']} | as installed | 1.50× eager | 3× | 6.00× |"
+    assert (line in text) == shown
+
+
+def test_a_target_over_unthrottled_baselines(tmp_path):
+    source = max(measurements.RESULTS.glob("*-cpu.json"))
+    result = json.loads(source.read_text()) | {"mkl": "unthrottled"}
+    result["rows"] = [e for e in result["rows"] if e["name"] == "mogrifier_lstm-T35-B20-650-r5"]
+    for gain, verdict in ((2.5, "MISSED"), (2.7, "met")):
+        result["rows"][0]["median"] = {"fused": 0.01, "eager": 0.01 * gain}
+        (tmp_path / source.name).write_text(json.dumps(result))
+        text = markdown(measurements.load(tmp_path))
+        assert f"| {gain:.2f}× eager |  | ≥ 2.6×: {verdict} |" in text
+        assert (f"| unthrottled | {gain:.2f}× eager | 2.6× |" in text) == (verdict == "MISSED")
+
+
+def test_every_unthrottled_target_is_of_a_case():
+    names = {case.name for case in CASES}
+    assert {*unthrottled_targets.CASES} <= names
+    assert {*unthrottled_targets.OPERATORS} <= {case.op for case in CASES}
+    assert {*unthrottled_targets.PRESETS} <= {*compare.PRESETS["speed"]}
+
+
+def test_gains_of_accelerate(tmp_path, monkeypatch):
+    source = max(measurements.RESULTS.glob("*-cpu.json"))
+    result = json.loads(source.read_text())
+    (known,) = (e for e in result["rows"] if e["name"] == "linear-1400-400-10000")
+    rows = []
+    for name, mode, seconds in (
+        ("linear-1-2-3", "forward+backward", 0.02),
+        ("linear-4-5-6", "forward+backward", 0.035),
+        ("linear-4-5-6-forward", "forward", 0.9),
+        ("lstm-T1-B1-1-1", "forward+backward", 0.01),
+    ):
+        median = {"fused": 0.01, "eager": seconds}
+        rows.append(known | {"name": name, "mode": mode, "median": median, "bars": []})
+    (tmp_path / source.name).write_text(json.dumps(result | {"rows": rows}))
+    (machine,) = measurements.load(tmp_path)
+    assert accelerated_gains.of(machine) == {"LSTM": [1.0, 1.0], "Linear": [2.0, 3.5]}
+    monkeypatch.setattr(gains, "measured", lambda: accelerated_gains.of(machine))
+    shown = [gains.of(kind) for kind in ("LSTM", "Linear", "GRU")]
+    assert shown == ["1.00x", "2.00x to 3.50x", "unknown"]
 
 
 def test_files_of_make_gpu_are_ignored(tmp_path):

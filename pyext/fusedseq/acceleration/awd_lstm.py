@@ -114,8 +114,8 @@ def weight_drop_reason(module: Any) -> str:
     return differs if missing else ""
 
 
-# {the name of the class: (what computes it, why one is left, gain in docs/benchmarks.md)}
+# {the name of the class: (what computes it, why one is left)}
 KINDS = {
-    "LockedDropout": (LockedDropout, locked_dropout_reason, "1.21x"),
-    "WeightDrop": (WeightDrop, weight_drop_reason, "1.40x to 1.66x"),
+    "LockedDropout": (LockedDropout, locked_dropout_reason),
+    "WeightDrop": (WeightDrop, weight_drop_reason),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from fusedseq.acceleration import awd_lstm, hugging_face, torch_modules
+from fusedseq.acceleration import awd_lstm, gains, hugging_face, torch_modules
 from fusedseq.acceleration.report import Entry, Report
 from fusedseq.acceleration.subclass import Accelerated, extend
 from fusedseq.acceleration.torch_modules import has_hooks
@@ -49,24 +49,19 @@ def layer_reason(module: Any) -> Reason:
     return ""
 
 
-# {torch's class: (its replacement, why a module of it is left, gain in docs/benchmarks.md)}
-KINDS: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], Reason], str]] = {
-    nn.LSTM: (torch_modules.LSTM, recurrent_reason, "1.00x to 4.10x"),
-    nn.GRU: (torch_modules.GRU, recurrent_reason, "unknown"),
-    nn.RNN: (torch_modules.RNN, recurrent_reason, "unknown"),
-    nn.MultiheadAttention: (torch_modules.MultiheadAttention, attention_reason, "unknown"),
-    nn.TransformerEncoderLayer: (
-        torch_modules.TransformerEncoderLayer,
-        layer_reason,
-        "2.46x to 3.70x",
-    ),
-    nn.TransformerDecoderLayer: (torch_modules.TransformerDecoderLayer, layer_reason, "unknown"),
-    nn.Dropout: (torch_modules.Dropout, dropout_reason, "20.29x"),
-    nn.Embedding: (torch_modules.Embedding, embedding_reason, "unknown"),
-    nn.Linear: (torch_modules.Linear, lambda module: "", "2.10x"),
+# {torch's class: (its replacement, why a module of it is left)}
+KINDS: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], Reason]]] = {
+    nn.LSTM: (torch_modules.LSTM, recurrent_reason),
+    nn.GRU: (torch_modules.GRU, recurrent_reason),
+    nn.RNN: (torch_modules.RNN, recurrent_reason),
+    nn.MultiheadAttention: (torch_modules.MultiheadAttention, attention_reason),
+    nn.TransformerEncoderLayer: (torch_modules.TransformerEncoderLayer, layer_reason),
+    nn.TransformerDecoderLayer: (torch_modules.TransformerDecoderLayer, layer_reason),
+    nn.Dropout: (torch_modules.Dropout, dropout_reason),
+    nn.Embedding: (torch_modules.Embedding, embedding_reason),
+    nn.Linear: (torch_modules.Linear, lambda module: ""),
 }
-REPLACEMENTS = (Accelerated, *(new for new, _, _ in KINDS.values()))
-OUTPUT_GAIN = "2.70x to 3.04x"  # with the loss; also from docs/benchmarks.md
+REPLACEMENTS = (Accelerated, *(new for new, _ in KINDS.values()))
 
 
 def find_output(model: nn.Module, loss: Any, output: str | None) -> nn.Module | None:
@@ -189,7 +184,7 @@ def candidate(
     weight_dropped: LSTMs whose recurrent weights a replaced WeightDrop sets
     """
     if module is output_layer:
-        return Candidate(torch_modules.OutputLinear, "", OUTPUT_GAIN)
+        return Candidate(torch_modules.OutputLinear, "", gains.of("output layer"))
     if isinstance(module, REPLACEMENTS):
         return None
     if type(module) is nn.LayerNorm:
@@ -200,12 +195,14 @@ def candidate(
         computed_by, reason = block
         return Candidate(extend(computed_by, type(module)), reason, "unknown")
     if (named := awd_lstm.KINDS.get(type(module).__name__)) is not None:
-        computed_by, reason_of, gain = named
+        computed_by, reason_of = named
+        gain = gains.of(type(module).__name__)
         return Candidate(extend(computed_by, type(module)), reason_of(module), gain)
     kind = next((k for k in KINDS if isinstance(module, k)), None)
     if kind is None:
         return None
-    new, reason_of, gain = KINDS[kind]
+    new, reason_of = KINDS[kind]
+    gain = gains.of(kind.__name__)
     if module in weight_dropped:
         return Candidate(new, "", gain)
     if type(module) is not kind:
