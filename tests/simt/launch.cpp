@@ -36,6 +36,7 @@ size_t resident = 1 << 20;              // blocks of a cooperative grid, as limi
 std::map<const void*, size_t> allowed;  // bytes that cudaFuncSetAttribute allowed, by kernel
 int error;                              // that cudaGetLastError has not returned yet
 std::string text;                       // the description of the last error
+int cooperative_launches;               // that were not refused
 // By kernel; null: the library has no other code than the kernels' own.
 std::map<const void*, Translation>* translations;
 const Translation* translation;  // of the launch in progress
@@ -155,6 +156,7 @@ int launch(const Launch& launch) {
   text.clear();
   failed = false;
   cooperative = l.cooperative;
+  cooperative_launches += cooperative;
   call = {uintptr_t(l.call), l.bytes};
   globals.block = l.block;
   globals.grid = l.grid;
@@ -284,6 +286,10 @@ EXPORT void simt_accept_any_memory() {
 // The most blocks that a cooperative grid may have, beside the device's own limits.
 EXPORT void simt_limit_residency(int blocks) {
   simt::resident = size_t(blocks);
+}
+// The number of cooperative launches that were not refused, ever.
+EXPORT int simt_cooperative_launches() {
+  return simt::cooperative_launches;
 }
 // The least shared memory that a kernel was allowed by cudaFuncSetAttribute; -1 without a call.
 EXPORT int simt_least_allowed() {

@@ -13,7 +13,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from fusedseq import fused, testing
+from fusedseq import fused, kernel_table, testing
 from fusedseq.first_use import compare, verdicts
 from fusedseq.fused import autograd, gradient, recurrence_plan
 from fusedseq.optim import NTASGD
@@ -301,6 +301,28 @@ def test_a_measured_engine_is_run(simulated, simulation, monkeypatch, engine, as
     assert torch.equal(found, fused.mogrifier_lstm(*args, **kwargs)[0]) is not as_loop
     monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")
     assert torch.equal(found, fused.mogrifier_lstm(*args, **kwargs)[0]) is as_loop
+    simulation.device()
+
+
+@pytest.mark.parametrize(
+    ("engine", "resident", "launches"),
+    [("persistent", 8, 2), ("persistent", 6, 0), ("persistent words", 6, 2), ("loop", 8, 0)],
+)
+def test_a_measured_exchange_is_run(simulated, simulation, engine, resident, launches):
+    """Blocks of the exchange by words own even numbers of columns, so that it needs fewer blocks,
+    which are resident here where those of the exchange by flags are not and the loop runs."""
+    (T, B, X, H), rounds = (4, 3, 16, 24), 5
+    args, kwargs = testing.mogrifier_lstm_case(T, B, X, H, rounds).inputs()
+    args = testing.convert(args, dtype=torch.bfloat16)
+    key = ctypes.c_int64 * 9
+    entry = key(8, 90, kernel_table.TYPES["bfloat16"], B, X, H, rounds, 0, 0)
+    number = kernel_table.ENGINES["mogrifier_lstm"][engine]
+    simulation.device(sms=8, resident=resident)
+    simulation.library.fusedseq_set_engine(entry, ctypes.c_int64(number))
+    before = simulation.library.simt_cooperative_launches()
+    testing.check("mogrifier_lstm", args, kwargs)
+    assert simulation.library.simt_cooperative_launches() == before + launches
+    simulation.library.fusedseq_set_engine(entry, ctypes.c_int64(0))
     simulation.device()
 
 
