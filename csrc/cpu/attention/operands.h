@@ -108,17 +108,17 @@ struct AttentionOperands : AttentionProblem<E> {
     return {staged, De, 1};
   }
 
-  // to (De, columns) = the transpose of x (rows, De), staged along; columns are whole vectors, zero
-  // beyond `rows`.
-  void transpose_rows(const X* x, int64_t rows, int64_t columns, X* to) const {
-    for (int64_t j = 0; j < columns; j += LANES<X>)
+  // to (De, ld) = the transpose of x (rows, De), staged along; the columns behind `rows` are zero up
+  // to a whole vector.
+  void transpose_rows(const X* x, int64_t rows, int64_t ld, X* to) const {
+    for (int64_t j = 0; j < rows; j += LANES<X>)
       for (int64_t d = 0; d < De; d += LANES<X>) {
         Vec<X> square[LANES<X>];
         for (int i = 0; i < LANES<X>; ++i)
           square[i] = j + i < rows ? Vec<X>::load(x + (j + i) * De + d) : Vec<X>(X{});
         transpose(square);
         for (int i = 0; i < LANES<X>; ++i)
-          square[i].store(to + (d + i) * columns + j);
+          square[i].store(to + (d + i) * ld + j);
       }
   }
   // Stages relative_keys across to `across` (depth(R), Dp) and, transposed, to `columns` (De, Rp).

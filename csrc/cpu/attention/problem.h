@@ -70,17 +70,25 @@ struct SeenKeys {
   HD int64_t hidden() const { return begin - base; }  // logits before the first visible key
 };
 
-// Returns how many queries a block has: few enough for its logits (block, Sp) to stay in the L2
-// cache and for causal attention to skip keys that no query of the block sees; blocks of equal
-// size.
-inline int64_t queries_per_block(int64_t L, int64_t Sp) {
-  int64_t rows = 65536 / Sp / MR<float> * MR<float>;
+// Returns the row length of a matrix with n numbers in a row: an odd number of cache lines. Rows of
+// a power of two fall onto a few sets of the L1 cache, where a column's lines evict each other.
+template <class T>
+int64_t odd_lines(int64_t n) {
+  constexpr int64_t LINE = 64 / sizeof(T);
+  return ((n + LINE - 1) / LINE | 1) * LINE;
+}
+
+// Returns how many queries a block has: few enough for its logits (block, Wp) to stay in the L2
+// cache and for causal attention to skip keys that no query of the block sees; whole tiles, of
+// about equal size.
+inline int64_t queries_per_block(int64_t L, int64_t Wp) {
+  int64_t rows = 65536 / Wp / MR<float> * MR<float>;
   if (rows < 2 * MR<float>)
     rows = 2 * MR<float>;
   else if (rows > 48)
     rows = 48;  // MOST_QUERIES
-  const int64_t blocks = (L + rows - 1) / rows;
-  return (L + blocks - 1) / blocks;
+  const int64_t blocks = (L + rows - 1) / rows, equal = (L + blocks - 1) / blocks;
+  return (equal + MR<float> - 1) / MR<float> * MR<float>;
 }
 
 // E: the element type in memory, T: the type of computing.
@@ -88,7 +96,7 @@ template <class E, class T = typename Compute<E>::type>
 struct AttentionProblem {
   const cpu::Attention& a;
   const int64_t Dp = round_up<T>(a.D);
-  const int64_t Sp = round_up<T>(a.S);
+  const int64_t Sp = odd_lines<T>(a.S);
   const int64_t R = 2 * a.K + 1;  // rows of relative_keys
   const int64_t Rp = round_up<T>(R);
   const int64_t keep_stride = (a.S + 3) / 4 * 4;  // the row length of the dropout mask
@@ -105,7 +113,7 @@ struct AttentionProblem {
 
   int64_t row_length() const {
     const int64_t window = a.windowed ? a.window_left + a.window_right : a.S;
-    return window < a.S ? round_up<T>(min_(a.S, window + MOST_QUERIES + 2 * KEY_UNIT)) : Sp;
+    return window < a.S ? odd_lines<T>(min_(a.S, window + MOST_QUERIES + 2 * KEY_UNIT)) : Sp;
   }
   static int64_t min_(int64_t x, int64_t y) { return x < y ? x : y; }
 
