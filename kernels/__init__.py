@@ -28,7 +28,7 @@ MODULES = {
     "residual_layer_norm_backward": "residual_layer_norm",
 }
 # Measured tiles of attention's tiled forward kernel, which fusedseq.kernel_table fills: {(width of
-# the heads, register pressure): (BM, BN, BD, warps, stages)}; and the GPU that they hold for.
+# heads, register pressure): (BM, BN, BD, warps, stages, loads)}; and the GPU that they hold for.
 tiles: dict[tuple[int, int], tuple[int, ...]] = {}
 tiles_of_gpu = ""
 # A Library that is garbage-collected unregisters its kernels.

@@ -11,6 +11,7 @@ import itertools
 
 import torch
 import triton.language as tl
+from triton.runtime import driver
 
 MAX_CACHED = 4096  # entries of a cache, some hundred bytes each; a full cache is emptied
 _cache: dict[tuple, tuple] = {}
@@ -31,15 +32,21 @@ def run(kernel, blocks, *args, warps, stages=1, **constants):
     if found := _cache.get(key):
         relaunch(found, blocks, *args)
         return found
-    compiled = kernel[(blocks,)](
-        *args, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=True
-    )
+    compiled = run_uncached(kernel, blocks, *args, warps=warps, stages=stages, **constants)
     if compiled is None:
         return None
     found = compiled, [constants[name] for name in kernel.arg_names[len(args) :]]
     if key is not None:
         insert(_cache, key, found)
     return found
+
+
+def run_uncached(kernel, blocks, *args, warps, stages=1, **constants):
+    """Launches a kernel as Triton does it, which arguments of other kinds need, such as tensor
+    descriptors. Returns the compiled kernel, or None in the interpreter."""
+    return kernel[(blocks,)](
+        *args, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=True
+    )
 
 
 def cache_key(kernel, args, warps, stages, constants):
@@ -78,6 +85,15 @@ def append_specialization(args, unspecialized, key):
 
 def on_gpu(x):
     return x.is_cuda
+
+
+def capability(kernel, x):
+    """Returns the compute capability (90 for 9.0) that a launch with the tensor x compiles a kernel
+    for; 100 in Triton's interpreter, which computes everything."""
+    if x.is_cuda:
+        major, minor = torch.cuda.get_device_capability(x.device)
+        return 10 * major + minor
+    return driver.active.get_current_target().arch if hasattr(kernel, "params") else 100
 
 
 def insert(cache, key, found):

@@ -12,6 +12,7 @@ from fusedseq.kernels.attention.backward import DQ, DRELATIVE, new_gradients, re
 from fusedseq.kernels.attention.call import (
     all_none,
     extra_of,
+    has_descriptors,
     heads_last,
     prepare,
     register_pressure,
@@ -20,7 +21,14 @@ from fusedseq.kernels.attention.call import (
     strides_of,
     with_unit_stride,
 )
-from fusedseq.kernels.attention.plan import cdiv, parts_of_keys, plan
+from fusedseq.kernels.attention.plan import (
+    POINTER_LOADS,
+    SPECIALIZED_LOADS,
+    cdiv,
+    parts_of_keys,
+    plan,
+)
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 def attention(
@@ -84,8 +92,26 @@ def forward(call, out, lse, key):
     if call.plan.family == "row":
         launch_cache.run(key, row.row_forward, heads * steps, args, constants)
     else:
-        blocks = heads * steps * cdiv(call.D, tiles["BD"])
-        launch.run(tiled.tiled_forward, blocks, *args, **constants)
+        tiled_forward(call, heads * steps * cdiv(call.D, tiles["BD"]), args, constants)
+
+
+def tiled_forward(call, blocks, args, constants):
+    """Launches the tiled kernel, whose tiles say how it loads keys and values."""
+    loads = constants.pop("loads", POINTER_LOADS)
+    capability = launch.capability(tiled.tiled_forward, call.k) if loads else 0
+    if capability < 90 or not has_descriptors(call):
+        launch.run(tiled.tiled_forward, blocks, *args, **constants, SPECIALIZED=False)
+        return
+    block = [1, 1, constants["BN"], constants["BD"]]
+    k, v = (TensorDescriptor(x, [*x.shape], [*x.stride()], block) for x in (call.k, call.v))
+    q, _, _, out, lse, q_strides, _, _, *others = args
+    operands = q, k, v, out, lse, q_strides, None, None
+    # What Triton 3.7 compiles; with other tiles it loads in all warps, or fails.
+    compiles = capability >= 100 and constants["warps"] == 8 and constants["stages"] > 1
+    specialized = loads == SPECIALIZED_LOADS and compiles
+    launch.run_uncached(
+        tiled.tiled_forward, blocks, *operands, *others, **constants, SPECIALIZED=specialized
+    )
 
 
 def split_forward(call, parts, out, lse):

@@ -234,6 +234,20 @@ def row_alignment(*tensors):
     return bits & -bits
 
 
+def has_descriptors(call):
+    """Returns whether keys and values of a call can be loaded by tensor descriptors.
+
+    A descriptor needs rows at multiples of 16 bytes. It loads whole tiles: keys behind a length,
+    which may be NaN, keys of several batch rows, and rotations need pointers.
+    """
+    options = call.optional
+    plain = all_none(options.key_lengths, options.key_rows, options.rope, options.cu_seqlens_q)
+    if not plain or call.k.element_size() != 2 or row_alignment(call.k, call.v) < 16:
+        return False
+    broadcast = any(0 in x.stride() for x in (call.k, call.v))
+    return not broadcast
+
+
 def element_alignment(S, *options):
     """Returns the largest power of two, at most 16, that divides S and the first element of every
     row of the options.

@@ -13,12 +13,17 @@ from fusedseq.kernels import tiles as measured
 
 MAX_PACKED = 16  # most queries and keys of the packed kernels
 MAX_ROW = 128  # most keys of the row kernels
+# How the tiled forward kernel loads keys and values; see kernels/attention/tiled.py.
+POINTER_LOADS = 0
+DESCRIBED_LOADS = 1  # by tensor descriptors
+SPECIALIZED_LOADS = 2  # by tensor descriptors, in warps of their own
 # Programs that fill a GPU. Work that can be split further is split until there are as many.
 PROGRAMS = 512
 
 
 class Plan(NamedTuple):
-    """The kernels of a call. Tiles are {name of a constant: value, "warps": ..., "stages": ...}."""
+    """The kernels of a call. Tiles are {name of a constant: value, "warps": ..., "stages": ...}, of
+    the tiled forward kernel also "loads"."""
 
     family: str  # packed, row or tiled: kernels/attention/<family>.py
     why: str  # for fused.explain
@@ -108,8 +113,8 @@ def tiled(L, width, pressure):
     key = min(max(width, 64), 256), pressure
     kernels = [tiles(*size, width) for size in TILED[key]]
     if key in measured:
-        BM, BN, BD, warps, stages = measured[key]
-        kernels[0] = tiles(BM, BN, BD, warps, stages, width)
+        BM, BN, BD, warps, stages, loads = measured[key]
+        kernels[0] = tiles(BM, BN, BD, warps, stages, width) | {"loads": loads}
     if L <= 16:
         kernels[0] = tiles(16, 64, 64 if pressure == RICH else 128, 4, 1, width)
     return tiled_plan(kernels, width)

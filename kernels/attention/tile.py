@@ -84,13 +84,14 @@ class Config(NamedTuple):
     CAUSAL: Any
     PRECISION: Any  # of tl.dot in fp32: "ieee" or "tf32"
     BYTES: Any  # power of two that divides the address of each row of the inputs
+    SPECIALIZED: Any = False  # whether warps of their own load, of the tiled forward kernel alone
 
 
 class Heads(NamedTuple):
-    """A (B, N, L, D) tensor whose last stride is 1."""
+    """A (B, N, L, D) tensor whose last stride is 1, or a tensor descriptor of it."""
 
     pointer: Any
-    strides: Any  # of the first three dimensions
+    strides: Any  # of the first three dimensions; None: `pointer` is a descriptor
 
 
 @triton.jit
@@ -193,6 +194,14 @@ def load_tile(x, b, n, i, inside, d0, rope, position, C: tl.constexpr):
             odd = load_columns(rows, second, inside, C).to(tl.float32)
         even, odd = rotated(even, odd, load_angles(rope, position, inside, d0, C), 1)
         return joined(even, odd).to(x.pointer.dtype.element_ty)
+
+
+@triton.jit
+def load_described(x, b, n, j0, d0, C: tl.constexpr):
+    """Returns columns d0 : d0 + BD of the rows j0 : j0 + BN of x[b, n], by a tensor descriptor: one
+    thread of a block starts the copy to shared memory (TMA, from sm_90 on). 0 behind the last row
+    and column."""
+    return tl.reshape(x.pointer.load([b, n, j0, d0]), (C.BN, C.BD))
 
 
 @triton.jit

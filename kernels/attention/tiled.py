@@ -9,9 +9,13 @@ traffic, 2 (2 L + 2 S) D bytes forward in 16 bits, is the limit only below L of 
 tensor cores, then exp2.
 
 Heads wider than a tile are processed in chunks: a program computes the whole logits, and BD columns
-of the result. Tried: tl.range(..., warp_specialize=True), for both loops and for the first alone;
-the compiler of Triton 3.7.1 fails on it for sm_90 ("PassManager::run failed", in
-NVGPUWarpSpecialization). Decoding (L <= 4) with long caches: see split.py. Not timed on a GPU.
+of the result. Decoding (L <= 4) with long caches: see split.py. Not timed on a GPU.
+
+Keys and values may come by tensor descriptors in place of pointers (DESCRIBED_LOADS), and then
+warps of their own may load them (SPECIALIZED_LOADS). Triton 3.7.1 compiles both for sm_100; for
+sm_90 it ignores the second with 8 warps, and fails with 4 ("PassManager::run failed", in
+NVGPUWarpSpecialization). They are no default, since nothing has timed them: a table of measured
+tiles chooses them, see plan.py.
 """
 
 import triton
@@ -63,6 +67,31 @@ def product_of_heads(
 
 
 @triton.jit
+def product_with_described_keys(
+    resident,  # as the other parameters, as of product_of_heads
+    X,
+    Y,  # Heads with a descriptor
+    b,
+    n,
+    n_kv,
+    i,
+    j0,  # the first row of Y
+    rows,
+    C: tl.constexpr,
+):
+    """Returns the tile x y^T of products over D of the rows i of X and j0 : j0 + BN of Y."""
+    if resident is None:
+        product = tl.zeros((C.BM, C.BN), tl.float32)
+        for d0 in range(0, C.D, C.BD):
+            x = t.load_tile(X, b, n, i, rows, d0, None, i, C)
+            y = t.load_described(Y, b, n_kv, j0, d0, C)
+            product = tl.dot(x, tl.trans(y), product)
+        return product
+    else:
+        return tl.dot(resident, tl.trans(t.load_described(Y, b, n_kv, j0, 0, C)))
+
+
+@triton.jit
 def key_range(optional, b, i0, sizes, C: tl.constexpr):
     """Returns (whole, end): queries i0 : i0 + C.BM see every key before `whole`, a multiple of
     C.BN, and none from `end` on.
@@ -110,11 +139,14 @@ def attend(
 ):
     """Adds the keys begin : end to a running softmax. Returns acc, top and total."""
     keys = t.end_of_keys(optional, b, sizes.S)
-    for j0 in range(begin, end, C.BN):
+    for j0 in tl.range(begin, end, C.BN, warp_specialize=C.SPECIALIZED):
         j = j0 + tl.arange(0, C.BN)
         source = t.batch_row_of_keys(optional, b, j, j < keys, sizes.S)
-        at = b, n, source, n_kv, i, j, i < sizes.L, j < keys
-        s = product_of_heads(resident, Q, K, *at, optional.rope, sizes.offset, False, C)
+        if K.strides is None:
+            s = product_with_described_keys(resident, Q, K, b, n, n_kv, i, j0, i < sizes.L, C)
+        else:
+            at = b, n, source, n_kv, i, j, i < sizes.L, j < keys
+            s = product_of_heads(resident, Q, K, *at, optional.rope, sizes.offset, False, C)
         s = t.logits(s, b, n, i[:, None], j[None, :], sizes, optional, C.CAUSAL, EDGE)
 
         # Rescale what was accumulated to the new maximum; a row that has seen no key yet has a
@@ -126,8 +158,11 @@ def attend(
         total = total * shrink + tl.sum(p, 1)
 
         # Dropout acts on the probabilities but not on their sum.
-        p = t.dropout(p, optional, row, j0, C.BN, sizes, False).to(V.pointer.dtype.element_ty)
-        y = t.load_tile(V, source, n_kv, j, j < keys, d0, None, j, C)
+        p = t.dropout(p, optional, row, j0, C.BN, sizes, False).to(Q.pointer.dtype.element_ty)
+        if V.strides is None:
+            y = t.load_described(V, b, n_kv, j0, d0, C)
+        else:
+            y = t.load_tile(V, source, n_kv, j, j < keys, d0, None, j, C)
         acc = tl.dot(p, y, acc * shrink[:, None], input_precision=C.PRECISION)
         top = new_top
     return acc, top, total
@@ -136,11 +171,11 @@ def attend(
 @triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, "tiles"])
 def tiled_forward(
     q,  # (B, N, L, D)
-    k,  # (B, N_kv, S, D)
+    k,  # (B, N_kv, S, D), or a descriptor of it, as the next one
     v,  # (B, N_kv, S, D)
     out,  # (B, N, L, D), stored as (B, L, N, D)
     lse,  # (B, N, L) fp32, natural units
-    q_strides,  # of the first three dimensions, as the next two
+    q_strides,  # of the first three dimensions, as the next two; these are None for descriptors
     k_strides,
     v_strides,
     optional,  # tile.OptionalTensors
@@ -159,7 +194,8 @@ def tiled_forward(
     BN: tl.constexpr,  # keys of a step
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
-    BYTES: tl.constexpr,  # the other constants: tile.Config
+    BYTES: tl.constexpr,
+    SPECIALIZED: tl.constexpr,  # the other constants: tile.Config
 ):
     """Computes out and lse. A program owns BM queries of a head, and BD columns of their result.
 
@@ -167,7 +203,7 @@ def tiled_forward(
     with hidden keys. The limit is the tensor cores for long sequences and memory bandwidth for
     short ones.
     """
-    C: tl.constexpr = t.Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES)
+    C: tl.constexpr = t.Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES, SPECIALIZED)
     sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     Q, K, V = t.Heads(q, q_strides), t.Heads(k, k_strides), t.Heads(v, v_strides)
 

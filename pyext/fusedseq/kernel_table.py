@@ -20,7 +20,10 @@ csrc/cuda/recurrence/plan.h, kernels/attention/plan.py.
 The engine "persistent" exchanges vectors between blocks by flags, "persistent words" by words that
 carry their own validity. An entry of "mogrifier_lstm_pair" also has "H2" and "rounds2", of the
 second layer. "milliseconds" and "T" say what was measured and are not read. The numbers of
-"forward" are BM, BN, BD, warps and stages of the tiled kernel, for heads of up to D numbers.
+"forward" are BM, BN, BD, warps and stages of the tiled kernel, for heads of up to D numbers. A word
+after them says how it loads keys and values: "pointers" (the default); "descriptors", by TMA on
+GPUs from compute capability 9.0 on; "specialized", these in warps of their own, from 10.0 on. Where
+a call or its GPU cannot have what the word says, the kernel loads by pointers or in all warps.
 """
 
 import ctypes
@@ -47,6 +50,7 @@ OF_SECOND = ("H2", "rounds2")
 OPTIONS = ("plain", "dropout", "rich")  # by the numbers of kernels/attention/plan.py
 WIDTHS = (64, 128, 256)  # of heads
 TILES = ("BM", "BN", "BD", "warps", "stages")
+LOADS = ("pointers", "descriptors", "specialized")  # by the numbers of kernels/attention/plan.py
 
 # The recurrences of the table in use: {(multiprocessors, operator, dtype, *sizes): engine}
 engines: dict[tuple[Any, ...], str] = {}
@@ -67,7 +71,8 @@ class Gpu:
 @dataclass(frozen=True)
 class Table:
     """recurrences: {the key of csrc/ops/engine_table.h without the GPU, after the operator's name:
-    engine}    attention: {(width, number of the options): tiles of the forward kernel}
+    engine}    attention: {(width, number of the options): tiles of the forward kernel and the
+    number of its loads}
     """
 
     gpu: Gpu
@@ -140,13 +145,16 @@ def _attention(path: Any, where: str, entry: Any) -> tuple[tuple[int, int], tupl
     width = _one_of(path, where, "D", _value(path, where, entry, "D", int), WIDTHS)
     options = _value(path, where, entry, "options", str)
     number = OPTIONS.index(_one_of(path, where, "options", options, OPTIONS))
-    tiles = entry.get("forward")
-    if not isinstance(tiles, list) or len(tiles) != len(TILES):
-        raise ValueError(f"{path}: {where}: forward must be {', '.join(TILES)}, got {tiles!r}")
+    forward = entry.get("forward")
+    if not isinstance(forward, list) or len(forward) not in (len(TILES), len(TILES) + 1):
+        wanted = f"{', '.join(TILES)} and perhaps one of {', '.join(LOADS)}"
+        raise ValueError(f"{path}: {where}: forward must be {wanted}, got {forward!r}")
+    tiles, loads = forward[: len(TILES)], (forward[len(TILES) :] or LOADS)[0]
     allowed = ((16, 32, 64, 128, 256),) * 2, ((16, 32, 64, 128), (1, 2, 4, 8, 16), (1, 2, 3, 4, 5))
     for name, value, known in zip(TILES, tiles, (*allowed[0], *allowed[1]), strict=True):
         _one_of(path, where, f"{name} of forward", value, known)
-    return (width, number), tuple(tiles)
+    _one_of(path, where, "loads of forward", loads, LOADS)
+    return (width, number), (*tiles, LOADS.index(loads))
 
 
 def keys(table: Table) -> dict[tuple[int, ...], int]:

@@ -129,7 +129,7 @@ def tune(args: Namespace, device: torch.device, gpu: Gpu, time: Timer) -> dict[s
             content["recurrences"].append(entry)
             print(f"{op} {args.dtype} {size}: {entry['engine']}; milliseconds {found}", flush=True)
     for size in args.attention if args.dtype != "float32" else []:
-        content["attention"].append(tune_attention(size, dtype, device, time))
+        content["attention"].append(tune_attention(size, dtype, device, gpu, time))
     return content
 
 
@@ -217,7 +217,7 @@ def recurrence_call(
 
 
 def tune_attention(
-    size: dict[str, int], dtype: torch.dtype, device: torch.device, time: Timer
+    size: dict[str, int], dtype: torch.dtype, device: torch.device, gpu: Gpu, time: Timer
 ) -> dict[str, Any]:
     """Times the tiles of attention's forward kernel for heads of a size, without options."""
     B, N, L, S, D = size.values()
@@ -226,14 +226,21 @@ def tune_attention(
     found = {}
     try:
         for tiles in CANDIDATES[width]:
-            kernels.tiles[width, 0] = tiles
-            found[str(list(tiles))] = time(lambda: fused.attention(q, k, v))
+            for number, loads in enumerate(loads_of(gpu)):
+                kernels.tiles[width, 0] = (*tiles, number)
+                found[json.dumps([*tiles, loads])] = time(lambda: fused.attention(q, k, v))
     finally:
         kernels.tiles.clear()
     best = min(found, key=found.__getitem__)
     print(f"attention {size}: {best}; milliseconds {found}", flush=True)
     entry = {"D": width, "options": "plain", "forward": json.loads(best)}
     return entry | {"size": size, "milliseconds": found}
+
+
+def loads_of(gpu: Gpu) -> tuple[str, ...]:
+    """Returns how attention's tiled kernel can load keys and values on a GPU."""
+    major = int(gpu.capability.partition(".")[0])
+    return kernel_table.LOADS[: 3 if major >= 10 else 2 if major == 9 else 1]
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ def test_a_table_is_read(tmp_path):
         ("lstm", "float16", 20, 650, 640, 0): "loop",
         ("mogrifier_lstm_pair", "bfloat16", 2, 3, 4, 5, 6, 7): "in turn",
     }
-    assert table.attention == {(64, 0): (64, 32, 64, 4, 2)}
+    assert table.attention == {(64, 0): (64, 32, 64, 4, 2, 0)}
 
 
 WRONG = {  # what replaces a part of TABLE: the sentence
@@ -102,6 +102,10 @@ ENTRIES = [
     ({"attention": [ATTENTION | {"options": "all"}]}, "options must be one of plain, .*'all'"),
     ({"attention": [ATTENTION | {"forward": [64]}]}, r"forward must be BM, .*got \[64\]"),
     ({"attention": [ATTENTION | {"forward": [63, 32, 64, 4, 2]}]}, "BM of forward must be .*63"),
+    (
+        {"attention": [ATTENTION | {"forward": [64, 32, 64, 4, 2, "tma"]}]},
+        "loads of forward must be one of pointers, descriptors, specialized, got 'tma'",
+    ),
 ]
 
 
@@ -161,9 +165,25 @@ def test_attention_takes_measured_tiles(tmp_path, forgotten):
     forgotten.append(table)
     kernel_table.use(table)
     after = plan.plan(512, 512, 64, 2, plan.PLAIN)
-    assert after.forward == {"BM": 64, "BN": 32, "BD": 64, "warps": 4, "stages": 2}
+    sizes = {"BM": 64, "BN": 32, "BD": 64, "warps": 4, "stages": 2}
+    assert after.forward == sizes | {"loads": plan.POINTER_LOADS}
     assert (after.backward, after.queries) == (before.backward, before.queries)
     assert plan.plan(512, 512, 128, 2, plan.PLAIN).forward["BM"] == 128
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("pointers", "POINTER_LOADS"),
+        ("descriptors", "DESCRIBED_LOADS"),
+        ("specialized", "SPECIALIZED_LOADS"),
+    ],
+)
+def test_tiles_say_how_keys_and_values_are_loaded(tmp_path, word, name):
+    plan = pytest.importorskip("fusedseq.kernels.attention.plan")
+    entry = ATTENTION | {"forward": [*ATTENTION["forward"], word]}
+    found = kernel_table.read(written(tmp_path, TABLE | {"attention": [entry]})).attention
+    assert found == {(64, 0): (64, 32, 64, 4, 2, getattr(plan, name))}
 
 
 def test_tiles_of_another_gpu_are_dropped_with_a_warning(tmp_path, forgotten, monkeypatch):
@@ -229,7 +249,7 @@ def import_with(path):
 
 def test_only_the_variable_brings_a_table_into_use(tmp_path):
     assert import_with("").stdout == "{}\n"
-    assert import_with(written(tmp_path, TABLE)).stdout == "{(64, 0): (64, 32, 64, 4, 2)}\n"
+    assert import_with(written(tmp_path, TABLE)).stdout == "{(64, 0): (64, 32, 64, 4, 2, 0)}\n"
 
 
 def test_a_file_that_is_missing_or_wrong_is_named(tmp_path, monkeypatch):
@@ -327,17 +347,19 @@ def test_a_table_selects_the_protocol_of_the_exchange(forgotten):
     assert "words in place of flags" not in explained()
 
 
-def test_the_fastest_tiles_are_written(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("capability", "loads"), [("8.0", 0), ("9.0", 1), ("10.0", 2)])
+def test_the_fastest_tiles_are_written(tmp_path, monkeypatch, capability, loads):
     monkeypatch.setattr(fused, "attention", lambda *_: None)
-    gpu = kernel_table.Gpu("A GPU", "9.0", 132)
+    gpu = kernel_table.Gpu("A GPU", capability, 132)
 
     def clock(call):
         call()
-        return float(kernels.tiles[128, 0][0])  # the fewest rows are the fastest
+        rows, *_, number = kernels.tiles[128, 0]
+        return float(rows - number)  # the fewest rows are the fastest, by the last way to load
 
     words = "--attention", "2,2,300,300,100"
     content = tune_kernels.tune(arguments(*words), torch.device("cpu"), gpu, clock)
     assert not kernels.tiles
     path = tmp_path / "table.json"
     tune_kernels.write(path, content)
-    assert kernel_table.read(path).attention == {(128, 0): (64, 64, 128, 8, 2)}
+    assert kernel_table.read(path).attention == {(128, 0): (64, 64, 128, 8, 2, loads)}

@@ -57,6 +57,42 @@ def test_lengths_at_the_edges_of_tiles(L, S, device):
     check("attention", args, kwargs)
 
 
+@pytest.mark.parametrize("loads", [1, 2])
+@pytest.mark.parametrize(
+    ("L", "S", "D", "N_kv", "options"),
+    [
+        (70, 200, 64, 1, []),
+        (200, 200, 64, 2, ["causal", "dropout"]),
+        (40, 150, 80, 2, ["bias"]),
+        (33, 150, 200, 2, ["causal", "alibi"]),
+        (40, 131, 10, 2, []),  # rows of 20 bytes have no descriptor
+        (70, 200, 64, 2, ["lengths"]),  # nor have keys behind a length
+    ],
+)
+def test_keys_loaded_by_descriptors_give_the_same_bits(
+    monkeypatch, L, S, D, N_kv, options, loads, device
+):
+    from fusedseq.kernels import attention
+
+    made = []
+
+    class Descriptor(attention.TensorDescriptor):
+        def __init__(self, *args):
+            made.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(attention, "TensorDescriptor", Descriptor)
+    args, kwargs = inputs(L, S, D, BF16, device, *options, N_kv=N_kv)
+    width = next(w for w in (64, 128, 256) if w >= D)
+    found = []
+    for number in (0, loads):
+        for pressure in range(3):
+            monkeypatch.setitem(kernels.tiles, (width, pressure), (64, 32, 64, 8, 2, number))
+        found.append(fused.attention(*args, **kwargs))
+    assert torch.equal(*found)
+    assert bool(made) == (D != 10 and "lengths" not in options)
+
+
 # Heads too wide for the row kernel run the tiled kernels at its size, a tenth of the time of a
 # tiled size.
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ triton_table.json.
     python tests/triton/triton_table.py            # compares with the table
     python tests/triton/triton_table.py --write    # replaces the installed Triton's part
 
-A further argument selects the calls whose names begin with it.
+A further argument selects the calls whose names begin with it. All calls take several minutes; the
+tests compile a part of them if neither the kernels nor the calls have changed since the table was
+written, since a compiler gives the same result again.
 
 The launchers are called with tensors of the meta device, under a driver that only reports which GPU
 to compile for. So a kernel is compiled exactly as that call would compile it on that GPU, by the
@@ -13,6 +15,7 @@ to compile for. So a kernel is compiled exactly as that call would compile it on
 
 import fcntl
 import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -26,6 +29,7 @@ from pathlib import Path
 
 import torch
 from fusedseq import kernels
+from fusedseq.kernels.attention.plan import DESCRIBED_LOADS, SPECIALIZED_LOADS, TILED
 
 TABLE = Path(__file__).with_name("triton_table.json")
 CAPABILITIES = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
@@ -198,9 +202,34 @@ ATTENTION = [
     attention_call(1, 1024, 64, causal=True, rows=True),
     attention_call(1, 1024, 128, causal=True, rows=True, rope=True),
 ]
+
+
+def described_attention(D, dropout, loads):
+    """A causal forward call whose tiled kernel loads keys and values in this way; see
+    kernels/attention/plan.py."""
+    module, key = kernels.module("attention"), (D, int(dropout > 0))
+    q, seed = empty(8, 1024, 8, D).transpose(1, 2), empty(1, dtype=torch.int64)
+    kernels.tiles[key] = (*TILED[key][0], loads)
+    try:
+        module.attention(q, q, q, *[None] * 6, False, None, seed, D**-0.5, True, 0, dropout)
+    finally:
+        kernels.tiles.clear()
+
+
+# On sm_80 they load by pointers, and only on sm_100 in warps of their own.
+LOADS = {"descriptors": DESCRIBED_LOADS, "specialized": SPECIALIZED_LOADS}
+DESCRIBED = {
+    f"attention-L1024-S1024-D{D}-causal{label}-{name}": functools.partial(
+        described_attention, D, dropout, loads
+    )
+    for D in (64, 128)
+    for label, dropout in (("", 0.0), ("-dropout0.1", 0.1))
+    for name, loads in LOADS.items()
+}
 # Calls of launchers that cover each kernel and configuration that ships.
 CALLS = {
     **dict(ATTENTION),
+    **DESCRIBED,
     "dropout_mask": lambda: kernels.module("dropout_mask").dropout_mask(
         empty(1, dtype=torch.int64), 0.3, (90, 90)
     ),
@@ -289,8 +318,17 @@ def resources(cubin):
     return {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", text)}
 
 
-def compile_all(prefix=""):
-    """Returns {call: {GPU: {kernel: facts}}} of the calls whose names begin with `prefix`.
+def sources():
+    """Returns a hash of the kernels' sources and of the calls here."""
+    files = [*sorted(Path(kernels.__path__[0]).rglob("*.py")), Path(__file__)]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def compile_all(calls=tuple(CALLS)):
+    """Returns {call: {GPU: {kernel: facts}}} of the calls.
 
     It uses as many processes as there are processors. A lock admits one caller at a time, so that
     of several test processes the later ones find the first one's results in Triton's cache.
@@ -302,11 +340,10 @@ def compile_all(prefix=""):
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "compile_all.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _compile_all(prefix)
+        return _compile_all(calls)
 
 
-def _compile_all(prefix):
-    calls = [call for call in CALLS if call.startswith(prefix)]
+def _compile_all(calls):
     jobs, found = (
         [(call, gpu) for call in calls for gpu in CAPABILITIES],
         {call: {} for call in calls},
@@ -330,9 +367,15 @@ def table():
     return json.loads(TABLE.read_text()).get(version())
 
 
+def is_up_to_date():
+    """Returns whether the installed Triton compiled these sources when the table was written."""
+    return json.loads(TABLE.read_text())["sources"].get(version()) == sources()
+
+
 def main():
     prefix = "".join(word for word in sys.argv[1:] if word != "--write")
-    found, whole = compile_all(prefix), json.loads(TABLE.read_text())
+    found = compile_all([call for call in CALLS if call.startswith(prefix)])
+    whole = json.loads(TABLE.read_text())
     known = whole.get(version(), {})
     if "--write" in sys.argv:
         others = {
@@ -340,9 +383,10 @@ def main():
             for call, gpus in known.items()
             if call in CALLS and not call.startswith(prefix)
         }
-        TABLE.write_text(
-            json.dumps({**whole, version(): {**others, **found}}, indent=1, sort_keys=True) + "\n"
-        )
+        whole[version()] = {**others, **found}
+        if not prefix:
+            whole["sources"][version()] = sources()
+        TABLE.write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n")
         return 0
     differs = False
     for call, gpus in found.items():
