@@ -11,7 +11,10 @@ from pathlib import Path
 from bench.suite import machine, metrics, mkl
 
 # A virtual machine may report no more than family and model.
-PROCESSORS = {"AMD EPYC family 26 model 2": "AMD EPYC (Zen 5)"}
+PROCESSORS = {
+    "AMD EPYC family 25 model 17": "AMD EPYC (Zen 4)",
+    "AMD EPYC family 26 model 2": "AMD EPYC (Zen 5)",
+}
 RESULTS = Path(__file__).parents[1] / "results"
 
 
