@@ -287,8 +287,9 @@ struct LayerNormUnits {
   }
 };
 
+// The 1 lets ptxas use more than 128 registers, without which it would spill.
 template <class S>
-__global__ void __launch_bounds__(ROW_THREADS)
+__global__ void __launch_bounds__(ROW_THREADS, 1)
     layer_norm_cell_backward_kernel(const LoopArguments a, const CellGradient<S> g,
                                     const LayerNorm<S> norm,
                                     const typename Computing<S>::type* c_after) {

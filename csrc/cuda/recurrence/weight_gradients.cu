@@ -257,10 +257,8 @@ class Gradients {
     if (!g.dW_hh) return nullptr;
     const Matrix last_h = own(h_after(rounds_on(1)), rows, r.H, r.Hp);
     const char* error = nullptr;
-    with_cell(r.cell, r.cap_input_gate, [&](auto cell) {
-      for (const Block& block : decltype(cell)::BLOCKS)
-        if (!error) error = of_block(block, last_h);
-    });
+    with_cell(r.cell, r.cap_input_gate,
+              [&](auto cell) { error = of_blocks<decltype(cell)>(last_h); });
     if (error) return error;
 
     // That was the gradient of the dropped weight: through weight drop, in place.
@@ -276,7 +274,14 @@ class Gradients {
     return masked_copy(copy, stream);
   }
 
-  // The gradient of W_hh for a block of its gates.
+  // The gradients of W_hh, for each block of its gates.
+  template <class Cell>
+  const char* of_blocks(const Matrix& h) const {
+    constexpr int BLOCKS = sizeof Cell::BLOCKS / sizeof(Block);
+    for (int i = 0; i < BLOCKS; ++i)
+      if (const char* error = of_block(Cell::BLOCKS[i], h)) return error;
+    return nullptr;
+  }
   const char* of_block(const Block& block, const Matrix& h) const {
     const Matrix dz = own(in(g.backward.dz) + block.slot * r.H, rows, block.gates * r.H, slots_H);
     const S* dW = in(g.dW_hh) + block.gate * r.H * r.H;
