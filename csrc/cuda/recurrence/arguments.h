@@ -39,8 +39,8 @@ struct Mask {
   double p, scale;
 };
 
-// G, Z and V stand for gates_of(cell), slots_of(cell) and vectors_of(cell) of math/cell_kind.h. c0, c and
-// cells are null for a cell without c.
+// G, Z and V stand for gates_of(cell), slots_of(cell) and vectors_of(cell) of math/cell_kind.h. c0,
+// c and cells are null for a cell without c.
 struct Recurrence {
   Type type;
   CellKind cell;
