@@ -8,6 +8,7 @@
 #pragma once
 #include <cstdint>
 
+#include "math/cell_kind.h"
 #include "math/host_device.h"
 #include "math/mask_stream.h"
 
@@ -73,37 +74,6 @@ inline int64_t padded(int64_t n) {
   return (n + PAD - 1) / PAD * PAD;
 }
 
-// The cell of a recurrence.
-enum class Cell : int64_t { lstm, gru, rnn_tanh, rnn_relu, peephole_lstm, layer_norm_lstm };
-// Whether a cell has the cell state c beside h.
-HD bool has_c(Cell cell) {
-  return cell == Cell::lstm || cell == Cell::peephole_lstm || cell == Cell::layer_norm_lstm;
-}
-// The gates of a cell: W_ih and W_hh have so many rows for each hidden unit.
-HD int64_t gates_of(Cell cell) {
-  return has_c(cell) ? 4 : cell == Cell::gru ? 3 : 1;
-}
-// The values that a cell saves for each hidden unit, in the place of its pre-activations. The new
-// gate of the GRU has two, one from x and one from h, and so has every gate of the LSTM with layer
-// normalization.
-HD int64_t slots_of(Cell cell) {
-  return cell == Cell::layer_norm_lstm ? 8 : cell == Cell::gru ? 4 : gates_of(cell);
-}
-// The biases of a cell for each hidden unit.
-HD int64_t biases_of(Cell cell) {
-  return cell == Cell::gru ? 4 : gates_of(cell);
-}
-// The elements of a cell's own parameter vector for each hidden unit: the peepholes of i, f and o;
-// or gamma_ih and gamma_hh of four gates each, gamma_c and beta_c.
-HD int64_t vectors_of(Cell cell) {
-  return cell == Cell::peephole_lstm ? 3 : cell == Cell::layer_norm_lstm ? 10 : 0;
-}
-// The statistics that a cell saves for each row of the batch and step: of layer normalization, the
-// reciprocal standard deviations of both products, then the mean and that of c.
-HD int64_t statistics_of(Cell cell) {
-  return cell == Cell::layer_norm_lstm ? 4 : 0;
-}
-
 // A recurrence over `steps` time steps (T in the shapes); with rounds > 0, which only the cell
 // `lstm` can have, a Mogrifier LSTM. G, Z, N, V and S stand for gates_of(cell), slots_of(cell),
 // biases_of(cell), vectors_of(cell) and statistics_of(cell), Hp, Xp and rp for padded(H), padded(X)
@@ -112,7 +82,7 @@ HD int64_t statistics_of(Cell cell) {
 // null for a cell without c.
 template <class T>
 struct Recurrence {
-  Cell cell;
+  CellKind cell;
   int64_t steps, B, X, H;
   bool reverse;  // from the last step to the first, each row from its own end on
   int64_t rounds;

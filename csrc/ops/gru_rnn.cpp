@@ -34,11 +34,11 @@ FUSEDSEQ_DECLARE(HiddenStateGradients, HIDDEN_STATE_GRADIENTS)
   FIELD(bool, relu) /* max(z, 0) in place of tanh(z) */
 FUSEDSEQ_DECLARE(RnnLayer, RNN_LAYER)
 
-cpu::Cell cell_of(const HiddenStateLayer&) {
-  return cpu::Cell::gru;
+CellKind cell_of(const HiddenStateLayer&) {
+  return CellKind::gru;
 }
-cpu::Cell cell_of(const RnnLayer& layer) {
-  return layer.relu ? cpu::Cell::rnn_relu : cpu::Cell::rnn_tanh;
+CellKind cell_of(const RnnLayer& layer) {
+  return layer.relu ? CellKind::rnn_relu : CellKind::rnn_tanh;
 }
 
 template <class Layer>
@@ -52,56 +52,67 @@ RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence, const L
   return i;
 }
 
-template <class Layer>
+template <Forward forward, class Layer>
 HiddenStateOutputs run_forward(const char* op, const OrderedSequence& sequence,
                                const Layer& layer) {
-  const auto [y, h, c, saved] = forward_cpu(inputs(op, sequence, layer));
+  const auto [y, h, c, saved] = forward(inputs(op, sequence, layer));
   return {y, h, saved.gates};
 }
 
-template <class Layer>
+template <Backward backward, class Layer>
 HiddenStateGradients run_backward(const char* op, const HiddenStateOutputGradients& d,
                                   const OrderedSequence& sequence, const Layer& layer,
                                   const HiddenStateSaved& s, const Needs& needs) {
   const RecurrenceInputs i = inputs(op, sequence, layer);
   const Tensor none = empty(s.gates);
   const Gradients g = only_required(
-      backward_cpu({i, d.dy, d.dh, none, s.y, {s.gates, none, none, none}, needs.needs}),
-      needs.needs);
+      backward({i, d.dy, d.dh, none, s.y, {s.gates, none, none, none}, needs.needs}), needs.needs);
   return {g.dx, g.dW_ih, g.dW_hh, g.db, g.dh0};
 }
 
+template <Forward forward>
 HiddenStateOutputs gru(const OrderedSequence& sequence, const HiddenStateLayer& layer) {
-  return run_forward("gru", sequence, layer);
+  return run_forward<forward>("gru", sequence, layer);
 }
+template <Backward backward>
 HiddenStateGradients gru_backward(const HiddenStateOutputGradients& d,
                                   const OrderedSequence& sequence, const HiddenStateLayer& layer,
                                   const HiddenStateSaved& s, const Needs& needs) {
-  return run_backward("gru_backward", d, sequence, layer, s, needs);
+  return run_backward<backward>("gru_backward", d, sequence, layer, s, needs);
 }
 
+template <Forward forward>
 HiddenStateOutputs rnn(const OrderedSequence& sequence, const RnnLayer& layer) {
-  return run_forward("rnn", sequence, layer);
+  return run_forward<forward>("rnn", sequence, layer);
 }
+template <Backward backward>
 HiddenStateGradients rnn_backward(const HiddenStateOutputGradients& d,
                                   const OrderedSequence& sequence, const RnnLayer& layer,
                                   const HiddenStateSaved& s, const Needs& needs) {
-  return run_backward("rnn_backward", d, sequence, layer, s, needs);
+  return run_backward<backward>("rnn_backward", d, sequence, layer, s, needs);
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
-  define<gru>(m, "gru");
-  define<gru_backward>(m, "gru_backward");
-  define<rnn>(m, "rnn");
-  define<rnn_backward>(m, "rnn_backward");
+  define<gru<forward_cpu>>(m, "gru");
+  define<gru_backward<backward_cpu>>(m, "gru_backward");
+  define<rnn<forward_cpu>>(m, "rnn");
+  define<rnn_backward<backward_cpu>>(m, "rnn_backward");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
-  m.impl("gru", boxed<gru>);
-  m.impl("gru_backward", boxed<gru_backward>);
-  m.impl("rnn", boxed<rnn>);
-  m.impl("rnn_backward", boxed<rnn_backward>);
+  m.impl("gru", boxed<gru<forward_cpu>>);
+  m.impl("gru_backward", boxed<gru_backward<backward_cpu>>);
+  m.impl("rnn", boxed<rnn<forward_cpu>>);
+  m.impl("rnn_backward", boxed<rnn_backward<backward_cpu>>);
 }
+#ifdef FUSEDSEQ_CUDA
+STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {
+  m.impl("gru", boxed<gru<forward_cuda>>);
+  m.impl("gru_backward", boxed<gru_backward<backward_cuda>>);
+  m.impl("rnn", boxed<rnn<forward_cuda>>);
+  m.impl("rnn_backward", boxed<rnn_backward<backward_cuda>>);
+}
+#endif
 
 }  // namespace fusedseq

@@ -36,7 +36,7 @@ FUSEDSEQ_DECLARE(LayerNormGradients, LAYER_NORM_GRADIENTS)
 RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence,
                         const LayerNormLayer& layer) {
   RecurrenceInputs i{
-      {}, op, sequence.x, sequence.starts, sequence.reverse, cpu::Cell::layer_norm_lstm};
+      {}, op, sequence.x, sequence.starts, sequence.reverse, CellKind::layer_norm_lstm};
 #define COPY(type, name) i.name = layer.name;
   LSTM_LAYER(COPY)
 #undef COPY
@@ -47,11 +47,13 @@ RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence,
   return i;
 }
 
+template <Forward forward>
 LayerNormOutputs layer_norm_lstm(const OrderedSequence& sequence, const LayerNormLayer& layer) {
-  const auto [y, h, c, saved] = forward_cpu(inputs("layer_norm_lstm", sequence, layer));
+  const auto [y, h, c, saved] = forward(inputs("layer_norm_lstm", sequence, layer));
   return {y, h, c, saved.gates, saved.cells, *saved.statistics};
 }
 
+template <Backward backward>
 LayerNormGradients layer_norm_lstm_backward(const OutputGradients& d,
                                             const OrderedSequence& sequence,
                                             const LayerNormLayer& layer, const LayerNormSaved& s,
@@ -61,14 +63,14 @@ LayerNormGradients layer_norm_lstm_backward(const OutputGradients& d,
   Tensor dnorm = none;
   const bool is_required = is_needed(needs.needs, LayerNormGradients::Position::dnorm);
   const int64_t of_lstm = needs.needs & LSTM_NEEDS;
-  const Gradients g = only_required(backward_cpu({i,
-                                                  d.dy,
-                                                  d.dh,
-                                                  d.dc,
-                                                  s.y,
-                                                  {s.gates, s.cells, none, none, s.statistics},
-                                                  of_lstm,
-                                                  is_required ? &dnorm : nullptr}),
+  const Gradients g = only_required(backward({i,
+                                              d.dy,
+                                              d.dh,
+                                              d.dc,
+                                              s.y,
+                                              {s.gates, s.cells, none, none, s.statistics},
+                                              of_lstm,
+                                              is_required ? &dnorm : nullptr}),
                                     of_lstm);
   return {g.dx, g.dW_ih, g.dW_hh, g.db, g.dh0, g.dc0, dnorm};
 }
@@ -76,12 +78,18 @@ LayerNormGradients layer_norm_lstm_backward(const OutputGradients& d,
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
-  define<layer_norm_lstm>(m, "layer_norm_lstm");
-  define<layer_norm_lstm_backward>(m, "layer_norm_lstm_backward");
+  define<layer_norm_lstm<forward_cpu>>(m, "layer_norm_lstm");
+  define<layer_norm_lstm_backward<backward_cpu>>(m, "layer_norm_lstm_backward");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
-  m.impl("layer_norm_lstm", boxed<layer_norm_lstm>);
-  m.impl("layer_norm_lstm_backward", boxed<layer_norm_lstm_backward>);
+  m.impl("layer_norm_lstm", boxed<layer_norm_lstm<forward_cpu>>);
+  m.impl("layer_norm_lstm_backward", boxed<layer_norm_lstm_backward<backward_cpu>>);
 }
+#ifdef FUSEDSEQ_CUDA
+STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {
+  m.impl("layer_norm_lstm", boxed<layer_norm_lstm<forward_cuda>>);
+  m.impl("layer_norm_lstm_backward", boxed<layer_norm_lstm_backward<backward_cuda>>);
+}
+#endif
 
 }  // namespace fusedseq

@@ -33,7 +33,7 @@ FUSEDSEQ_DECLARE(PeepholeGradients, PEEPHOLE_GRADIENTS)
 RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence,
                         const PeepholeLayer& layer) {
   RecurrenceInputs i{
-      {}, op, sequence.x, sequence.starts, sequence.reverse, cpu::Cell::peephole_lstm};
+      {}, op, sequence.x, sequence.starts, sequence.reverse, CellKind::peephole_lstm};
 #define COPY(type, name) i.name = layer.name;
   LSTM_LAYER(COPY)
 #undef COPY
@@ -43,11 +43,13 @@ RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence,
   return i;
 }
 
+template <Forward forward>
 PeepholeOutputs peephole_lstm(const OrderedSequence& sequence, const PeepholeLayer& layer) {
-  const auto [y, h, c, saved] = forward_cpu(inputs("peephole_lstm", sequence, layer));
+  const auto [y, h, c, saved] = forward(inputs("peephole_lstm", sequence, layer));
   return {y, h, c, saved.gates, saved.cells};
 }
 
+template <Backward backward>
 PeepholeGradients peephole_lstm_backward(const OutputGradients& d, const OrderedSequence& sequence,
                                          const PeepholeLayer& layer, const PeepholeSaved& s,
                                          const Needs& needs) {
@@ -56,14 +58,14 @@ PeepholeGradients peephole_lstm_backward(const OutputGradients& d, const Ordered
   Tensor dpeephole = none;
   const bool is_required = is_needed(needs.needs, PeepholeGradients::Position::dpeephole);
   const int64_t of_lstm = needs.needs & LSTM_NEEDS;
-  const Gradients g = only_required(backward_cpu({i,
-                                                  d.dy,
-                                                  d.dh,
-                                                  d.dc,
-                                                  s.y,
-                                                  {s.gates, s.cells, none, none},
-                                                  of_lstm,
-                                                  is_required ? &dpeephole : nullptr}),
+  const Gradients g = only_required(backward({i,
+                                              d.dy,
+                                              d.dh,
+                                              d.dc,
+                                              s.y,
+                                              {s.gates, s.cells, none, none},
+                                              of_lstm,
+                                              is_required ? &dpeephole : nullptr}),
                                     of_lstm);
   return {g.dx, g.dW_ih, g.dW_hh, g.db, g.dh0, g.dc0, dpeephole};
 }
@@ -71,12 +73,18 @@ PeepholeGradients peephole_lstm_backward(const OutputGradients& d, const Ordered
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
-  define<peephole_lstm>(m, "peephole_lstm");
-  define<peephole_lstm_backward>(m, "peephole_lstm_backward");
+  define<peephole_lstm<forward_cpu>>(m, "peephole_lstm");
+  define<peephole_lstm_backward<backward_cpu>>(m, "peephole_lstm_backward");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
-  m.impl("peephole_lstm", boxed<peephole_lstm>);
-  m.impl("peephole_lstm_backward", boxed<peephole_lstm_backward>);
+  m.impl("peephole_lstm", boxed<peephole_lstm<forward_cpu>>);
+  m.impl("peephole_lstm_backward", boxed<peephole_lstm_backward<backward_cpu>>);
 }
+#ifdef FUSEDSEQ_CUDA
+STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {
+  m.impl("peephole_lstm", boxed<peephole_lstm<forward_cuda>>);
+  m.impl("peephole_lstm_backward", boxed<peephole_lstm_backward<backward_cuda>>);
+}
+#endif
 
 }  // namespace fusedseq

@@ -35,7 +35,7 @@ FUSEDSEQ_DECLARE(OrderedSequence, ORDERED_SEQUENCE)
 FUSEDSEQ_DECLARE(LstmLayer, LSTM_LAYER)
 
 // A layer whose state is h alone. G is the number of its gates and Z that of its biases for each
-// hidden unit: cpu::gates_of and cpu::slots_of.
+// hidden unit: gates_of and slots_of.
 #define HIDDEN_STATE_LAYER(FIELD)                                         \
   FIELD(Tensor, W_ih)            /* (G H, X) */                           \
   FIELD(Tensor, W_hh)            /* (G H, H) */                           \
@@ -72,7 +72,7 @@ struct RecurrenceInputs : MogrifierLayer {
   Tensor x;               // (T, B, X)
   OptionalTensor starts;  // (T, B) bool
   bool reverse = false;
-  cpu::Cell cell = cpu::Cell::lstm;
+  CellKind cell = CellKind::lstm;
   OptionalTensor vectors;         // (V H,)  the cell's own parameters
   const char* vectors_name = "";  // for error messages
   double eps = 0;                 // of layer normalization
@@ -145,22 +145,22 @@ inline void require_inputs(const RecurrenceInputs& i) {
   // Bounds the sizes from which those of the outputs and workspaces follow, so that none of these
   // exceeds 64 bits.
   checked_product(i.op, "x", i.x.sizes());
-  const int64_t gates = cpu::gates_of(i.cell), slots = cpu::slots_of(i.cell);
-  const bool has_c = cpu::has_c(i.cell);
+  const int64_t gates = gates_of(i.cell), slots = slots_of(i.cell);
+  const bool with_c = has_c(i.cell);
   checked_product(i.op, "W_hh", {slots, H, H});
   checked_product(i.op, "W_ih", {slots, H, X});
   require_shape(i.op, "h0", i.h0, {B, H});
-  if (has_c) require_shape(i.op, "c0", i.c0, {B, H});
+  if (with_c) require_shape(i.op, "c0", i.c0, {B, H});
   require_shape(i.op, "W_ih", i.W_ih, {gates * H, X});
   require_shape(i.op, "W_hh", i.W_hh, {gates * H, H});
-  if (i.b) require_shape(i.op, "b", *i.b, {cpu::biases_of(i.cell) * H});
+  if (i.b) require_shape(i.op, "b", *i.b, {biases_of(i.cell) * H});
   const ScalarType type = i.x.scalar_type();
   require_dtype(i.op, "W_ih", i.W_ih, type);
   require_dtype(i.op, "W_hh", i.W_hh, type);
   require_dtype(i.op, "h0", i.h0, type);
-  if (has_c) require_dtype(i.op, "c0", i.c0, type);
+  if (with_c) require_dtype(i.op, "c0", i.c0, type);
   if (i.b) require_dtype(i.op, "b", *i.b, type);
-  if (const int64_t width = cpu::vectors_of(i.cell) * H) {
+  if (const int64_t width = vectors_of(i.cell) * H) {
     require(bool(i.vectors), i.op, "the cell's own parameters are missing");
     require_shape(i.op, i.vectors_name, *i.vectors, {width});
     require_dtype(i.op, i.vectors_name, *i.vectors, type);
@@ -264,21 +264,21 @@ inline void require_output_gradients(const RecurrenceInputs& i, const Tensor& dy
   const int64_t T = i.x.size(0), B = i.x.size(1), H = i.h0.size(1);
   require_shape(i.op, "dy", dy, {T, B, H});
   require_shape(i.op, "dh", dh, {B, H});
-  const bool has_c = cpu::has_c(i.cell);
-  if (has_c) require_shape(i.op, "dc", dc, {B, H});
+  const bool with_c = has_c(i.cell);
+  if (with_c) require_shape(i.op, "dc", dc, {B, H});
   require_shape(i.op, "y", y, {T, B, H});
   require_floating(i.op, "dy", dy);
   require_floating(i.op, "dh", dh);
-  if (has_c) require_floating(i.op, "dc", dc);
+  if (with_c) require_floating(i.op, "dc", dc);
   require_floating(i.op, "y", y);
   const int64_t Hp = cpu::padded(H), Xp = cpu::padded(i.x.size(2));
-  require_shape(i.op, "gates", s.gates, {T, B, cpu::slots_of(i.cell), Hp});
+  require_shape(i.op, "gates", s.gates, {T, B, slots_of(i.cell), Hp});
   require_floating(i.op, "gates", s.gates);
-  if (has_c) {
+  if (with_c) {
     require_shape(i.op, "cells", s.cells, {T, B, Hp});
     require_floating(i.op, "cells", s.cells);
   }
-  if (const int64_t statistics = cpu::statistics_of(i.cell)) {
+  if (const int64_t statistics = statistics_of(i.cell)) {
     require(bool(s.statistics), i.op, "statistics must be a tensor");
     require_shape(i.op, "statistics", *s.statistics, {T, B, statistics});
     require_floating(i.op, "statistics", *s.statistics);

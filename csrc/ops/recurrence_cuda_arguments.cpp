@@ -66,6 +66,8 @@ cuda::Recurrence arguments(Call& call) {
   require_inputs(i);
   cuda::Recurrence r{};
   r.type = cuda_type(i.op, "x", i.x);
+  r.cell = i.cell;
+  r.reverse = i.reverse;
   r.steps = i.x.size(0);
   r.B = i.x.size(1);
   r.X = i.x.size(2);
@@ -86,12 +88,15 @@ cuda::Recurrence arguments(Call& call) {
   r.variational = i.variational;
 
   r.lengths = call.integers(i.lengths);
+  if (i.starts) r.starts = static_cast<const uint8_t*>(call.in(*i.starts, ScalarType::Bool));
   r.x = call.in(i.x);
   r.W_ih = call.in(i.W_ih);
   r.W_hh = call.in(i.W_hh);
   r.b = call.in(i.b);
   r.h0 = call.in(i.h0);
-  r.c0 = call.in(i.c0);
+  r.c0 = has_c(i.cell) ? call.in(i.c0) : nullptr;
+  r.vectors = call.in(i.vectors);
+  r.eps = i.eps;
   for (const RoundsOn& side : {rounds_on_x(i), rounds_on_h(i)})
     if (side.uses > 0)
       store_round_addresses(i, side, {call.in(side.W), call.in(side.factor), call.in(side.bias)},
@@ -107,24 +112,32 @@ void multiply_out(Call& call, cuda::Recurrence& r) {
 
 Outputs outputs(const RecurrenceInputs& i, cuda::Recurrence& r) {
   const ScalarType computing = computing_type(i);
+  const int64_t steps_of_c = has_c(r.cell) ? r.steps : 0, rows_of_c = has_c(r.cell) ? r.B : 0;
   Tensor y = new_empty(i.x, {r.steps, r.B, r.H}), h = new_empty(i.x, {r.B, r.H}),
-         c = new_empty(i.x, {r.B, r.H});
-  Saved s{new_empty(i.x, {r.steps, r.B, 4, r.Hp}), new_empty(i.x, {r.steps, r.B, r.Hp}, computing),
+         c = new_empty(i.x, {rows_of_c, r.H});
+  Saved s{new_empty(i.x, {r.steps, r.B, slots_of(r.cell), r.Hp}),
+          new_empty(i.x, {steps_of_c, r.B, r.Hp}, computing),
           new_empty(i.x, {r.steps, r.B, r.round_width}),
-          new_empty(i.x, {0, r.steps, r.B, 0}, computing)};
+          new_empty(i.x, {0, r.steps, r.B, 0}, computing),
+          new_empty(i.x, {r.steps, r.B, statistics_of(r.cell)}, computing)};
   r.y = out(y);
   r.h = out(h);
   r.c = out(c);
   r.gates = out(s.gates);
   r.cells = out(s.cells);
+  r.statistics = out(*s.statistics);
   r.round_gates = out(s.round_gates);
   return {y, h, c, s};
 }
 
+Tensor empty_gradient(const RecurrenceInputs& i, const OptionalTensor& t) {
+  Tensor g = t ? new_empty(i.x, t->sizes()) : new_empty(i.x, {0});
+  return i.x.size(1) == 0 ? torch::stable::zero_(g) : g;
+}
+
 Gradients empty_gradients(const RecurrenceInputs& i, int64_t needs) {
-  const auto like = [&](const std::optional<Tensor>& t, bool needed) {
-    Tensor g = t && needed ? new_empty(i.x, t->sizes()) : new_empty(i.x, {0});
-    return i.x.size(1) == 0 ? torch::stable::zero_(g) : g;
+  const auto like = [&](const OptionalTensor& t, bool needed) {
+    return empty_gradient(i, needed ? t : OptionalTensor{});
   };
   const RequiredGradients required(needs);
   return {like(i.x, required.dx),
@@ -132,7 +145,7 @@ Gradients empty_gradients(const RecurrenceInputs& i, int64_t needs) {
           like(i.W_hh, required.dW_hh),
           like(i.b, required.db),
           like(i.h0, true),
-          like(i.c0, true),
+          like(i.c0, has_c(i.cell)),
           like(i.Q, required.any_Q),
           like(i.Q_factor, required.any_Q),
           like(i.R, required.any_R),
@@ -148,19 +161,24 @@ cuda::RecurrenceBackward backward_arguments(Call& call, const LayerBackward& l,
   require_output_gradients(i, l.dy ? *l.dy : l.y, l.dh, l.dc, l.y, l.saved);
   r.y = const_cast<void*>(call.in(l.y));
   r.gates = const_cast<void*>(call.in(l.saved.gates));
-  r.cells = const_cast<void*>(call.in(l.saved.cells, computing_type(i)));
-  r.round_gates = const_cast<void*>(call.in(l.saved.round_gates));
+  if (has_c(i.cell)) r.cells = const_cast<void*>(call.in(l.saved.cells, computing_type(i)));
+  if (statistics_of(i.cell))
+    r.statistics = const_cast<void*>(call.in(*l.saved.statistics, computing_type(i)));
+  if (r.rounds) r.round_gates = const_cast<void*>(call.in(l.saved.round_gates));
   if (r.B) multiply_out(call, r);
-  const Tensor dz = new_empty(i.x, {r.steps, r.B, 4 * r.H}),
+  const Tensor dz = new_empty(i.x, {r.steps, r.B, slots_of(r.cell) * r.H}),
+               terms = new_empty(i.x, {r.steps, r.B, cuda::terms_of(r.cell) * r.H}),
                dround = new_empty(i.x, {r.steps, r.B, r.round_width});
   call.owned.push_back(dz);
+  call.owned.push_back(terms);
   call.owned.push_back(dround);
   cuda::RecurrenceBackward g{};
   g.forward = r;
   g.dy = call.in(l.dy);
   g.dh = call.in(l.dh);
-  g.dc = call.in(l.dc);
+  g.dc = has_c(i.cell) ? call.in(l.dc) : nullptr;
   g.dz = out(dz);
+  g.terms = out(terms);
   g.dround = out(dround);
   g.dx = r.rounds ? out(d.dx) : nullptr;
   g.dh0 = out(d.dh0);
@@ -169,8 +187,8 @@ cuda::RecurrenceBackward backward_arguments(Call& call, const LayerBackward& l,
 }
 
 cuda::RecurrenceGradients gradient_arguments(const RecurrenceInputs& i,
-                                             const cuda::RecurrenceBackward& g,
-                                             const Gradients& d) {
+                                             const cuda::RecurrenceBackward& g, const Gradients& d,
+                                             void* dvectors) {
   const void *dW[cuda::MAX_ROUNDS] = {}, *dF[cuda::MAX_ROUNDS] = {}, *dbias[cuda::MAX_ROUNDS] = {};
   const RoundsOn on_x = rounds_on_x(i), on_h = rounds_on_h(i);
   if (on_x.uses > 0)
@@ -184,6 +202,7 @@ cuda::RecurrenceGradients gradient_arguments(const RecurrenceInputs& i,
   w.dW_ih = out(d.dW_ih);
   w.dW_hh = out(d.dW_hh);
   w.db = out(d.db);
+  w.dvectors = dvectors;
   for (int64_t k = 0; k < i.rounds; ++k) {
     w.dQ[k] = const_cast<void*>(dW[k]);
     w.dF[k] = const_cast<void*>(dF[k]);

@@ -68,17 +68,20 @@ void multiply_out(Call& call, cuda::Recurrence& r);
 // Tensors for the outputs, whose addresses are stored to r.
 Outputs outputs(const RecurrenceInputs& i, cuda::Recurrence& r);
 
-// Tensors for the gradients, uninitialized; empty for those that are not needed. Zero if the batch
-// is empty, because no kernel runs then.
+// Tensors for the gradient of an input and for the gradients, uninitialized; empty for those that
+// are absent or not needed. Zero if the batch is empty, because no kernel runs then.
+Tensor empty_gradient(const RecurrenceInputs& i, const OptionalTensor& t);
 Gradients empty_gradients(const RecurrenceInputs& i, int64_t needs);
 
-// The arguments of a backward loop, with memory for dz and dround, from which the weights'
-// gradients are computed.
+// The arguments of a backward loop, with memory for dz, the terms and dround, from which the
+// weights' gradients are computed.
 cuda::RecurrenceBackward backward_arguments(Call& call, const LayerBackward& l, const Gradients& d);
 
 // The arguments for the gradients of the weights, from the results of the backward loop.
+// dvectors: where that of the cell's own parameters is stored; null: not needed
 cuda::RecurrenceGradients gradient_arguments(const RecurrenceInputs& i,
-                                             const cuda::RecurrenceBackward& g, const Gradients& d);
+                                             const cuda::RecurrenceBackward& g, const Gradients& d,
+                                             void* dvectors);
 
 }  // namespace fusedseq::on_cuda
 #endif

@@ -81,8 +81,9 @@ void run_backward(Call& call, const cuda::RecurrenceBackward& g) {
   call.require_done(cuda::loop_backward(g, call.product, workspace, call.stream), r);
 }
 
-void run_gradients(Call& call, const cuda::RecurrenceBackward& g, const Gradients& d) {
-  const cuda::RecurrenceGradients w = gradient_arguments(call.i, g, d);
+void run_gradients(Call& call, const cuda::RecurrenceBackward& g, const Gradients& d,
+                   void* dvectors) {
+  const cuda::RecurrenceGradients w = gradient_arguments(call.i, g, d, dvectors);
   void* workspace = call.workspace(cuda::gradients_bytes(w));
   call.require_done(cuda::gradients(w, call.product, workspace, call.stream), g.forward);
 }

@@ -18,8 +18,10 @@ bool has_run(const Call& call, const cuda::Recurrence& r, const char* error);
 void run_forward(Call& call, const cuda::Recurrence& r);
 void run_backward(Call& call, const cuda::RecurrenceBackward& g);
 
-// The gradients of the weights, from the results of the backward loop.
-void run_gradients(Call& call, const cuda::RecurrenceBackward& g, const Gradients& d);
+// The gradients of the weights, from the results of the backward loop. dvectors: where that of the
+// cell's own parameters is stored; null: not needed
+void run_gradients(Call& call, const cuda::RecurrenceBackward& g, const Gradients& d,
+                   void* dvectors = nullptr);
 
 }  // namespace fusedseq::on_cuda
 #endif

@@ -105,7 +105,7 @@ struct KernelArguments {
 // of a step takes longer than a second thread saves.
 template <class T>
 int team_size(const cpu::Recurrence<T>& r) {
-  const int64_t work = r.B * cpu::gates_of(r.cell) * r.H * (r.H + (r.rounds ? r.X : 0));
+  const int64_t work = r.B * gates_of(r.cell) * r.H * (r.H + (r.rounds ? r.X : 0));
   const int64_t useful = work / 20000 + 1;
   return int(useful < threads() ? useful : threads());
 }
@@ -160,10 +160,10 @@ Outputs forward(const RecurrenceInputs& i) {
   const Tensor y = output(i.x, {r.steps, r.B, r.H}, type);
   const int64_t steps_of_c = has_c(r.cell) ? r.steps : 0, rows_of_c = has_c(r.cell) ? r.B : 0;
   const Tensor h = output(i.x, {r.B, r.H}, type), c = output(i.x, {rows_of_c, r.H}, type);
-  const Saved s{output(i.x, {r.steps, r.B, cpu::slots_of(r.cell), Hp}, type),
+  const Saved s{output(i.x, {r.steps, r.B, slots_of(r.cell), Hp}, type),
                 output(i.x, {steps_of_c, r.B, Hp}, type), output(i.x, {r.steps, r.B, width}, type),
                 output(i.x, {r.rank ? r.rounds : 0, r.steps, r.B, rank}, type),
-                output(i.x, {r.steps, r.B, cpu::statistics_of(r.cell)}, type)};
+                output(i.x, {r.steps, r.B, statistics_of(r.cell)}, type)};
   zero_padding<T>(s.gates, r.H, Hp);
   zero_padding<T>(s.cells, r.H, Hp);
   if (r.rank) zero_padding<T>(s.factors, r.rank, rank);

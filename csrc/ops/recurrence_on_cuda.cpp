@@ -1,4 +1,4 @@
-// lstm, mogrifier_lstm and mogrifier_lstm_pair on CUDA: one layer, or two in one launch or in turn.
+// The recurrent operators on CUDA: one layer, or two in one launch or in turn.
 // recurrence_cuda_arguments.h fills the structures of cuda/recurrence/arguments.h from tensors, and
 // recurrence_cuda_engines.h chooses the implementation and runs it.
 #include "ops/recurrence_cuda_engines.h"
@@ -29,15 +29,9 @@ void drop(const Call& call, const cuda::LayerInterface& d, const cuda::Recurrenc
                     second);
 }
 
-// The public functions compute these calls by others.
-void require_plain_order(const RecurrenceInputs& i) {
-  require(!i.starts && !i.reverse, i.op, "starts and reverse are computed on the CPU only");
-}
-
 }  // namespace
 
 Outputs forward_cuda(const RecurrenceInputs& i) {
-  require_plain_order(i);
   Call call(i);
   cuda::Recurrence r = arguments(call);
   const Outputs results = outputs(i, r);
@@ -49,13 +43,13 @@ Outputs forward_cuda(const RecurrenceInputs& i) {
 
 Gradients backward_cuda(const LayerBackward& layer) {
   const RecurrenceInputs& i = layer.i;
-  require_plain_order(i);
   Call call(i);
   const Gradients d = empty_gradients(i, layer.needs);
   const cuda::RecurrenceBackward g = backward_arguments(call, layer, d);
+  if (layer.dvectors) *layer.dvectors = empty_gradient(i, *i.vectors);
   if (g.forward.B == 0) return d;
   run_backward(call, g);
-  run_gradients(call, g, d);
+  run_gradients(call, g, d, layer.dvectors ? out(*layer.dvectors) : nullptr);
   return d;
 }
 

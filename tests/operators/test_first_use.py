@@ -100,8 +100,17 @@ def test_the_cpu_kernels_agree(op):
 
 
 def test_cases_of_recurrences_reach_the_persistent_kernels():
-    steps = [case.inputs()[0][0].size(0) for case in compare.cases_of("lstm")]
+    found = [case.inputs() for case in compare.cases_of("lstm")]
+    steps = [args[0].size(0) for args, options in found if not compare.ORDERED & options.keys()]
     assert max(steps) >= compare.SHORTEST
+
+
+@pytest.mark.parametrize("op", ["lstm", "mogrifier_lstm", "gru", "rnn"])
+def test_cases_of_recurrences_have_steps_in_another_order(op):
+    options = [case.inputs()[1] for case in compare.cases_of(op)]
+    assert any(compare.ORDERED & given.keys() for given in options)
+    if op in compare.OF_TORCH:  # which torch's operators do not have
+        assert all("starts" in given for given in options)
 
 
 @pytest.mark.parametrize("always", [False, True])

@@ -1,5 +1,5 @@
-"""lstm and mogrifier_lstm on CUDA, as far as no GPU is needed: accepted dtypes, shapes of saved
-tensors, the choice of kernels.
+"""The recurrences on CUDA, as far as no GPU is needed: accepted dtypes, shapes of saved tensors,
+the choice of kernels.
 
 The kernels themselves run on a simulated GPU: tests/simt/test_simt_recurrence.py,
 test_simt_persistent.py.
@@ -15,7 +15,9 @@ from fusedseq.fused import lstm_cudnn, recurrence_plan
 from fusedseq.testing import (
     convert,
     differentiable,
+    hidden_state_case,
     lstm_case,
+    lstm_with_vectors_case,
     mogrifier_lstm_case,
     mogrifier_lstm_pair_case,
     run,
@@ -78,6 +80,8 @@ def test_sizes_that_cudnn_s_persistent_kernel_accepts(change, taken):
         ({"b": None}, True),
         ({"h0": "transposed"}, False),
         ({"x": torch.zeros(3, 0, 128)}, False),
+        ({"starts": torch.zeros(3, 8, dtype=torch.bool)}, False),
+        ({"reverse": True}, False),
     ],
 )
 def test_a_call_with_options_that_cudnn_lacks_does_not_go_to_cudnn(monkeypatch, change, taken):
@@ -257,6 +261,54 @@ def test_explain_describes_the_layout_of_a_mogrifier(monkeypatch):
     assert "FUSEDSEQ_RECURRENCE is loop" in explained(
         monkeypatch, "mogrifier_lstm", *size, rounds=5
     )
+
+
+ORDERED = {"starts": [(1, 0)]}, {"reverse": True}
+
+
+@needs_cuda_code
+@pytest.mark.parametrize("options", ORDERED, ids=str)
+def test_another_order_runs_the_loop(monkeypatch, options):
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True))
+    for case in (
+        lstm_case(70, 20, 650, 650, **options),
+        mogrifier_lstm_case(70, 20, 650, 650, 5, **options),
+    ):
+        with FakeTensorMode():
+            args, kwargs = on_cuda(case, torch.bfloat16)
+            text = fused.explain(case.op, *args, **kwargs)
+        assert re.search(r"loop.cu.*no persistent kernel has `starts` and `reverse`", text)
+
+
+@needs_cuda_code
+@pytest.mark.parametrize("op", ["peephole_lstm", "layer_norm_lstm"])
+def test_other_lstm_cells_run_the_loop(op):
+    with FakeTensorMode():
+        args, kwargs = on_cuda(lstm_with_vectors_case(op, 4, 3, 5, 6), HALF)
+        assert "loop.cu" in fused.explain(op, *args, **kwargs)
+        y, (h, c) = getattr(fused, op)(*args, **kwargs)
+    assert [(t.shape, t.dtype) for t in (y, h, c)] == [((4, 3, 6), HALF), *[((3, 6), HALF)] * 2]
+
+
+@needs_cuda_code
+@pytest.mark.parametrize("op", ["gru", "rnn"])
+def test_torch_computes_a_gru_that_it_can(monkeypatch, op):
+    """Also in reverse and with lengths and a weight drop; not with `starts`."""
+    options = {"lengths": [3, 0, 5, 1], "reverse": True, "weight_drop": 0.3, "seed": 3}
+
+    def explained(**options):
+        with FakeTensorMode():
+            args, kwargs = on_cuda(hidden_state_case(op, 5, 4, 6, 5, **options), HALF)
+            return fused.explain(op, *args, **kwargs)
+
+    assert f"torch.{op}" in explained()
+    assert f"torch.{op}" in explained(**options)
+    assert "loop.cu" in explained(**options, starts=[(1, 0)])
+    monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")
+    assert "loop.cu" in explained()
+    monkeypatch.delenv("FUSEDSEQ_RECURRENCE")
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert "loop.cu" in explained()
 
 
 def call_with_two_layers(monkeypatch, function, dtype, H=650, gpu=(132, 232448, True), **options):

@@ -53,6 +53,17 @@ def test_loop(libraries, gpu, own, size):
         loop.check(path, "lstm", *lstm(size, own, **options), order=2)
     for name in ("five rounds", "low rank, shared", "dropped", "expected"):
         loop.check(path, "mogrifier_lstm", *mogrifier(size, own, **OPTIONS[name]), order=3)
+    for options in loop.ORDERED.values():
+        loop.check(path, "mogrifier_lstm", *mogrifier(size, own, **options), order=3)
+
+
+@pytest.mark.parametrize(("gpu", "own"), GPUS_AND_TYPES, ids=str)
+@pytest.mark.parametrize("op", loop.CELLS)
+def test_other_cells(libraries, gpu, own, op):
+    for options in (loop.ORDERS[-1], {"weight_drop": 0.5, "seed": -7, "lengths": True}):
+        if op == "rnn" and own.itemsize >= 4:
+            loop.check(libraries[gpu], op, *loop.of_cell(op, SIZE, own, relu=True, **options), 2)
+        loop.check(libraries[gpu], op, *loop.of_cell(op, SIZE, own, **options), order=3)
 
 
 @pytest.mark.parametrize(("gpu", "own"), [x for x in GPUS_AND_TYPES if x[1] != FP64], ids=str)
@@ -115,6 +126,12 @@ def test_a_size_of_production(libraries):
 @pytest.mark.parametrize("own", [BF16, FP32], ids=str)
 def test_no_races_in_the_loop(checked, own):
     loop.check(checked, "mogrifier_lstm", *mogrifier((3, 2, 2, 3), own, **OPTIONS["dropped"]), 1)
+
+
+@pytest.mark.parametrize("own", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("op", loop.CELLS)
+def test_no_races_in_other_cells(checked, own, op):
+    loop.check(checked, op, *loop.of_cell(op, (3, 2, 2, 3), own, **loop.ORDERS[-1]), 1)
 
 
 @pytest.mark.parametrize("own", [BF16, FP32], ids=str)

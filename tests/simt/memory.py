@@ -47,20 +47,22 @@ def fields(text, kind):
 class Recurrence(Structure):
     _fields_ = [
         ("type", c_int),
-        *fields("steps B X H rounds Xp Hp round_width", c_int64),
-        *fields("cap_input_gate training", c_bool),
+        *fields("cell steps B X H rounds Xp Hp round_width", c_int64),
+        *fields("cap_input_gate training reverse", c_bool),
         ("seed", c_void_p),
         *fields("state zoneout_h zoneout_c weight", Mask),
         ("variational", c_bool),
-        *fields("lengths x W_ih W_hh b h0 c0", c_void_p),
+        *fields("lengths starts x W_ih W_hh b vectors", c_void_p),
+        ("eps", c_double),
+        *fields("h0 c0", c_void_p),
         ("rank", c_int64),
         *fields("Q A F bias", ROUNDS),
-        *fields("y h c gates cells round_gates", c_void_p),
+        *fields("y h c gates cells statistics round_gates", c_void_p),
     ]
 
 
 class RecurrenceBackward(Structure):
-    _fields_ = [("forward", Recurrence), *fields("dy dh dc dz dround dx dh0 dc0", c_void_p)]
+    _fields_ = [("forward", Recurrence), *fields("dy dh dc dz terms dround dx dh0 dc0", c_void_p)]
 
 
 class LayerInterface(Structure):  # csrc/cuda/recurrence/persistent.h
@@ -86,7 +88,7 @@ class LayersBackward(Structure):
 class RecurrenceGradients(Structure):
     _fields_ = [
         ("backward", RecurrenceBackward),
-        *fields("dx dW_ih dW_hh db", c_void_p),
+        *fields("dx dW_ih dW_hh db dvectors", c_void_p),
         *fields("dQ dF dbias", ROUNDS),
     ]
 

@@ -1,4 +1,4 @@
-"""lstm, mogrifier_lstm and mogrifier_lstm_pair by the CUDA kernels on the simulated GPU.
+"""The recurrences by the CUDA kernels on the simulated GPU.
 
 Differentiable functions with the operators' arguments, so that testing.check tests them like
 fused.lstm.
@@ -25,11 +25,24 @@ TYPES = [
     torch.bfloat16,
     torch.float16,
 ]  # in the order of csrc/cuda/type.h
+# {operator: (CellKind of csrc/math/cell_kind.h, gates, slots, terms, statistics)}
+CELLS = {
+    "lstm": (0, 4, 4, 0, 0),
+    "gru": (1, 3, 4, 0, 0),
+    "rnn": (2, 1, 1, 0, 0),
+    "rnn of relu": (3, 1, 1, 0, 0),
+    "peephole_lstm": (4, 4, 4, 3, 0),
+    "layer_norm_lstm": (5, 4, 8, 6, 4),
+}
 ROUND_WEIGHTS = ["Q", "Q_factor", "Q_bias", "R", "R_factor", "R_bias"]
 
 
 def pad(n):
     return (n + 15) // 16 * 16
+
+
+def address(t):
+    return None if t is None else t.data_ptr()
 
 
 def mask(p, stream):
@@ -54,7 +67,9 @@ class Layer:
 
     def __init__(self, kernels, order, lengths, rounds, options, given):
         self.kernels, self.order, self.names = kernels, order, list(given)
-        s = dict.fromkeys(["b", *ROUND_WEIGHTS]) | {
+        cell, _, slots, self.terms_of_cell, statistics = CELLS[options["cell"]]
+        self.slots = slots
+        s = dict.fromkeys(["b", "c0", "vectors", *ROUND_WEIGHTS]) | {
             name: kernels.copy(t) for name, t in given.items()
         }
         x, h0 = s["x"], s["h0"]
@@ -62,18 +77,21 @@ class Layer:
         computing = own if own == torch.float64 else torch.float32
         factored = s["Q_factor"] is not None
         lengths = None if lengths is None else kernels.copy(lengths)
+        starts = options["starts"]
+        starts = None if starts is None else kernels.copy(starts)
         key = kernels.copy(torch.tensor([options["seed"]]))
         Xp, Hp = pad(X), pad(H)
         width = (rounds + 1) // 2 * Xp + rounds // 2 * Hp
         y, h, c = (
             kernels.empty((T, B, H), own),
             kernels.empty((B, H), own),
-            kernels.empty((B, H), own),
+            None if s["c0"] is None else kernels.empty((B, H), own),
         )
         saved = [
-            kernels.empty((T, B, 4, Hp), own),
-            kernels.empty((T, B, Hp), computing),
+            kernels.empty((T, B, slots, Hp), own),
+            None if c is None else kernels.empty((T, B, Hp), computing),
             kernels.empty((T, B, width), own),
+            kernels.empty((T, B, statistics), computing),
         ]
         dense, factors = (
             (None, None) if factored else (s["Q"], s["R"]),
@@ -81,6 +99,7 @@ class Layer:
         )
         self.r = r = Recurrence(
             type=TYPES.index(own),
+            cell=cell,
             steps=T,
             B=B,
             X=X,
@@ -91,48 +110,49 @@ class Layer:
             round_width=width,
             cap_input_gate=options["cap_input_gate"],
             training=options["training"],
+            reverse=options["reverse"],
             seed=key.data_ptr(),
             state=mask(options["state_dropout"] if options["training"] else 0.0, STATE),
             zoneout_h=mask(options["zoneout_h"], ZONEOUT_H),
             zoneout_c=mask(options["zoneout_c"], ZONEOUT_C),
             weight=mask(options["weight_drop"] if options["training"] else 0.0, WEIGHT),
             variational=options["variational"],
-            lengths=None if lengths is None else lengths.data_ptr(),
+            lengths=address(lengths),
+            starts=address(starts),
             x=x.data_ptr(),
             W_ih=s["W_ih"].data_ptr(),
             W_hh=s["W_hh"].data_ptr(),
-            b=None if s["b"] is None else s["b"].data_ptr(),
+            b=address(s["b"]),
+            vectors=address(s["vectors"]),
+            eps=options["eps"],
             h0=h0.data_ptr(),
-            c0=s["c0"].data_ptr(),
+            c0=address(s["c0"]),
             rank=s["Q_factor"].size(1) if factored else 0,
             y=y.data_ptr(),
             h=h.data_ptr(),
-            c=c.data_ptr(),
+            c=address(c),
             gates=saved[0].data_ptr(),
-            cells=saved[1].data_ptr(),
+            cells=address(saved[1]),
             round_gates=saved[2].data_ptr(),
+            statistics=saved[3].data_ptr(),
         )
         r.Q[:] = each_round(rounds, *dense)
         r.A[:] = each_round(rounds, *factors)
         r.F[:] = each_round(rounds, s["Q_factor"], s["R_factor"])
         r.bias[:] = each_round(rounds, s["Q_bias"], s["R_bias"])
         self.multiplied_out = kernels.recur("multiply_out", r, order) if factored else None
-        self.inputs, self.results, self.saved, self.lengths, self.key = (
-            s,
-            (y, h, c),
-            saved,
-            lengths,
-            key,
-        )
+        self.inputs, self.results, self.saved = s, (y, h, c), saved
+        self.lengths, self.starts, self.key = lengths, starts, key
 
     def outputs(self):
-        return tuple(t.clone() for t in self.results)
+        return tuple(None if t is None else t.clone() for t in self.results)
 
     def backward(self, dy, dh, dc):
         """Returns the argument of a backward loop, with memory for its results; dy may be None."""
         kernels, r = self.kernels, self.r
         own, (_, h, c) = self.inputs["x"].dtype, self.results
-        dh, dc = (torch.zeros_like(t) if d is None else d for d, t in ((dh, h), (dc, c)))
+        dh = torch.zeros_like(h) if dh is None else dh
+        dc = torch.zeros_like(c) if dc is None and c is not None else dc
         self.output_gradients = [
             None if t is None else kernels.copy(t.contiguous()) for t in (dy, dh, dc)
         ]
@@ -140,25 +160,27 @@ class Layer:
             name: None if t is None else kernels.empty(t.shape, own)
             for name, t in self.inputs.items()
         }
-        self.dz = kernels.empty((r.steps, r.B, 4 * r.H), own)
+        self.dz = kernels.empty((r.steps, r.B, self.slots * r.H), own)
+        self.terms = kernels.empty((r.steps, r.B, self.terms_of_cell * r.H), own)
         self.dround = kernels.empty((r.steps, r.B, r.round_width), own)
         self.g = RecurrenceBackward(
             r,
             *(None if t is None else t.data_ptr() for t in self.output_gradients),
             self.dz.data_ptr(),
+            self.terms.data_ptr(),
             self.dround.data_ptr(),
             self.d["x"].data_ptr() if r.rounds else None,
             self.d["h0"].data_ptr(),
-            self.d["c0"].data_ptr(),
+            address(self.d["c0"]),
         )
         return self.g
 
     def gradients(self):
         """Returns the gradients of the tensors, after the backward loop."""
         r, d = self.r, self.d
-        db = None if d["b"] is None else d["b"].data_ptr()
         dx = None if r.rounds else d["x"].data_ptr()
-        w = RecurrenceGradients(self.g, dx, d["W_ih"].data_ptr(), d["W_hh"].data_ptr(), db)
+        shared = (d[name] for name in ("W_ih", "W_hh", "b", "vectors"))
+        w = RecurrenceGradients(self.g, dx, *(address(t) for t in shared))
         w.dQ[:] = each_round(r.rounds, d["Q"], d["R"])
         w.dF[:] = each_round(r.rounds, d["Q_factor"], d["R_factor"])
         w.dbias[:] = each_round(r.rounds, d["Q_bias"], d["R_bias"])
@@ -228,6 +250,10 @@ class Wavefront(torch.autograd.Function):
 
 
 NO_OPTIONS = {
+    "cell": "lstm",
+    "starts": None,
+    "reverse": False,
+    "eps": 0.0,
     "cap_input_gate": False,
     "training": True,
     "state_dropout": 0.0,
@@ -289,10 +315,35 @@ def operators(kernels, order, engine="loop"):
         )
         return (y, (h, c)), (others[0], tuple(others[1:]))
 
+    def hidden_state(cell):
+        def run(x, W_ih, W_hh, b, h0, lengths=None, relu=False, **options):
+            options["cell"] = "rnn of relu" if relu else cell
+            tensors = {"x": x, "W_ih": W_ih, "W_hh": W_hh, "b": b, "h0": h0}
+            y, (h, _) = call(tensors, lengths, 0, options)
+            return y, h
+
+        return run
+
+    def peephole_lstm(x, W_ih, W_hh, b, peephole, h0, c0, lengths=None, **options):
+        tensors = {"x": x, "W_ih": W_ih, "W_hh": W_hh, "b": b, "vectors": peephole}
+        return call(tensors | {"h0": h0, "c0": c0}, lengths, 0, options | {"cell": "peephole_lstm"})
+
+    def layer_norm_lstm(
+        x, W_ih, W_hh, b, gamma_ih, gamma_hh, gamma_c, beta_c, h0, c0, lengths=None, **options
+    ):
+        vectors = torch.cat([gamma_ih, gamma_hh, gamma_c, beta_c])
+        tensors = {"x": x, "W_ih": W_ih, "W_hh": W_hh, "b": b, "vectors": vectors}
+        options = {"eps": 1e-5, **options, "cell": "layer_norm_lstm"}
+        return call(tensors | {"h0": h0, "c0": c0}, lengths, 0, options)
+
     return {
         "lstm": lstm,
         "mogrifier_lstm": mogrifier_lstm,
         "mogrifier_lstm_pair": mogrifier_lstm_pair,
+        "gru": hidden_state("gru"),
+        "rnn": hidden_state("rnn"),
+        "peephole_lstm": peephole_lstm,
+        "layer_norm_lstm": layer_norm_lstm,
     }
 
 

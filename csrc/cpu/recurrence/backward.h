@@ -86,10 +86,7 @@ class RecurrentBackward {
 
   // The state h before step t of row b, (H,), or null where it is zero.
   const T* h_before(int64_t t, int64_t b) const {
-    if (resets(r, t, b)) return nullptr;
-    const int64_t before = step_before(r, t);
-    const bool is_first = t == nth_step(r, 0) || (r.reverse && has_ended(r, before, b));
-    return is_first ? r.h0 + b * s.H : r.y + (before * s.B + b) * s.H;
+    return fusedseq::h_before<T>(r, r.h0, r.y, t, b);
   }
 
   // Waits until all parts have come here, unless no part needs what another one computes.
@@ -211,7 +208,7 @@ class RecurrentBackward {
   void cell(const Part& p, int64_t t, int64_t b) {
     T* dz = w.dz + (t * s.B + b) * w.ldz;             // (SLOTS, H)
     T* terms = w.terms + (t * s.B + b) * w.ld_terms;  // (TERMS, H)
-    if (has_ended(r, t, b)) {
+    if (has_ended(r.lengths, t, b)) {
       // Beyond the end of the sequence the state is copied, and so is its gradient.
       for (int64_t j = p.cell_units.begin; j < p.cell_units.end; j += LANES<T>) {
         for (int slot = 0; slot < SLOTS; ++slot)
@@ -450,7 +447,7 @@ void recurrence_backward(const cpu::RecurrenceBackward<T>& g, cpu::Parallel run,
   const auto with = [&](auto&& pass) {
     parallel(run, threads, [&](int64_t begin, int64_t end) { pass.run(begin, end); });
   };
-  with_cell(g.forward,
+  with_cell(g.forward.cell, g.forward.cap_input_gate,
             [&](auto cell) { with(RecurrentBackward<T, E, decltype(cell)>(g, threads)); });
 }
 

@@ -1,37 +1,11 @@
-// The cells of the recurrences in forward.h and backward.h. A cell has, for each hidden unit,
-//
-//   GATES     rows of W_ih and of W_hh: gate g of W_ih is added to slot g
-//   SLOTS     pre-activations, of which the values that the backward reads are saved in their place
-//   HAS_C     a cell state c beside h
-//   BLOCKS    ranges of consecutive gates of W_hh that are added to consecutive slots
-//   TERMS     numbers of a row and step whose sums over all of them are gradients of parameters
-//             that no product multiplies
-//
-// and two functions of a vector of hidden units:
-//
-//   forward   z: the pre-activations, then what is saved of them    h, c: the state, updated
-//             p: the cell's own parameters
-//   backward  a: what was saved    h, c: the state before the step    p: as above
-//             dz: the gradients of the pre-activations, on return    terms: on return
-//             dh, dc: the gradients of the state after the step, then of that before it, where dh
-//             does not include what comes through the product with W_hh
-//
-// A cell with WHOLE_ROWS has sums over the hidden units of a row. In place of these functions it
-// has those of layer_norm_lstm_row.h.
+// The parameters of a cell (math/cells.h) as vectors of hidden units.
 #pragma once
 #include "cpu/recurrence/layer_norm_lstm_row.h"
 #include "cpu/recurrence/sizes.h"
-#include "math/gru.h"
-#include "math/lstm.h"
-#include "math/peephole_lstm.h"
-#include "math/rnn.h"
+#include "math/cells.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
-
-struct Block {
-  int slot, gate, gates;  // the first slot and gate, and the number of gates
-};
 
 // The cell's own parameters (V, H) for the hidden units from j on.
 template <class T>
@@ -40,143 +14,6 @@ struct VectorsAt {
   int64_t H, j;
   HD Vec<T> operator[](int v) const { return Vec<T>::load(p + v * H + j, H - j); }
 };
-
-// What most cells have in common.
-struct PlainCell {
-  static constexpr int TERMS = 0;
-  static constexpr bool WHOLE_ROWS = false;
-};
-
-// cap: whether min(i, 1 - f) replaces i, see math/lstm.h
-template <bool cap>
-struct LstmCell : PlainCell {
-  static constexpr int GATES = 4, SLOTS = 4;
-  static constexpr bool HAS_C = true;
-  static constexpr Block BLOCKS[] = {{0, 0, 4}};
-
-  template <class V, class P>
-  HD static void forward(V (&z)[SLOTS], V& h, V& c, const P&) {
-    const LstmGates<V> a = lstm_gates(LstmGates<V>{z[0], z[1], z[2], z[3]});
-    const LstmState<V> state = lstm_cell<cap>(a, c);
-    z[0] = a.i;
-    z[1] = a.f;
-    z[2] = a.g;
-    z[3] = a.o;
-    h = state.h;
-    c = state.c;
-  }
-  template <class V, class P>
-  HD static void backward(const V (&a)[SLOTS], V, V c, const P&, V& dh, V& dc, V (&dz)[SLOTS], V*) {
-    const LstmGates<V> d = lstm_cell_backward<cap>(LstmGates<V>{a[0], a[1], a[2], a[3]}, c, dh, dc);
-    dz[0] = d.i;
-    dz[1] = d.f;
-    dz[2] = d.g;
-    dz[3] = d.o;
-    dh = V(0.f);
-  }
-};
-
-// The parameters are the peepholes of i, f and o, and the terms are their gradients.
-struct PeepholeLstmCell {
-  static constexpr int GATES = 4, SLOTS = 4, TERMS = 3;
-  static constexpr bool HAS_C = true, WHOLE_ROWS = false;
-  static constexpr Block BLOCKS[] = {{0, 0, 4}};
-
-  template <class V, class P>
-  HD static void forward(V (&z)[SLOTS], V& h, V& c, const P& p) {
-    const LstmGates<V> a =
-        peephole_lstm_cell(LstmGates<V>{z[0], z[1], z[2], z[3]}, Peepholes<V>{p[0], p[1], p[2]}, c);
-    z[0] = a.i;
-    z[1] = a.f;
-    z[2] = a.g;
-    z[3] = a.o;
-    h = a.o * tanh_(c);
-  }
-  template <class V, class P>
-  HD static void backward(const V (&a)[SLOTS], V, V c, const P& p, V& dh, V& dc, V (&dz)[SLOTS],
-                          V* terms) {
-    Peepholes<V> dp;
-    const LstmGates<V> d = peephole_lstm_cell_backward(LstmGates<V>{a[0], a[1], a[2], a[3]}, c,
-                                                       Peepholes<V>{p[0], p[1], p[2]}, dh, dc, dp);
-    dz[0] = d.i;
-    dz[1] = d.f;
-    dz[2] = d.g;
-    dz[3] = d.o;
-    terms[0] = dp.i;
-    terms[1] = dp.f;
-    terms[2] = dp.o;
-    dh = V(0.f);
-  }
-};
-
-// The slots are the four gates' products with W_ih, then those with W_hh. The terms are the
-// gradients of z (4H), and those of gamma_c and of beta_c.
-struct LayerNormLstmCell {
-  static constexpr int GATES = 4, SLOTS = 8, TERMS = 6;
-  static constexpr bool HAS_C = true, WHOLE_ROWS = true;
-  static constexpr Block BLOCKS[] = {{4, 0, 4}};
-};
-
-// The slots are r, z, the new gate's product with W_ih and that with W_hh.
-struct GruCell : PlainCell {
-  static constexpr int GATES = 3, SLOTS = 4;
-  static constexpr bool HAS_C = false;
-  static constexpr Block BLOCKS[] = {{0, 0, 2}, {3, 2, 1}};
-
-  template <class V, class P>
-  HD static void forward(V (&z)[SLOTS], V& h, V&, const P&) {
-    const GruGates<V> a = gru_gates(GruGates<V>{z[0], z[1], z[2], z[3]});
-    z[0] = a.r;
-    z[1] = a.z;
-    z[2] = a.n;
-    h = gru_cell(a, h);
-  }
-  template <class V, class P>
-  HD static void backward(const V (&a)[SLOTS], V h, V, const P&, V& dh, V&, V (&dz)[SLOTS], V*) {
-    const GruGates<V> d = gru_cell_backward(GruGates<V>{a[0], a[1], a[2], a[3]}, h, dh);
-    dz[0] = d.r;
-    dz[1] = d.z;
-    dz[2] = d.n;
-    dz[3] = d.q;
-  }
-};
-
-// rectified: max(z, 0) and not tanh(z)
-template <bool rectified>
-struct RnnCell : PlainCell {
-  static constexpr int GATES = 1, SLOTS = 1;
-  static constexpr bool HAS_C = false;
-  static constexpr Block BLOCKS[] = {{0, 0, 1}};
-
-  template <class V, class P>
-  HD static void forward(V (&z)[SLOTS], V& h, V&, const P&) {
-    h = z[0] = rnn_cell<rectified>(z[0]);
-  }
-  template <class V, class P>
-  HD static void backward(const V (&a)[SLOTS], V, V, const P&, V& dh, V&, V (&dz)[SLOTS], V*) {
-    dz[0] = rnn_cell_backward<rectified>(a[0], dh);
-    dh = V(0.f);
-  }
-};
-
-// Calls with(cell) with the cell of a recurrence.
-template <class T, class F>
-void with_cell(const cpu::Recurrence<T>& r, F with) {
-  switch (r.cell) {
-    case cpu::Cell::lstm:
-      return r.cap_input_gate ? with(LstmCell<true>{}) : with(LstmCell<false>{});
-    case cpu::Cell::peephole_lstm:
-      return with(PeepholeLstmCell{});
-    case cpu::Cell::layer_norm_lstm:
-      return with(LayerNormLstmCell{});
-    case cpu::Cell::gru:
-      return with(GruCell{});
-    case cpu::Cell::rnn_tanh:
-      return with(RnnCell<false>{});
-    case cpu::Cell::rnn_relu:
-      return with(RnnCell<true>{});
-  }
-}
 
 }  // namespace FUSEDSEQ_ISA
 }  // namespace fusedseq

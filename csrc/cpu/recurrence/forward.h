@@ -278,7 +278,7 @@ class RecurrentForward {
   // The cell of row b at step t. z (SLOTS, Hp): pre-activations on entry, activated gates on
   // return.
   void cell(const Part& p, int64_t t, int64_t b, T* z) {
-    const bool alive = !has_ended(r, t, b), reset = resets(r, t, b);
+    const bool alive = !has_ended(r.lengths, t, b), reset = resets(r, t, b);
     const bool is_first = t == nth_step(r, 0), is_last = t == nth_step(r, s.steps - 1);
     const bool next_resets = !is_last && resets(r, step_after(r, t), b);
     const T* c_before =
@@ -353,7 +353,8 @@ void recurrence(const cpu::Recurrence<T>& r, cpu::Parallel run, int threads) {
   const auto with = [&](auto&& pass) {
     parallel(run, threads, [&](int64_t begin, int64_t end) { pass.run(begin, end); });
   };
-  with_cell(r, [&](auto cell) { with(RecurrentForward<T, E, decltype(cell)>(r, threads)); });
+  with_cell(r.cell, r.cap_input_gate,
+            [&](auto cell) { with(RecurrentForward<T, E, decltype(cell)>(r, threads)); });
 }
 
 }  // namespace FUSEDSEQ_ISA

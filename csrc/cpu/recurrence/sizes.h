@@ -5,6 +5,8 @@
 #include "cpu/random_mask.h"
 #include "cpu/simd/bf16_pair.h"
 #include "cpu/team.h"
+#include "math/cell_kind.h"
+#include "math/step_order.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
@@ -27,8 +29,8 @@ struct Sizes {
         H(r.H),
         rounds(r.rounds),
         rank(r.rank),
-        gates(cpu::gates_of(r.cell)),
-        slots(cpu::slots_of(r.cell)),
+        gates(gates_of(r.cell)),
+        slots(slots_of(r.cell)),
         Xp(cpu::padded(X)),
         Hp(cpu::padded(H)),
         rp(cpu::padded(rank)),
@@ -63,42 +65,6 @@ HD int64_t first_use(const T* const* weights, int64_t k) {
   while (weights[j] != weights[k])
     ++j;
   return j;
-}
-
-// Whether step t is behind the end of row b's sequence. What x and dy hold there is never used, not
-// even as a factor of zero: it may be NaN or infinite.
-template <class T>
-bool has_ended(const cpu::Recurrence<T>& r, int64_t t, int64_t b) {
-  return r.lengths && t >= r.lengths[b];
-}
-
-// Whether row b's state is set to zero before step t.
-template <class T>
-bool resets(const cpu::Recurrence<T>& r, int64_t t, int64_t b) {
-  return r.starts && r.starts[t * r.B + b] && !has_ended(r, t, b);
-}
-
-// The n-th step that is computed.
-template <class T>
-int64_t nth_step(const cpu::Recurrence<T>& r, int64_t n) {
-  return r.reverse ? r.steps - 1 - n : n;
-}
-// The step that is computed before step t, or after it.
-template <class T>
-int64_t step_before(const cpu::Recurrence<T>& r, int64_t t) {
-  return r.reverse ? t + 1 : t - 1;
-}
-template <class T>
-int64_t step_after(const cpu::Recurrence<T>& r, int64_t t) {
-  return r.reverse ? t - 1 : t + 1;
-}
-
-// The row of a mask (T * B, H) for row b at step t. A mask counts the steps of a sequence in the
-// order in which they are computed.
-template <class T>
-int64_t mask_row(const cpu::Recurrence<T>& r, int64_t t, int64_t b) {
-  const int64_t length = r.lengths ? r.lengths[b] : r.steps;
-  return (r.reverse ? length - 1 - t : t) * r.B + b;
 }
 
 // Whether the parts of the team share the rows of the batch during the steps, instead of the
@@ -166,7 +132,7 @@ struct Share {
 // Returns the units from j on of x in row b at step t, or zeros behind the end of the sequence.
 template <class T>
 HD Vec<T> load_input(const cpu::Recurrence<T>& r, int64_t t, int64_t b, int64_t j) {
-  if (has_ended(r, t, b)) return Vec<T>(T(0));
+  if (has_ended(r.lengths, t, b)) return Vec<T>(T(0));
   return Vec<T>::load(r.x + (t * r.B + b) * r.X + j, r.X - j);
 }
 

@@ -2,7 +2,7 @@
 // state, a round, the cell. Each reads a product's result and writes the next product's operand.
 #pragma once
 #include "cuda/recurrence/loop_step.cuh"
-#include "math/lstm.h"
+#include "math/cells.h"
 #include "math/mogrifier.h"
 
 namespace fusedseq::cuda {
@@ -10,7 +10,7 @@ namespace fusedseq::cuda {
 template <class S>
 struct Begin {
   using C = typename Computing<S>::type;
-  const S *h0, *c0;  // (B, H)
+  const S *h0, *c0;  // (B, H); c0 and c are null for a cell without c
   C *h, *c;          // (B, Hp)  out
   S* operand;        // (B, ld)  out: its part of h, after state dropout
   int64_t ld;
@@ -18,16 +18,18 @@ struct Begin {
 
 // Converts the initial state to the computing type, and drops it for the first product.
 template <class S>
-__global__ void __launch_bounds__(THREADS) begin_kernel(const Cell a, const Begin<S> g) {
+__global__ void __launch_bounds__(THREADS) begin_kernel(const LoopArguments a, const Begin<S> g) {
   using C = typename Computing<S>::type;
   const int64_t b = own_row();
   const int64_t j = own_column();
   if (j >= a.Hp) return;
-  Elements<C> h, c;
-  load(g.h0 + b * a.H + j, a.H - j, h);
-  load(g.c0 + b * a.H + j, a.H - j, c);
+  Elements<C> h = {}, c;
+  if (!resets(a, nth_step(a, 0), b)) load(g.h0 + b * a.H + j, a.H - j, h);
   store(g.h + b * a.Hp + j, PER_THREAD, h);
-  store(g.c + b * a.Hp + j, PER_THREAD, c);
+  if (g.c0) {
+    load(g.c0 + b * a.H + j, a.H - j, c);
+    store(g.c + b * a.Hp + j, PER_THREAD, c);
+  }
   drop(a.state, a.seed, b, j, a.H, h);
   store(g.operand + b * g.ld + j, PER_THREAD, h);
 }
@@ -82,33 +84,39 @@ template <class S>
 struct CellForward {
   using C = typename Computing<S>::type;
   int64_t t;
-  const C *z, *z_x;    // (B, 4H)  their sum is the gates' pre-activations; z_x may be null
-  const S* b;          // (4H,) or null
+  C* z;                // (B, GATES H)  the product with W_hh, and where z_x is null with W_ih
+  const C* z_x;        // (B, GATES H)  the product with W_ih, or null
+  const S* b;          // (biases H,) or null
+  const S* vectors;    // (V H,)  the cell's own parameters
   const C* c_before;   // (B, Hp)
   C* c_after;          // (B, Hp)  out
-  C* h;                // (B, Hp)  in and out: the state
-  S* gates;            // (B, 4, Hp)  out
+  C* h;                // (B, Hp)  in: the state, out: that before the next step
+  S* gates;            // (B, SLOTS, Hp)  out
   S* y;                // (B, H)  out
   S* operand;          // (B, ld)  out: its part of h, after state dropout
   S *h_last, *c_last;  // (B, H)  out; null except in the last step
   int64_t ld;
 };
 
-// The gates' pre-activations: both products and the bias.
-template <class S, class C>
-__device__ void load_gates(const Cell& a, const CellForward<S>& f, int64_t b, int64_t j,
-                           Elements<C> (&z)[4]) {
+// The pre-activations: both products and the bias.
+template <class Cell, class S, class C>
+__device__ void load_slots(const LoopArguments& a, const CellForward<S>& f, int64_t b, int64_t j,
+                           Elements<C> (&z)[Cell::SLOTS]) {
   const int64_t n = a.H - j;
 #pragma unroll
-  for (int gate = 0; gate < 4; ++gate) {
-    const int64_t at = gate * a.H + j;
-    load(f.z + b * 4 * a.H + at, n, z[gate]);
-    if (f.z_x) add(f.z_x + b * 4 * a.H + at, n, z[gate]);
+  for (int slot = 0; slot < Cell::SLOTS; ++slot) {
+    const int gate = hidden_gate<Cell>(slot);
     Elements<C> bias = {};
-    if (f.b) load(f.b + at, n, bias);
+    if (f.b) load(f.b + slot * a.H + j, n, bias);
+    if (gate >= 0) {
+      load(f.z + (b * Cell::GATES + gate) * a.H + j, n, z[slot]);
+      if (f.z_x && slot < Cell::GATES) add(f.z_x + (b * Cell::GATES + slot) * a.H + j, n, z[slot]);
+    } else {
+      load(f.z_x + (b * Cell::GATES + slot) * a.H + j, n, z[slot]);
+    }
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i)
-      z[gate][i] += bias[i];
+      z[slot][i] += bias[i];
   }
 }
 
@@ -120,17 +128,41 @@ __device__ C mix(C update, C after, C before) {
   return update == C(0) ? before : update * after + (C(1) - update) * before;
 }
 
-template <class S>
-__global__ void __launch_bounds__(THREADS) cell_kernel(const Cell a, const CellForward<S> f) {
+// Stores the state after a step: the last one, or what the next step reads, which is zero where a
+// sequence starts there.
+template <class S, class C>
+__device__ void store_state(const LoopArguments& a, const CellForward<S>& f, int64_t b, int64_t j,
+                            Elements<C>& h, const Elements<C>& c) {
+  if (f.h_last) {
+    store(f.h_last + b * a.H + j, a.H - j, h);
+    if (f.c_last) store(f.c_last + b * a.H + j, a.H - j, c);
+  } else if (resets(a, step_after(a, f.t), b)) {
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i)
+      h[i] = C(0);
+  }
+  store(f.h + b * a.Hp + j, PER_THREAD, h);
+  drop(a.state, a.seed, b, j, a.H, h);
+  store(f.operand + b * f.ld + j, PER_THREAD, h);
+}
+
+template <class S, class Cell>
+__global__ void __launch_bounds__(THREADS)
+    cell_kernel(const LoopArguments a, const CellForward<S> f) {
   using C = typename Computing<S>::type;
   const int64_t b = own_row();
   const int64_t j = own_column();
   const int64_t n = a.H - j;
   if (j >= a.Hp) return;
-  Elements<C> z[4], h, c, update_h, update_c, y;
-  load_gates(a, f, b, j, z);
+  Elements<C> z[Cell::SLOTS], h, update_h, update_c, y;
+  Elements<C> c = {};
+  UnitVectors<C, Cell::VECTORS + 1> p;
+  load_slots<Cell>(a, f, b, j, z);
   load(f.h + b * a.Hp + j, PER_THREAD, h);
-  load(f.c_before + b * a.Hp + j, PER_THREAD, c);
+  if (Cell::HAS_C && !resets(a, f.t, b)) load(f.c_before + b * a.Hp + j, PER_THREAD, c);
+#pragma unroll
+  for (int v = 0; v < Cell::VECTORS; ++v)
+    load(f.vectors + v * a.H + j, n, p.all[v]);
   zoneout(a, a.zoneout_h, f.t, b, j, update_h);
   zoneout(a, a.zoneout_c, f.t, b, j, update_c);
 
@@ -138,32 +170,30 @@ __global__ void __launch_bounds__(THREADS) cell_kernel(const Cell a, const CellF
   const bool alive = !has_ended(a.lengths, f.t, b);
 #pragma unroll
   for (int i = 0; i < PER_THREAD; ++i) {
-    const LstmGates<C> gates = lstm_gates(LstmGates<C>{z[0][i], z[1][i], z[2][i], z[3][i]});
-    const LstmState<C> next = a.cap ? lstm_cell<true>(gates, c[i]) : lstm_cell<false>(gates, c[i]);
+    C slots[Cell::SLOTS];
+#pragma unroll
+    for (int slot = 0; slot < Cell::SLOTS; ++slot)
+      slots[slot] = z[slot][i];
+    C h_next = h[i], c_next = c[i];
+    p.i = i;
+    Cell::forward(slots, h_next, c_next, p);
     if (alive) {
-      h[i] = mix(update_h[i], next.h, h[i]);
-      c[i] = mix(update_c[i], next.c, c[i]);
+      h[i] = mix(update_h[i], h_next, h[i]);
+      c[i] = mix(update_c[i], c_next, c[i]);
     }
     y[i] = alive ? h[i] : C(0);
-    z[0][i] = i < n ? gates.i : C(0);
-    z[1][i] = i < n ? gates.f : C(0);
-    z[2][i] = i < n ? gates.g : C(0);
-    z[3][i] = i < n ? gates.o : C(0);
+#pragma unroll
+    for (int slot = 0; slot < Cell::SLOTS; ++slot)
+      z[slot][i] = i < n ? slots[slot] : C(0);
   }
 
   // Outputs, what backward needs, and the operand of the next step's products.
 #pragma unroll
-  for (int gate = 0; gate < 4; ++gate)
-    store(f.gates + (b * 4 + gate) * a.Hp + j, PER_THREAD, z[gate]);
+  for (int slot = 0; slot < Cell::SLOTS; ++slot)
+    store(f.gates + (b * Cell::SLOTS + slot) * a.Hp + j, PER_THREAD, z[slot]);
   store(f.y + b * a.H + j, n, y);
-  store(f.h + b * a.Hp + j, PER_THREAD, h);
-  store(f.c_after + b * a.Hp + j, PER_THREAD, c);
-  if (f.h_last) {
-    store(f.h_last + b * a.H + j, n, h);
-    store(f.c_last + b * a.H + j, n, c);
-  }
-  drop(a.state, a.seed, b, j, a.H, h);
-  store(f.operand + b * f.ld + j, PER_THREAD, h);
+  if (Cell::HAS_C) store(f.c_after + b * a.Hp + j, PER_THREAD, c);
+  store_state(a, f, b, j, h, c);
 }
 
 }  // namespace fusedseq::cuda

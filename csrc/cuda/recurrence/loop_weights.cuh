@@ -4,6 +4,7 @@
 #include "cuda/recurrence/round.h"
 #include "cuda/recurrence/weight_preparation.h"
 #include "cuda/recurrence/workspace.h"
+#include "math/cells.h"
 
 namespace fusedseq::cuda {
 
@@ -12,12 +13,12 @@ template <class S>
 struct LoopWeights {
   int64_t ld;             // length of a row of [x | h], or of h alone without rounds
   int64_t h_at;           // where h begins in such a row
-  S* gates;               // (4H, ld)
+  S* gates;               // (G H, ld)
   S* rounds[MAX_ROUNDS];  // (out, in_padded); null if Q has such rows already, or shares a weight
 
   LoopWeights(const Recurrence& r, Workspace& w)
       : ld(r.rounds ? r.Xp + r.Hp : r.Hp), h_at(r.rounds ? r.Xp : 0) {
-    gates = w.take<S>(4 * r.H * ld);
+    gates = w.take<S>(gates_of(r.cell) * r.H * ld);
     for (int64_t k = 0; k < r.rounds; ++k) {
       const Round round(r, k);
       const bool own = first_use(r.Q, k) == k && round.in != round.in_padded;
@@ -29,7 +30,7 @@ struct LoopWeights {
     MaskedCopy copy{};
     copy.type = r.type;
     copy.seed = r.seed;
-    copy.rows = 4 * r.H;
+    copy.rows = gates_of(r.cell) * r.H;
     copy.to_stride = ld;
     if (r.rounds) {
       copy.from = r.W_ih;
@@ -60,7 +61,12 @@ struct LoopWeights {
     return nullptr;
   }
 
-  Matrix of_gates(const Recurrence& r) const { return matrix(r.type, gates, 4 * r.H, ld, ld); }
+  Matrix of_gates(const Recurrence& r) const {
+    return matrix(r.type, gates, gates_of(r.cell) * r.H, ld, ld);
+  }
+  Matrix of_block(const Recurrence& r, const Block& block) const {
+    return matrix(r.type, gates + block.gate * r.H * ld, block.gates * r.H, ld, ld);
+  }
   Matrix of_round(const Recurrence& r, int64_t k) const {
     const Round round(r, k);
     const S* own = rounds[first_use(r.Q, k)];

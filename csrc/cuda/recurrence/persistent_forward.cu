@@ -67,6 +67,9 @@ GpuKind current_gpu_kind() {
 }
 
 Plan persistent_plan(const Recurrence& r, int64_t shortest, Protocol protocol) {
+  Plan loop{};
+  loop.why = "the persistent kernels compute only LSTM cells, without starts and reverse";
+  if (r.cell != CellKind::lstm || r.starts || r.reverse) return loop;
   return recurrence_plan(size_of(r), current_gpu(), shortest, protocol);
 }
 

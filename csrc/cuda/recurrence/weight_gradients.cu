@@ -10,6 +10,7 @@
 #include "cuda/recurrence/thread_elements.cuh"
 #include "cuda/recurrence/weight_preparation.h"
 #include "cuda/recurrence/workspace.h"
+#include "math/cells.h"
 
 namespace fusedseq::cuda {
 namespace {
@@ -18,13 +19,16 @@ constexpr int64_t SLICE = 64;  // rows that a thread of partial_sums_kernel adds
 
 template <class S>
 struct Operands {
-  int64_t B, width, padded;
-  // Row block t of the operand before any round: `first` for t < shift, else row block t - shift of
-  // `others`.
-  const S *first, *others;  // (B, width), (., B, width)
-  int64_t shift;            // 1 for h, whose first step reads h0; 0 for x
-  const int64_t* lengths;   // (B,) or null: the operand counts as zero behind a sequence's end
-  Mask state;               // dropout of the operand
+  int64_t steps, B, H;  // with reverse, lengths and starts: see math/step_order.h
+  bool reverse;
+  const int64_t* lengths;
+  const uint8_t* starts;
+  int64_t width, padded;
+  // The operand before any round: x, which counts as zero behind a sequence's end, or null for the
+  // state before each step.
+  const S* x;       // (T, B, width)
+  const S *h0, *y;  // (B, width), (T, B, width)
+  Mask state;       // dropout of the state
   const int64_t* seed;
   const S* gates;               // (T, B, round_width)  sigmoids, from the first round on it on
   int64_t round_width, period;  // a row, and from a round on this operand to the next one
@@ -41,12 +45,16 @@ __global__ void __launch_bounds__(THREADS) operands_kernel(const Operands<S> o) 
   const int64_t row = own_row();
   const int64_t j = own_column();
   const int64_t n = o.width - j;
-  const int64_t before = row - o.shift * o.B;
+  const int64_t t = row / o.B;
+  const int64_t b = row % o.B;
   if (j >= o.padded) return;
   Elements<C> v = {};
-  if (!has_ended(o.lengths, row / o.B, row % o.B))
-    load((before < 0 ? o.first + row * o.width : o.others + before * o.width) + j, n, v);
-  drop(o.state, o.seed, row % o.B, j, o.width, v);
+  if (o.x) {
+    if (!has_ended(o.lengths, t, b)) load(o.x + row * o.width + j, n, v);
+  } else if (const S* before = h_before(o, o.h0, o.y, t, b)) {
+    load(before + j, n, v);
+    drop(o.state, o.seed, b, j, o.width, v);
+  }
   if (o.raw) store(o.raw + row * o.padded + j, PER_THREAD, v);
   for (int k = 0; k < o.count; ++k) {
     mogrify_all(o.gates + row * o.round_width + k * o.period + j, 0, 1, v);
@@ -55,23 +63,36 @@ __global__ void __launch_bounds__(THREADS) operands_kernel(const Operands<S> o) 
 }
 
 // Column sums, first step: sums of SLICE rows each.
-// in: (rows, width)    partial: (slices, width)
 template <class S, class C>
-__global__ void __launch_bounds__(THREADS)
-    partial_sums_kernel(const S* in, int64_t rows, int64_t width, C* partial) {
+struct PartialSums {
+  const S* in;      // (rows, stride), of which the first `width` columns are added
+  const S* factor;  // (rows, factor_stride), by which they are multiplied elementwise; or null
+  int64_t rows, width, stride, factor_stride;
+  C* partial;  // (slices, width)  out
+};
+template <class S, class C>
+__global__ void __launch_bounds__(THREADS) partial_sums_kernel(const PartialSums<S, C> s) {
   const int64_t slice = own_row();
   const int64_t j = own_column();
-  const int64_t end = slice * SLICE + SLICE < rows ? slice * SLICE + SLICE : rows;
-  if (j >= width) return;
+  const int64_t end = slice * SLICE + SLICE < s.rows ? slice * SLICE + SLICE : s.rows;
+  const int64_t n = s.width - j;
+  if (j >= s.width) return;
   Elements<C> sum = {};
   for (int64_t row = slice * SLICE; row < end; ++row) {
     Elements<C> v;
-    load(in + row * width + j, width - j, v);
+    load(s.in + row * s.stride + j, n, v);
+    if (s.factor) {
+      Elements<C> factor;
+      load(s.factor + row * s.factor_stride + j, n, factor);
+#pragma unroll
+      for (int i = 0; i < PER_THREAD; ++i)
+        v[i] *= factor[i];
+    }
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i)
       sum[i] += v[i];
   }
-  store(partial + slice * width + j, width - j, sum);
+  store(s.partial + slice * s.width + j, n, sum);
 }
 
 // Column sums, second step: over the slices, and over the uses of a shared bias.
@@ -107,10 +128,16 @@ class Gradients {
   static constexpr Type computing = type_of<C>();
 
   Gradients(const RecurrenceGradients& g, Workspace& w)
-      : g(g), r(g.backward.forward), rows(r.steps * r.B), slices((rows + SLICE - 1) / SLICE) {
+      : g(g),
+        r(g.backward.forward),
+        rows(r.steps * r.B),
+        slices((rows + SLICE - 1) / SLICE),
+        gates_H(gates_of(r.cell) * r.H),
+        slots_H(slots_of(r.cell) * r.H),
+        terms_H(terms_of(r.cell) * r.H) {
     h = w.take<S>((1 + rounds_on(1)) * rows * r.Hp);
     x = w.take<S>((rounds_on(0) + masks_x()) * rows * r.Xp);
-    partial = w.take<C>(slices * larger(4 * r.H, r.round_width));
+    partial = w.take<C>(slices * larger(larger(slots_H, terms_H), r.round_width));
     u = w.take<S>(r.rank ? rows * r.rank : 0);
     du = w.take<S>(r.rank ? rows * r.rank : 0);
     // Rounds 0 and 1 are the first uses of a shared weight.
@@ -124,7 +151,8 @@ class Gradients {
   const char* run(const Product& product_, cudaStream_t stream_) {
     product = &product_;
     stream = stream_;
-    const int64_t widest = larger(4 * r.H, larger(larger(r.Xp, r.Hp), r.round_width));
+    const int64_t widest =
+        larger(larger(slots_H, terms_H), larger(larger(r.Xp, r.Hp), r.round_width));
     if (const char* error = beyond_grid(rows, widest)) return error;
     if (const char* error = operands()) return error;
     if (const char* error = of_gates()) return error;
@@ -137,7 +165,7 @@ class Gradients {
  private:
   const RecurrenceGradients& g;
   const Recurrence& r;
-  const int64_t rows, slices;
+  const int64_t rows, slices, gates_H, slots_H, terms_H;
   S* h;        // (1 + rounds on h, T, B, Hp)  before its first round, and after each
   S* x;        // (rounds on x, T, B, Xp)  after each of its rounds; or x itself, see masks_x
   C* partial;  // (slices, .)  column sums
@@ -171,16 +199,20 @@ class Gradients {
 
   const char* operands() const {
     Operands<S> o{};
+    o.steps = r.steps;
     o.B = r.B;
+    o.H = r.H;
+    o.reverse = r.reverse;
+    o.lengths = r.lengths;
+    o.starts = r.starts;
     o.seed = r.seed;
     o.round_width = r.round_width;
     o.period = r.Xp + r.Hp;
     if (g.dW_hh || r.rounds) {
       o.width = r.H;
       o.padded = r.Hp;
-      o.first = in(r.h0);
-      o.others = in(r.y);
-      o.shift = 1;
+      o.h0 = in(r.h0);
+      o.y = in(r.y);
       o.state = r.state;
       o.gates = in(r.round_gates) + r.Xp;
       o.count = int(rounds_on(1));
@@ -192,10 +224,7 @@ class Gradients {
     if (r.rounds || masks_x()) {
       o.width = r.X;
       o.padded = r.Xp;
-      o.first = o.others = in(r.x);
-      o.shift = 0;
-      o.lengths = r.lengths;
-      o.state = Mask{};
+      o.x = in(r.x);
       o.gates = in(r.round_gates);
       o.count = int(rounds_on(0));
       o.size = rows * r.Xp;
@@ -213,29 +242,31 @@ class Gradients {
 
   // The gradients of W_ih and W_hh, and, without rounds, of x.
   const char* of_gates() const {
-    const Matrix dz = own(g.backward.dz, rows, 4 * r.H, 4 * r.H);
+    const Matrix dz = own(g.backward.dz, rows, gates_H, slots_H);  // of the slots that read x
     if (g.dx && !r.rounds) {
-      const Matrix W_ih = own(r.W_ih, 4 * r.H, r.X, r.X);
+      const Matrix W_ih = own(r.W_ih, gates_H, r.X, r.X);
       if (const char* error = (*product)(dz, W_ih, own(g.dx, rows, r.X, r.X))) return error;
     }
     if (g.dW_ih) {
       const Matrix last_x = r.rounds    ? own(x_after(rounds_on(0)), rows, r.X, r.Xp)
                             : masks_x() ? own(x, rows, r.X, r.Xp)
                                         : own(r.x, rows, r.X, r.X);
-      const Matrix dW_ih = own(g.dW_ih, 4 * r.H, r.X, r.X);
+      const Matrix dW_ih = own(g.dW_ih, gates_H, r.X, r.X);
       if (const char* error = (*product)(dz.transposed(), last_x, dW_ih)) return error;
     }
     if (!g.dW_hh) return nullptr;
     const Matrix last_h = own(h_after(rounds_on(1)), rows, r.H, r.Hp);
-    const Matrix dW_hh = own(g.dW_hh, 4 * r.H, r.H, r.H);
-    if (const char* error = (*product)(dz.transposed(), last_h, dW_hh)) return error;
+    const char* error = nullptr;
+    with_cell(r.cell, r.cap_input_gate,
+              [&](auto cell) { error = of_blocks<decltype(cell)>(last_h); });
+    if (error) return error;
 
     // That was the gradient of the dropped weight: through weight drop, in place.
     if (!r.weight.threshold) return nullptr;
     MaskedCopy copy{};
     copy.type = r.type;
     copy.from = copy.to = g.dW_hh;
-    copy.rows = 4 * r.H;
+    copy.rows = gates_H;
     copy.columns = copy.padded = copy.from_stride = copy.to_stride = r.H;
     copy.mask = r.weight;
     copy.mask_rows = r.variational;
@@ -243,20 +274,37 @@ class Gradients {
     return masked_copy(copy, stream);
   }
 
-  // The gradients of the biases: column sums of dz and dround.
+  // The gradients of W_hh, for each block of its gates.
+  template <class Cell>
+  const char* of_blocks(const Matrix& h) const {
+    constexpr int BLOCKS = sizeof Cell::BLOCKS / sizeof(Block);
+    for (int i = 0; i < BLOCKS; ++i)
+      if (const char* error = of_block(Cell::BLOCKS[i], h)) return error;
+    return nullptr;
+  }
+  const char* of_block(const Block& block, const Matrix& h) const {
+    const Matrix dz = own(in(g.backward.dz) + block.slot * r.H, rows, block.gates * r.H, slots_H);
+    const S* dW = in(g.dW_hh) + block.gate * r.H * r.H;
+    return (*product)(dz.transposed(), h, own(dW, block.gates * r.H, r.H, r.H));
+  }
+
+  // The gradients of the biases and of the cell's own parameters: column sums of dz, of the terms
+  // and of dround.
   const char* biases() const {
-    if (g.db) {
-      partial_sums_kernel<S, C><<<grid(slices, 4 * r.H), THREADS, 0, stream>>>(
-          in(g.backward.dz), rows, 4 * r.H, partial);
-      sum({partial, slices, 4 * r.H, 4 * r.H, 1, 0, static_cast<S*>(g.db)});
+    if (r.cell == CellKind::layer_norm_lstm) {
+      layer_norm();
+    } else {
+      if (g.db) column_sums(in(g.backward.dz), slots_H, slots_H, g.db);
+      if (g.dvectors) column_sums(in(g.backward.terms), terms_H, terms_H, g.dvectors);
     }
     bool any = false;
     for (int64_t k = 0; k < r.rounds; ++k)
       any = any || g.dbias[k];
     if (!any) return failed_launch("sums_kernel");
 
-    partial_sums_kernel<S, C><<<grid(slices, r.round_width), THREADS, 0, stream>>>(
-        in(g.backward.dround), rows, r.round_width, partial);
+    const PartialSums<S, C> s{in(g.backward.dround), nullptr, rows,   r.round_width,
+                              r.round_width,         0,       partial};
+    partial_sums_kernel<S, C><<<grid(slices, r.round_width), THREADS, 0, stream>>>(s);
     for (int64_t k = 0; k < r.rounds; ++k) {
       const Round a(r, k);
       if (const int64_t n = uses(g.dbias, k))
@@ -266,6 +314,31 @@ class Gradients {
     return failed_launch("sums_kernel");
   }
 
+  // With layer normalization the terms are the gradients of the pre-activations, which are those of
+  // b, of gamma_c and of beta_c. The gradients of gamma_ih and gamma_hh are the first ones times
+  // what the gates' normalized products were.
+  void layer_norm() const {
+    using Cell = LayerNormLstmCell;
+    const S* terms = in(g.backward.terms);
+    const int64_t of_c = Cell::GATES * r.H;
+    if (g.db) column_sums(terms, of_c, terms_H, g.db);
+    if (!g.dvectors) return;
+    S* d = static_cast<S*>(g.dvectors);
+    for (int slot = 0; slot < Cell::SLOTS; ++slot)
+      column_sums(terms + slot % Cell::GATES * r.H, r.H, terms_H, d + slot * r.H,
+                  in(r.gates) + slot * r.Hp, Cell::SLOTS * r.Hp);
+    column_sums(terms + of_c, 2 * r.H, terms_H, d + Cell::SLOTS * r.H);
+  }
+
+  // out (width,) = the sums of the columns of d (rows, width), whose rows are `stride` elements
+  // apart, or of d times factor
+  void column_sums(const S* d, int64_t width, int64_t stride, void* out, const S* factor = nullptr,
+                   int64_t factor_stride = 0) const {
+    const dim3 blocks = grid(slices, width);
+    const PartialSums<S, C> s{d, factor, rows, width, stride, factor_stride, partial};
+    partial_sums_kernel<S, C><<<blocks, THREADS, 0, stream>>>(s);
+    sum({partial, slices, width, width, 1, 0, static_cast<S*>(out)});
+  }
   void sum(const Sums<S, C>& s) const {
     constexpr int PER_BLOCK = PER_THREAD * THREADS;
     const auto blocks = unsigned((s.n + PER_BLOCK - 1) / PER_BLOCK);

@@ -11,32 +11,36 @@ from torch.utils._pytree import tree_leaves
 from fusedseq import _load
 from fusedseq.first_use.verdicts import AGREES, DISAGREES, LOOP_ALONE, Verdict
 
-FEW = 2  # cases of an operator, and of a recurrence as many again for the persistent kernels
+FEW = 2  # cases of an operator, and as many again for the persistent kernels of a recurrence
 SHORTEST = 4  # steps of the persistent kernels: csrc/cuda/recurrence/plan.h
 DTYPES = torch.float32, torch.bfloat16, torch.float16
-WITHOUT_CUDA_KERNELS = {"starts", "reverse"}  # options for which no CUDA kernel is called as it is
-
-
-def is_recurrence(op: str) -> bool:
-    return "lstm" in op
+HAVE_PERSISTENT_KERNELS = "lstm", "mogrifier_lstm", "mogrifier_lstm_pair"
+ORDERED = {"starts", "reverse"}  # options with which these too run the loop
+# Operators that torch computes on a GPU without `starts`: fused/hidden_state.py
+OF_TORCH = "gru", "rnn"
 
 
 def cases_of(op: str) -> list[Any]:
-    """Returns the operator's smallest cases that are not empty."""
+    """Returns the operator's smallest cases that are not empty and run its kernels on a GPU."""
     from fusedseq.testing import CASES
 
     def tensors(case: Any) -> list[torch.Tensor]:
         return [t for t in tree_leaves(case.inputs()) if isinstance(t, torch.Tensor)]
 
     def runs_kernels(case: Any) -> bool:
-        return not WITHOUT_CUDA_KERNELS & case.inputs()[1].keys()
+        return op not in OF_TORCH or "starts" in case.inputs()[1]
+
+    def is_ordered(case: Any) -> bool:
+        return bool(ORDERED & case.inputs()[1].keys())
 
     sized = [(case, tensors(case)) for case in CASES if case.op == op and runs_kernels(case)]
     sized = [(case, ts) for case, ts in sized if ts and all(t.numel() for t in ts)]
     sized.sort(key=lambda found: sum(t.numel() for t in found[1]))
     few = [case for case, _ in sized[:FEW]]
-    if is_recurrence(op):
-        few += [case for case, ts in sized[FEW:] if len(ts[0]) >= SHORTEST][:FEW]
+    if op in HAVE_PERSISTENT_KERNELS:
+        others = [(case, is_ordered(case), len(ts[0])) for case, ts in sized[FEW:]]
+        few += [case for case, ordered, steps in others if not ordered and steps >= SHORTEST][:FEW]
+        few += [case for case, ordered, _ in others if ordered][:1]
     return few
 
 
@@ -81,7 +85,7 @@ def compare(op: str, device: torch.device) -> Verdict:
     if not why:
         return Verdict(AGREES)
     before = os.environ.get("FUSEDSEQ_RECURRENCE")
-    if not is_recurrence(op) or before:
+    if op not in HAVE_PERSISTENT_KERNELS or before:
         return Verdict(DISAGREES, why)
     os.environ["FUSEDSEQ_RECURRENCE"] = "loop"
     try:

@@ -5,14 +5,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from fusedseq import _load, kernels, reference
-from fusedseq.fused import (
-    autograd,
-    hidden_state,
-    int8_weight,
-    lstm_cudnn,
-    lstm_with_vectors,
-    recurrence_plan,
-)
+from fusedseq.fused import autograd, hidden_state, int8_weight, lstm_cudnn, recurrence_plan
 
 # {operator: (file of its CPU kernel, how it computes)}
 CPU_KERNELS = {
@@ -141,10 +134,8 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     dtype = str(floats[0] if floats else torch.float32).removeprefix("torch.")
     if name in THROUGH_REFERENCE and tensors and 0 in tensors[0].shape[-1:]:
         return f"{name} on {device}: fusedseq.reference.{name}, as rows of width 0 need no kernel"
-    if name in hidden_state.GATES and device == "cuda":
+    if name in hidden_state.GATES and device == "cuda" and is_of_torch(name, args, kwargs):
         return f"{name} on {device}, {dtype}: torch.{name}, which uses cuDNN where it can"
-    if name in lstm_with_vectors.VECTORS and device != "cpu":
-        return f"{name} on {device}, {dtype}: fusedseq.reference.{name}, as there is no kernel"
     if not has_kernel(CALLS.get(name, name), device):
         return (
             f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; "
@@ -178,12 +169,19 @@ def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> s
             "cuDNN, through torch: its persistent kernel in float16, for sizes that it supports, "
             "and what would otherwise run the loop over products"
         )
+    if name in recurrence_plan.LOOP_ALONE:
+        return recurrence_plan.LOOP_ALONE[name]
     if "lstm" in name:
         gpu = recurrence_plan.this_gpu(tensors[0].device)
         if name == "mogrifier_lstm_pair":
             return recurrence_plan.explain_pair(gpu, *args, **kwargs)
         return recurrence_plan.explain(name, gpu, *args, **kwargs)
     return f"csrc/cuda/{CUDA_SOURCES.get(name, name)}.cu"
+
+
+def is_of_torch(name: str, args: Any, kwargs: Any) -> bool:
+    given = inspect.signature(getattr(reference, name)).bind(*args, **kwargs).arguments
+    return hidden_state.is_of_torch(given["x"], given.get("starts"))
 
 
 def on_cpu(

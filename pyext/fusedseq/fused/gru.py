@@ -25,8 +25,8 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """Computes `fusedseq.reference.gru` with one kernel call for the whole sequence, as `lstm`.
 
-    There are no kernels for CUDA: calls there are computed by torch.gru, which uses cuDNN where it
-    can, and with `starts` by the reference.
+    On CUDA, calls without `starts` are computed by torch.gru, which uses cuDNN where it can, unless
+    torch uses deterministic algorithms only; all others by a loop over the steps.
 
     Errors: those of `lstm`.
     """

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedseq import reference
+from fusedseq._load import variable
 from fusedseq.fused import autocast, autograd, check, int8_weight
 from fusedseq.fused.gradient import Gradient
-from fusedseq.fused.lstm import HAS_ORDER, check_sequence, pad, saved_dtypes
+from fusedseq.fused.lstm import check_sequence, pad, saved_dtypes
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
 from fusedseq.fused.weight_drop import weight_drop
@@ -40,21 +40,33 @@ def call(op: str, given: Named) -> tuple[Tensor, Tensor]:
     cast = autocast.cast(x.device.type, *(a[name] for name in TENSORS))
     a |= dict(zip(TENSORS, cast, strict=True))
     a["W_ih"], a["W_hh"] = int8_weight.dequantized(a["W_ih"], a["W_hh"])
-    if x.device.type not in HAS_ORDER:
+    if is_of_torch(x, a["starts"]):
         return by_torch(op, a)
     y, h, *_ = autograd.call_by_name(op, a)
     return y, h
 
 
+def is_of_torch(x: Tensor, starts: Tensor | None) -> bool:
+    """Whether torch's own recurrences compute a call: on CUDA, where they use cuDNN, which has
+    kernels for whole sequences; the loop of csrc/cuda/recurrence/loop.cu launches two for a step.
+
+    Not with `starts`, which torch's do not have, not if torch is to use deterministic algorithms,
+    since cuDNN's are not always, and not if FUSEDSEQ_RECURRENCE selects the loop.
+    """
+    if not x.is_cuda or starts is not None:
+        return False
+    return not (
+        torch.are_deterministic_algorithms_enabled() or variable("FUSEDSEQ_RECURRENCE", "loop")
+    )
+
+
 def by_torch(op: str, a: Named) -> tuple[Tensor, Tensor]:
-    """Computes a call with torch's own recurrences, or with the reference where these have no such
-    option. a: the checked arguments by name
+    """Computes a call without `starts` with torch's own recurrences. a: the checked arguments by
+    name
     """
     if a["weight_drop"]:
         W_hh = weight_drop(a["W_hh"], a["weight_drop"], a["seed"], variational=a["variational"])
         a = a | {"W_hh": W_hh, "weight_drop": 0.0}
-    if a["starts"] is not None:
-        return call_reference(getattr(reference, op), a | {"seed": 0})  # type: ignore[no-any-return]
     x, h0, b, lengths = a["x"], a["h0"], a["b"], a["lengths"]
     alive = mask_of_steps(lengths, x)
     if alive is not None:

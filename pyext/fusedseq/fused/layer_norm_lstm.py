@@ -38,7 +38,7 @@ def layer_norm_lstm(
     """Computes `fusedseq.reference.layer_norm_lstm` with one kernel call for the whole sequence, as
     `lstm`.
 
-    There are no kernels for CUDA: calls there are computed by the reference.
+    On CUDA a loop over the steps computes it.
 
     Errors: those of `lstm`, and ValueError for an eps below 0.
     """

@@ -1,4 +1,3 @@
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +9,10 @@ from fusedseq.fused import autocast, autograd, check, int8_weight, lstm_cudnn
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
-from fusedseq.reference.steps import flip_sequences
 
 OP = "lstm"
 # Devices whose kernels save activations in the dtype of x, and save nothing for low-rank weights.
 SAVED_IN_DTYPE_OF_X = {"cuda"}
-HAS_ORDER = {"cpu"}  # Devices whose kernels have the arguments `starts` and `reverse`.
 PAD = 16  # Saved rows are padded to a multiple of this many elements: csrc/cpu/kernels.h.
 
 
@@ -40,12 +37,10 @@ def lstm(
     The product of the inputs with W_ih is computed for all time steps at once, the weights are
     packed once per call, and the gradient of each weight is one matrix product after the loop over
     time. On CUDA, calls that cuDNN's persistent kernel supports (fp16, certain sizes) are computed
-    by cuDNN, and so are calls in fp32, bf16 and fp16 without lengths and weight drop that no
-    persistent kernel of this package can run, unless torch uses deterministic algorithms only;
-    `fused.explain` reports which kernel a call runs.
-
-    On CUDA, calls with `starts` are computed by `fusedseq.reference.lstm`, and those with `reverse`
-    by the kernels on a reversed copy of x.
+    by cuDNN, and so are calls in fp32, bf16 and fp16 without lengths, weight drop, `starts` and
+    `reverse` that no persistent kernel of this package can run, unless torch uses deterministic
+    algorithms only. The persistent kernels have neither `starts` nor `reverse`: such calls run the
+    loop. `fused.explain` reports which kernel a call runs.
 
     Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
     is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are read as they are by a step of
@@ -67,32 +62,11 @@ def lstm(
         state |= {"starts": starts, "reverse": reverse}
         return int8_weight.in_steps(reference.lstm, x, W_ih=W_ih, W_hh=W_hh, **state)
     W_ih, W_hh = int8_weight.dequantized(W_ih, W_hh)
-    if (starts is not None or reverse) and x.device.type not in HAS_ORDER:
-        return in_another_order(lstm, reference.lstm, locals())
-    if lstm_cudnn.supports(x, W_ih, W_hh, b, h0, c0, lengths, weight_drop):
+    if lstm_cudnn.supports(x, W_ih, W_hh, b, h0, c0, lengths, weight_drop, starts, reverse):
         y, h, c = lstm_cudnn.CudnnLstm.apply(reference.lstm, x, W_ih, W_hh, b, h0, c0)  # type: ignore[no-untyped-call]
     else:
         y, h, c, *_ = autograd.call_by_name(OP, locals())
     return y, (h, c)
-
-
-def in_another_order(
-    function: Any, definition: Any, given: Named
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Computes a call with `starts` or `reverse` on a device whose kernels have neither.
-
-    function, definition: the operator and its reference    given: its arguments by name
-    """
-    names = inspect.signature(function).parameters
-    arguments = {name: given[name] for name in names if given[name] is not None or name == "b"}
-    arguments |= {"seed": 0} if given["seed"] is None else {}
-    if given["starts"] is not None:
-        y, (h, c) = definition(**arguments)
-        return y, (h, c)
-    lengths = given["lengths"]
-    arguments |= {"x": flip_sequences(given["x"], lengths), "reverse": False}
-    y, (h, c) = function(**arguments)
-    return flip_sequences(y, lengths), (h, c)
 
 
 def check_layer(

@@ -75,11 +75,16 @@ def supports(
     c0: Tensor,
     lengths: Tensor | None,
     weight_drop: float,
+    starts: Tensor | None = None,
+    reverse: bool = False,
 ) -> bool:
-    """Whether cuDNN computes this call of `lstm`: not with lengths or a weight drop, which it has
-    no arguments for, and not while torch.compile or torch.func traces the call.
+    """Whether cuDNN computes this call of `lstm`: not with lengths, a weight drop, `starts` or
+    `reverse`, which it has no arguments for, and not while torch.compile or torch.func traces the
+    call.
     """
     if not x.is_cuda or lengths is not None or weight_drop or x.size(1) == 0:
+        return False
+    if starts is not None or reverse:
         return False
     if is_transformed() or not accepts(x):
         return False

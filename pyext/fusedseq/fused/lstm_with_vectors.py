@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check, int8_weight
 from fusedseq.fused.gradient import Gradient
-from fusedseq.fused.lstm import HAS_ORDER, check_sequence
+from fusedseq.fused.lstm import check_sequence
 from fusedseq.fused.schema import Named
-from fusedseq.fused.through_oracle import call_reference
 
 VECTORS = {  # {operator: {its vector: elements for each hidden unit}}
     "layer_norm_lstm": {"gamma_ih": 4, "gamma_hh": 4, "gamma_c": 1, "beta_c": 1},
@@ -41,9 +39,6 @@ def call(op: str, given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     cast = autocast.cast(x.device.type, *(a[name] for name in ("x", *names)))
     a |= dict(zip(("x", *names), cast, strict=True))
     a["W_ih"], a["W_hh"] = int8_weight.dequantized(a["W_ih"], a["W_hh"])
-    if x.device.type not in HAS_ORDER:
-        a["seed"] = 0 if a["seed"] is None else a["seed"]
-        return call_reference(getattr(reference, op), a)  # type: ignore[no-any-return]
     if op == "layer_norm_lstm":
         a["norm"] = torch.cat([a[name] for name in VECTORS[op]])
     y, h, c, *_ = autograd.call_by_name(op, a)

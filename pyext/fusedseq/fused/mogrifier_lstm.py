@@ -8,14 +8,7 @@ from fusedseq.fused import autocast, autograd, check, int8_weight
 from fusedseq.fused.dropout import dropout
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.locked_dropout import locked_dropout
-from fusedseq.fused.lstm import (
-    HAS_ORDER,
-    SAVED_IN_DTYPE_OF_X,
-    check_layer,
-    in_another_order,
-    pad,
-    saved_dtypes,
-)
+from fusedseq.fused.lstm import SAVED_IN_DTYPE_OF_X, check_layer, pad, saved_dtypes
 from fusedseq.fused.lstm import fake as fake_lstm
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
@@ -63,8 +56,7 @@ def mogrifier_lstm(
     The weights are packed once per call, the gating of each round is applied where its product is
     computed, and the gradient of each weight is one matrix product after the loop over time.
 
-    On CUDA, calls with `starts` are computed by `fusedseq.reference.mogrifier_lstm`, and those with
-    `reverse` by the kernels on a reversed copy of x.
+    On CUDA, calls with `starts` or `reverse` run the loop, as the persistent kernels have neither.
 
     Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
     is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are read as they are by a step of
@@ -88,11 +80,6 @@ def computed(given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         )
         return y, state
     a |= {name: int8_weight.dequantized(a[name])[0] for name in WEIGHTS}
-    is_ordered = given["starts"] is not None or given["reverse"]
-    if is_ordered and a["x"].device.type not in HAS_ORDER:
-        if given["training"] and given["input_dropout"]:  # of the steps in their order
-            given = given | {"x": a["x"], "input_dropout": 0.0}
-        return in_another_order(mogrifier_lstm, reference.mogrifier_lstm, given)
     y, h, c, *_ = autograd.call_by_name(OP, a)
     return y, (h, c)
 

@@ -32,7 +32,7 @@ def peephole_lstm(
     """Computes `fusedseq.reference.peephole_lstm` with one kernel call for the whole sequence, as
     `lstm`.
 
-    There are no kernels for CUDA: calls there are computed by the reference.
+    On CUDA a loop over the steps computes it.
 
     Errors: those of `lstm`.
     """

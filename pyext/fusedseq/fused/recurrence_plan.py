@@ -1,5 +1,5 @@
-"""For `explain`: which CUDA kernels run a call of lstm or mogrifier_lstm, by
-csrc/cuda/recurrence/plan.h, in words.
+"""For `explain`: which CUDA kernels run a call of a recurrence, in words; those of lstm and
+mogrifier_lstm by csrc/cuda/recurrence/plan.h.
 """
 
 import functools
@@ -20,6 +20,10 @@ LOOP = {
     "mogrifier_lstm": f"{FOLDER}/loop.cu, one torch product and one kernel for each round and for"
     " the gates of a step",
 }
+LOOP_ALONE = dict.fromkeys(
+    ("gru", "rnn", "peephole_lstm", "layer_norm_lstm"),
+    f"{LOOP['lstm']}; no persistent kernel has this cell",
+)
 # {engine of a kernel table: protocol of the exchange between blocks}
 PROTOCOLS: dict[str | None, str] = {"persistent": "flags", "persistent words": "words"}
 MEASURED = "as FUSEDSEQ_KERNEL_TABLE says"
@@ -156,8 +160,10 @@ def explain(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> str:
     """Says which kernels run a call of `op`, why, and with which layouts."""
     if variable("FUSEDSEQ_RECURRENCE", "loop"):
         return f"{LOOP[op]}; FUSEDSEQ_RECURRENCE is loop"
+    given = inspect.signature(getattr(reference, op)).bind(*args, **kwargs).arguments
+    if given.get("starts") is not None or given.get("reverse"):
+        return f"{LOOP[op]}; no persistent kernel has `starts` and `reverse`"
     try:
-        given = inspect.signature(getattr(reference, op)).bind(*args, **kwargs).arguments
         engine = measured(op, gpu, given["x"], size(**given)[:2])
         protocol = PROTOCOLS.get(engine, "estimate")
         found = plan(op, gpu, *args, protocol=protocol, **kwargs)

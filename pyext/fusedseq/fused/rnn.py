@@ -26,8 +26,9 @@ def rnn(
 ) -> tuple[Tensor, Tensor]:
     """Computes `fusedseq.reference.rnn` with one kernel call for the whole sequence, as `lstm`.
 
-    There are no kernels for CUDA: calls there are computed by torch.rnn_tanh or torch.rnn_relu,
-    which use cuDNN where they can, and with `starts` by the reference.
+    On CUDA, calls without `starts` are computed by torch.rnn_tanh or torch.rnn_relu, which use
+    cuDNN where they can, unless torch uses deterministic algorithms only; all others by a loop over
+    the steps.
 
     Errors: those of `lstm`.
     """

@@ -21,8 +21,7 @@ class LayerNormLSTM(RecurrentWithDropout):
 
     Its parameters are those of `LSTM`, and for each layer gamma_ih (4H,), gamma_hh (4H,), gamma_c
     (H,) and beta_c (H,), first ones and zeros. bias_ih and bias_hh are the shifts of the two
-    normalized products. On CUDA it is computed by the reference, because the operator has no
-    kernels there.
+    normalized products. On CUDA a loop over the steps computes it.
 
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1    bias: whether the gates have biases
