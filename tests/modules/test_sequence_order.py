@@ -3,10 +3,11 @@ batches. torch's modules and separate calls for each sequence are the oracles.
 """
 
 import copy
+from importlib import import_module
 
 import pytest
 import torch
-from fusedseq import fused, nn, reference
+from fusedseq import fused, nn, reference, testing
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 X, H = 5, 4
@@ -243,3 +244,23 @@ def test_a_projection_is_narrower_than_the_state(proj_size):
 def test_an_unknown_nonlinearity_is_rejected():
     with pytest.raises(ValueError, match="RNN: nonlinearity must be 'tanh' or 'relu', got 'gelu'"):
         nn.RNN(X, H, nonlinearity="gelu")
+
+
+@pytest.mark.parametrize("lengths", [None, [4, 0, 6]])
+@pytest.mark.parametrize("weight_drop", [0.0, 0.5])
+def test_a_reversed_copy_gives_the_results_of_reverse(monkeypatch, lengths, weight_drop):
+    """On CUDA the kernels for whole sequences compute `reverse` so."""
+    module = import_module("fusedseq.fused.lstm")
+    case = testing.lstm_case(
+        6, 3, 5, 7, lengths=lengths, weight_drop=weight_drop, seed=3, reverse=True
+    )
+    args, kwargs = case.inputs()
+    copies = []
+
+    def is_flipped(x, starts, reverse):
+        copies.append(reverse)
+        return reverse and starts is None
+
+    monkeypatch.setattr(module, "is_flipped", is_flipped)
+    testing.check("lstm", args, kwargs)
+    assert copies[:2] == [True, False]

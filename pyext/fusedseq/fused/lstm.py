@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 
 from fusedseq import reference
+from fusedseq._load import variable
 from fusedseq.fused import autocast, autograd, check, int8_weight, lstm_cudnn
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
+from fusedseq.reference.steps import flip_sequences
 
 OP = "lstm"
 # Devices whose kernels save activations in the dtype of x, and save nothing for low-rank weights.
@@ -39,8 +41,9 @@ def lstm(
     time. On CUDA, calls that cuDNN's persistent kernel supports (fp16, certain sizes) are computed
     by cuDNN, and so are calls in fp32, bf16 and fp16 without lengths, weight drop, `starts` and
     `reverse` that no persistent kernel of this package can run, unless torch uses deterministic
-    algorithms only. The persistent kernels have neither `starts` nor `reverse`: such calls run the
-    loop. `fused.explain` reports which kernel a call runs.
+    algorithms only. The persistent kernels have neither `starts` nor `reverse`: calls with `starts`
+    run the loop, and others with `reverse` compute a reversed copy of x. `fused.explain` reports
+    which kernel a call runs.
 
     Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
     is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are read as they are by a step of
@@ -62,11 +65,29 @@ def lstm(
         state |= {"starts": starts, "reverse": reverse}
         return int8_weight.in_steps(reference.lstm, x, W_ih=W_ih, W_hh=W_hh, **state)
     W_ih, W_hh = int8_weight.dequantized(W_ih, W_hh)
+    if is_flipped(x, starts, reverse):
+        y, (h, c) = lstm(
+            flip_sequences(x, lengths),
+            *(W_ih, W_hh, b, h0, c0),
+            lengths=lengths,
+            weight_drop=weight_drop,
+            variational=variational,
+            seed=seed,
+            training=training,
+        )
+        return flip_sequences(y, lengths), (h, c)
     if lstm_cudnn.supports(x, W_ih, W_hh, b, h0, c0, lengths, weight_drop, starts, reverse):
         y, h, c = lstm_cudnn.CudnnLstm.apply(reference.lstm, x, W_ih, W_hh, b, h0, c0)  # type: ignore[no-untyped-call]
     else:
         y, h, c, *_ = autograd.call_by_name(OP, locals())
     return y, (h, c)
+
+
+def is_flipped(x: Tensor, starts: Tensor | None, reverse: bool) -> bool:
+    """Whether a call computes a reversed copy of x: on CUDA, where only the loop has `reverse`. The
+    copies of x and y take the time of a few steps; the persistent kernels and cuDNN save more.
+    """
+    return reverse and starts is None and x.is_cuda and not variable("FUSEDSEQ_RECURRENCE", "loop")
 
 
 def check_layer(
