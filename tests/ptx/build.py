@@ -38,9 +38,17 @@ UNIT = 6000  # at most, except where a kernel has more: instructions that are co
 HEADERS = ("memory.h", "values.h", "warp.h")
 
 
-# The kernels of checked builds: all in bf16 and fp32, of the persistent ones those of one variant,
-# and in bf16 also the same variant with words.
-CHECKED = r"^(?!.*persistent_\w*kernel).*|kernelI(f|13__nv_bfloat16)NS0_7VariantILi1ELi2ELb0E"
+# The kernels of a build, since each takes some seconds to translate and compile: regular
+# expressions of their mangled names. Those of checked builds are in bf16 and fp32, of the
+# persistent ones those of one variant, and in bf16 also the same variant with words. On sm_80
+# recurrences are run in bf16 alone, and on sm_90a the cells other than the LSTM's in bf16 and fp32.
+RECURRENCE = r"(persistent|wavefront|cell|round|layer_norm)_\w*kernelI"
+OTHER_CELLS = r"(layer_norm_\w*kernelI(d|6__half)|kernelI(d|6__half)NS_\w*(Gru|Rnn|Peephole))"
+PLAIN = {"sm_80": rf"^(?!.*{RECURRENCE}(f|d|6__half))", "sm_90a": rf"^(?!.*{OTHER_CELLS})"}
+CHECKED = (
+    r"^(?!.*persistent_\w*kernel)(?!.*kernelI(d|6__half))"
+    r"|kernelI(f|13__nv_bfloat16)NS0_7VariantILi1ELi2ELb0E"
+)
 
 
 def nvcc():
@@ -125,13 +133,16 @@ def registration(kernels):
     return "\n".join(lines) + "\n"
 
 
-def library(mode, gpu, only="", mutate=None):
+def library(mode, gpu, only=None, mutate=None):
     """The path of the library in which the kernels are the PTX of a GPU.
 
     mode: "plain", or "checked", which checks every access to memory
-    only: a regular expression of the mangled names of kernels; others cannot be launched
+    only: a regular expression of the mangled names of kernels, others cannot be launched; None:
+        PLAIN or CHECKED
     mutate: a function of (file, PTX) that returns other PTX
     """
+    if only is None:
+        only = CHECKED if mode == "checked" else PLAIN[gpu]
     own, options = own_headers(), options_of(mode)
     objects = [*runtime(own), ("entries.cpp", (simt.HERE / "entries.cpp").read_text(), "-O2")]
     for source in [*SOURCES, *sorted(simt.HERE.glob("*.cu"))]:
