@@ -24,9 +24,11 @@ FUSEDSEQ_DECLARE(MogrifierOutputs, MOGRIFIER_OUTPUTS)
   FIELD(Tensor, factors)
 FUSEDSEQ_DECLARE(MogrifierSaved, MOGRIFIER_SAVED)
 
+#ifdef FUSEDSEQ_CUDA
 RecurrenceInputs inputs(const char* op, const Tensor& x, const MogrifierLayer& layer) {
   return {layer, op, x};
 }
+#endif
 RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence,
                         const MogrifierLayer& layer) {
   return {layer, op, sequence.x, sequence.starts, sequence.reverse};
