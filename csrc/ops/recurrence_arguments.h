@@ -73,7 +73,7 @@ struct RecurrenceInputs : MogrifierLayer {
   OptionalTensor starts;  // (T, B) bool
   bool reverse = false;
   CellKind cell = CellKind::lstm;
-  OptionalTensor vectors;         // (V H,)  the cell's own parameters
+  OptionalTensor vectors = {};    // (V H,)  the cell's own parameters
   const char* vectors_name = "";  // for error messages
   double eps = 0;                 // of layer normalization
 
