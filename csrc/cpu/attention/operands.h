@@ -108,8 +108,8 @@ struct AttentionOperands : AttentionProblem<E> {
     return {staged, De, 1};
   }
 
-  // to (De, ld) = the transpose of x (rows, De), staged along; the columns behind `rows` are zero up
-  // to a whole vector.
+  // to (De, ld) = the transpose of x (rows, De), staged along; the columns behind `rows` are zero
+  // up to a whole vector.
   void transpose_rows(const X* x, int64_t rows, int64_t ld, X* to) const {
     for (int64_t j = 0; j < rows; j += LANES<X>)
       for (int64_t d = 0; d < De; d += LANES<X>) {
