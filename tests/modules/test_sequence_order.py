@@ -250,7 +250,7 @@ def test_an_unknown_nonlinearity_is_rejected():
 @pytest.mark.parametrize("weight_drop", [0.0, 0.5])
 def test_a_reversed_copy_gives_the_results_of_reverse(monkeypatch, lengths, weight_drop):
     """On CUDA the kernels for whole sequences compute `reverse` so."""
-    module = import_module("fusedseq.fused.lstm")
+    module = import_module("fusedseq.fused.lstm_cudnn")
     case = testing.lstm_case(
         6, 3, 5, 7, lengths=lengths, weight_drop=weight_drop, seed=3, reverse=True
     )

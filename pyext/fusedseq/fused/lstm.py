@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq._load import variable
 from fusedseq.fused import autocast, autograd, check, int8_weight, lstm_cudnn
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.schema import Named
@@ -65,7 +64,7 @@ def lstm(
         state |= {"starts": starts, "reverse": reverse}
         return int8_weight.in_steps(reference.lstm, x, W_ih=W_ih, W_hh=W_hh, **state)
     W_ih, W_hh = int8_weight.dequantized(W_ih, W_hh)
-    if is_flipped(x, starts, reverse):
+    if lstm_cudnn.is_flipped(x, starts, reverse):
         y, (h, c) = lstm(
             flip_sequences(x, lengths),
             *(W_ih, W_hh, b, h0, c0),
@@ -81,13 +80,6 @@ def lstm(
     else:
         y, h, c, *_ = autograd.call_by_name(OP, locals())
     return y, (h, c)
-
-
-def is_flipped(x: Tensor, starts: Tensor | None, reverse: bool) -> bool:
-    """Whether a call computes a reversed copy of x: on CUDA, where only the loop has `reverse`. The
-    copies of x and y take the time of a few steps; the persistent kernels and cuDNN save more.
-    """
-    return reverse and starts is None and x.is_cuda and not variable("FUSEDSEQ_RECURRENCE", "loop")
 
 
 def check_layer(

@@ -66,6 +66,13 @@ def replaces_loop(x: Tensor, h0: Tensor) -> bool:
     return recurrence_plan.runs_loop(x, h0)
 
 
+def is_flipped(x: Tensor, starts: Tensor | None, reverse: bool) -> bool:
+    """Whether a call computes a reversed copy of x: on CUDA, where only the loop has `reverse`. The
+    copies of x and y take the time of a few steps; the persistent kernels and cuDNN save more.
+    """
+    return reverse and starts is None and x.is_cuda and not variable("FUSEDSEQ_RECURRENCE", "loop")
+
+
 def supports(
     x: Tensor,
     W_ih: Tensor,
