@@ -86,15 +86,15 @@ DEFECTS = {  # source, old text, new text, engine, options
     ),
     "the operand of a round, backward": (
         "loop_backward.cuh",
-        "if (!has_ended(r.lengths, r.t, b)) load",
+        "if (!has_ended(a.lengths, r.t, b)) load",
         "load",
         "loop",
         "one round",
     ),
     "recomputed operands": (
         "weight_gradients.cu",
-        "if (!has_ended(o.lengths, row / o.B, row % o.B))",
-        "",
+        "if (!has_ended(o.lengths, t, b)) load(o.x",
+        "load(o.x",
         "loop",
         "one round",
     ),
