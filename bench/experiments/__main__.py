@@ -1,8 +1,8 @@
 """Results of the experiments that the repository contains.
 
-python -m bench.experiments add RUN_DIR [--label LABEL] [--note NOTE]    record the result of a
-finished run python -m bench.experiments pages                            write docs/results.md,
-docs/smoke_runs.md, curves
+python -m bench.experiments add RUN_DIR     records the result of a finished run
+python -m bench.experiments pages           writes docs/results.md, docs/results, docs/model-cards,
+                                            docs/smoke_runs.md and the curves
 """
 
 import argparse
@@ -32,9 +32,16 @@ def main(argv=None):
         metavar="JSON",
         help="more metrics of the run, as `fusedseq eval --json` prints them",
     )
+    adding.add_argument(
+        "--translations",
+        type=Path,
+        metavar="CSV",
+        help="the table to take samples from, as `fusedseq eval --csv` writes it (default: the "
+        "run's own, if it has one)",
+    )
     adding.add_argument("--results", type=Path, default=ROOT / FOLDER, help=argparse.SUPPRESS)
     adding.set_defaults(run_verb=record.add)
-    writing = verbs.add_parser("pages", help="write docs/results.md, docs/smoke_runs.md and curves")
+    writing = verbs.add_parser("pages", help="write the pages and curves under docs")
     writing.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     writing.set_defaults(run_verb=pages.write)
     args = parser.parse_args(argv)

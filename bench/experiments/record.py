@@ -1,7 +1,9 @@
 """Copies the result of a finished run into the repository, without any path of the machine."""
 
+import csv
 import json
 import re
+from pathlib import Path
 
 from fusedseq import machine
 from fusedseq.tasks.experiments import results as package_results
@@ -10,6 +12,9 @@ from fusedseq.tasks.runs.result import changes, command
 
 from bench.experiments.results import name_of
 
+GREEDY = "test-greedy.csv"  # the table that a run of a translation task writes
+SAMPLES = 8  # translations that a result has
+SAMPLE = ("source", "reference", "hypothesis")
 DIRECTORIES = re.compile(r"(?<!\w)(?:~|\.\.?)?/(?:[^\s,]*/)?")  # the directories of a path
 
 
@@ -19,10 +24,26 @@ def add(args):
         raise ValueError(f"--experiment: no such experiment: {result['row']}")
     if args.eval:
         result = with_evaluation(result, json.loads(args.eval.read_text()))
+    if samples := of_table(args.translations or args.run / GREEDY):
+        result["samples"] = samples
     path = args.results / f"{name_of(result)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written: {path.name}")
+
+
+def of_table(path):
+    """Returns samples at equal distances from a CSV table of translations; [] without that file.
+
+    Sentences with a slash are left out, since they could be taken for paths.
+    """
+    if not Path(path).exists():
+        return []
+    with Path(path).open(newline="") as file:
+        table = [{name: line[name] for name in SAMPLE} for line in csv.DictReader(file)]
+    lines = [line for line in table if not any("/" in text for text in line.values())]
+    count = min(SAMPLES, len(lines))
+    return [lines[i * len(lines) // count] for i in range(count)]
 
 
 def completed(result, args):

@@ -10,7 +10,7 @@ from fusedseq.tasks.experiments import results as package_results
 from fusedseq.tasks.experiments.documented import EXPERIMENTS
 
 from bench.experiments import __main__ as program
-from bench.experiments import pages, record, results
+from bench.experiments import groups, pages, record, results, task_pages
 
 SMALL_MODEL = ("model.embedding=16", "model.hidden=16", "layers=1", "batch=20", "tied=true")
 
@@ -37,9 +37,10 @@ def test_a_run_is_recorded_and_shown(run, tmp_path, capsys):
     assert path.name == "ptb-lstm-small.json"
     assert str(run.parent) not in path.read_text()
     assert program.main(["pages", "--root", str(root)]) == 0
-    lines = (root / "docs/results.md").read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith("| ptb/lstm")]
+    lines = (root / "docs/results/ptb.md").read_text().splitlines()
+    line = " ".join(line for line in lines if line.startswith("| ptb/lstm"))
     result = json.loads(path.read_text())
+    assert "132.29" in (root / "docs/results.md").read_text()
     for text in (
         "ptb/lstm (small)",
         "132.29",
@@ -103,10 +104,13 @@ def test_a_smoke_run_shows_no_accuracy():
     found = [result for several in committed.values() for result in several]
     smoke = [result for result in found if results.is_smoke_run(result)]
     assert 0 < len(smoke) < len(found)
-    reproductions, page = pages.reproductions(committed), pages.smoke_runs(committed)
+    written = pages.of_results(committed)
+    page = written.pop("smoke_runs.md")
+    reproductions = "".join(written.values())
     for result in found:
-        assert (f"`{pages.command(result)}`" in page) == results.is_smoke_run(result)
-        assert (f"`{pages.command(result)}`" in reproductions) != results.is_smoke_run(result)
+        command = f"`{task_pages.command(result)}`"
+        assert (command in page) == results.is_smoke_run(result)
+        assert (command in reproductions) != results.is_smoke_run(result)
     tables = [line for line in page.splitlines() if line.startswith("|")]
     assert not any("accuracy" in line or "bleu" in line.lower() for line in tables)
 
@@ -115,27 +119,66 @@ def test_a_budget_is_in_full_only_without_changes():
     training = {"epochs": 20, "steps": None}
     result = {"task": "reverse", "preset": "base", "steps": 2500, "changes": {}}
     result["settings"] = {"training": training}
-    assert pages.budget(result | {"epochs": 20}) == "20 epochs (2,500 steps), in full"
-    assert pages.budget(result | {"epochs": 5}) == "5 of 20 epochs (2,500 steps)"
-    assert pages.budget(result | {"epochs": 60}) == "60 epochs instead of 20 (2,500 steps)"
+    assert task_pages.budget(result | {"epochs": 20}) == "20 epochs (2,500 steps), in full"
+    assert task_pages.budget(result | {"epochs": 5}) == "5 of 20 epochs (2,500 steps)"
+    assert task_pages.budget(result | {"epochs": 60}) == "60 epochs instead of 20 (2,500 steps)"
     changed = result | {"epochs": 20, "changes": {"model.scale": "head"}}
-    assert pages.budget(changed) == "20 epochs (2,500 steps)"
+    assert task_pages.budget(changed) == "20 epochs (2,500 steps)"
 
 
 def test_the_committed_pages_are_up_to_date():
     """If this fails: python -m bench.experiments pages"""
     committed = results.committed()
-    docs = results.ROOT / "docs"
-    assert (docs / "results.md").read_text() == pages.reproductions(committed)
-    assert (docs / "smoke_runs.md").read_text() == pages.smoke_runs(committed)
+    for name, text in pages.of_results(committed).items():
+        assert (results.ROOT / "docs" / name).read_text() == text, name
     carried = (results.ROOT / results.CARRIED).read_text(encoding="utf-8")
     assert carried == package_results.packed(committed)
 
 
-@pytest.mark.parametrize("page", ["results.md", "smoke_runs.md"])
-def test_a_page_has_no_path_of_a_machine(page):
-    text = (results.ROOT / "docs" / page).read_text()
-    assert not re.search(r"/(home|work|tmp|root)/|\.\./|--data (?!DATA\b)", text)
+def test_no_page_has_a_path_of_a_machine():
+    for name, text in pages.of_results(results.committed()).items():
+        text = text.replace("(../assets/", "(").replace("(../smoke_runs.md", "(")
+        assert not re.search(r"/(home|work|tmp|root)/|\.\./|--data (?!DATA\b)", text), name
+
+
+def test_runs_of_several_seeds_are_one_line():
+    experiment = EXPERIMENTS["reverse/base"]
+    runs = [
+        {
+            "row": "reverse/base",
+            "label": f"wide-seed-{seed}",
+            "seed": seed,
+            "changes": {"model.heads": 4},
+            "epochs": 20,
+            "ops": "fused",
+            "validations": [],
+            "test": {"loss": loss, "token_accuracy": accuracy},
+        }
+        for seed, loss, accuracy in ((0, 0.5, 0.6), (1, 0.7, 0.64))
+    ]
+    other = runs[0] | {"label": "wide-seed-0-again"}
+    (group, alone) = groups.of_experiment([*runs, other])
+    assert (group, alone) == (runs, [other])
+    assert groups.name_of(experiment, group) == "reverse/base (wide, 2 seeds)"
+    assert groups.name_of(experiment, alone) == "reverse/base (wide-seed-0-again)"
+    assert groups.measured(experiment, group) == [
+        "test loss 0.6 ± 0.14",
+        "test token_accuracy 62 % ± 2.8 %",
+    ]
+
+
+def test_samples_come_from_the_table_of_translations(tmp_path):
+    lines = [f"s{i},r{i},{'a/b' if i == 0 else i},1" for i in range(17)]
+    table = tmp_path / "test.csv"
+    table.write_text("\n".join(["source,reference,hypothesis,bleu", *lines]) + "\n")
+    samples = record.of_table(table)
+    assert samples == [
+        {"source": f"s{i}", "reference": f"r{i}", "hypothesis": str(i)} for i in range(1, 17, 2)
+    ]
+    assert record.of_table(tmp_path / "none.csv") == []
+    result = results.committed()["en-fr/base"][0] | {"samples": samples}
+    page = task_pages.page({"en-fr/base": [result]}, "en-fr")
+    assert "| s1 | r1 | 1 |" in page
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 import warnings
 
 import pytest
-from fusedseq.decoding.bleu import corpus_bleu, sentence_bleu
+from fusedseq.decoding.bleu import corpus_bleu, corpus_chrf, sentence_bleu
 
 pytest.importorskip("nltk")
 pytest.importorskip("sacrebleu")
@@ -77,3 +77,16 @@ def test_corpus_bleu_is_not_the_mean_of_sentences():
     precisions = (6 + 4) / (7 + 4), (4 + 3) / (6 + 3), (2 + 2) / (5 + 2), (1 + 1) / (4 + 1)
     wanted = 100 * math.exp(sum(map(math.log, precisions)) / 4 + 1 - 12 / 11)
     assert corpus_bleu(references, hypotheses)[0] == pytest.approx(wanted)
+
+
+def test_corpus_chrf_counts_characters():
+    """A word with another ending matches in part, unlike in BLEU."""
+    reference = [["des", "petits", "chats", "dorment", "ici"]]
+    close = [["des", "petites", "chat", "dormaient", "ici"]]
+    far = [["des", "xxxxxxx", "yyyy", "zzzzzzzzz", "ici"]]
+    score, signature = corpus_chrf(reference, close)
+    assert corpus_chrf(reference, reference)[0] == pytest.approx(100)
+    assert corpus_bleu(reference, close)[0] == pytest.approx(corpus_bleu(reference, far)[0])
+    assert 100 > score > 2 * corpus_chrf(reference, far)[0]
+    assert "nc:6" in signature
+    assert "nw:0" in signature

@@ -186,9 +186,9 @@ def test_the_wheel_declares_the_carried_results():
 
 
 def test_bleu_is_shown_in_both_definitions():
-    result = {"test": {"bleu": 0.2, "sacrebleu": 21.5}, "validations": []}
+    result = {"test": {"bleu": 0.2, "sacrebleu": 21.5, "chrf": 40.0}, "validations": []}
     shown = metrics.of_result(EXPERIMENTS["en-fr/base"], result)
-    assert shown == ["test bleu 0.2", "test sacrebleu 21.5"]
+    assert shown == ["test bleu 0.2", "test sacrebleu 21.5", "test chrf 40"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=list(EXPERIMENTS))

@@ -177,6 +177,7 @@ WRITTEN = (
     "last.safetensors",
     "best.safetensors",
     "result.json",
+    "README.md",
     "loss.png",
 )
 

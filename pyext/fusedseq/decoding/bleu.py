@@ -1,11 +1,12 @@
-"""BLEU (Papineni et al., 2002): NLTK's sentence BLEU and sacreBLEU's corpus BLEU.
+"""BLEU (Papineni et al., 2002) by NLTK for a sentence and by sacreBLEU for a corpus, and chrF.
 
-The two definitions give different numbers. Both functions take sentences that the caller has split
-into words, and both are case-sensitive.
+The two definitions of BLEU give different numbers. All functions take sentences that the caller has
+split into words, and are case-sensitive.
 """
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 SMOOTHING = ("method0", "method1")
 
@@ -50,7 +51,27 @@ def corpus_bleu(
     from sacrebleu.metrics import BLEU
 
     # force suppresses the warning that the text is already tokenized
-    metric = BLEU(tokenize="none", force=True)
+    return _score(BLEU(tokenize="none", force=True), references, hypotheses)
+
+
+def corpus_chrf(
+    references: Sequence[Sequence[str]], hypotheses: Sequence[Sequence[str]]
+) -> tuple[float, str]:
+    """Returns chrF2 (Popović, 2015) by sacreBLEU, 0 to 100, and its signature.
+
+    It compares sequences of up to 6 characters without blanks, and counts recall twice as much as
+    precision. A word with a wrong ending is therefore a partial match, unlike in BLEU.
+    references, hypotheses: for each sentence a list of its words
+    """
+    from sacrebleu.metrics import CHRF
+
+    return _score(CHRF(), references, hypotheses)
+
+
+def _score(
+    metric: Any, references: Sequence[Sequence[str]], hypotheses: Sequence[Sequence[str]]
+) -> tuple[float, str]:
+    """Returns the score of a corpus by a metric of sacreBLEU, and the metric's signature."""
     score = metric.corpus_score(
         [" ".join(words) for words in hypotheses], [[" ".join(words) for words in references]]
     )

@@ -6,3 +6,24 @@ training: the trainer    runs: one run from its settings to its result    studie
 experiments: the experiments of the source reports, their reported values and our results
 translation, adaptation, evaluation: what several tasks or commands share
 """
+
+from pathlib import Path
+from typing import Any
+
+
+def load_model(
+    path: str | Path, *, ops: str = "fused", device: str = "cpu"
+) -> tuple[Any, dict[str, Any]]:
+    """The model of a trained run, in eval mode, and its description.
+
+    path: the directory of a run, for its best checkpoint, or a checkpoint
+    ops: the operator set to compute with: fused or reference, which need no other weights
+    device: cpu, cuda or cuda:N
+    returns the module of fusedseq.models, and a dict with its task, settings, seed, and vocabulary:
+        a list of words, or {"source": words, "target": words} of a translator
+    Errors: CheckpointError where the checkpoint is damaged; OSError where there is none
+    """
+    from fusedseq.tasks.catalog import TASKS
+    from fusedseq.tasks.runs.restore import restored
+
+    return restored(Path(path), tuple(TASKS), ops=ops, device=device)

@@ -12,8 +12,8 @@ ABOUT_A_RUN = {
 }
 # The metrics of test splits that are shown for an experiment without reported values.
 TESTS = ("perplexity", "loss", "accuracy", "token_accuracy", "sequence_accuracy", "bleu")
-# {metric: another metric that is shown with it and that no source reports}
-COMPANIONS = {"bleu": "sacrebleu", "vote_accuracy": "accuracy"}
+# {metric: other metrics that are shown with it and that no source reports}
+COMPANIONS = {"bleu": ("sacrebleu", "chrf"), "vote_accuracy": ("accuracy",)}
 
 
 def of_experiment(experiment: Experiment) -> list[str]:
@@ -23,18 +23,23 @@ def of_experiment(experiment: Experiment) -> list[str]:
 
 
 def of_result(experiment: Experiment, result: dict[str, Any]) -> list[str]:
-    """Lines: the metrics of a result that the experiment reports.
+    """Lines: the metrics of a result that the experiment reports, see `names_of`."""
+    return [text(name, value_of(result, name)) for name in names_of(experiment, result)]
+
+
+def names_of(experiment: Experiment, result: dict[str, Any]) -> list[str]:
+    """The names of the metrics of a result that are shown: those that the experiment reports.
 
     Where the experiment reports none of a split, those of the result's test splits.
     """
     names = [name for name in experiment.metrics if value_of(result, name) is not None]
     of_splits = [name for name in experiment.metrics if name not in ABOUT_A_RUN]
     for split, _, metric in [name.partition(" ") for name in of_splits]:
-        companion = f"{split} {COMPANIONS.get(metric)}"
-        names += [companion] if value_of(result, companion) is not None else []
+        companions = [f"{split} {other}" for other in COMPANIONS.get(metric, ())]
+        names += [name for name in companions if value_of(result, name) is not None]
     if all(name in ABOUT_A_RUN for name in names):
         names += _of_test_splits(result)
-    return [text(name, value_of(result, name)) for name in names]
+    return names
 
 
 def value_of(result: dict[str, Any], name: str) -> Any:
@@ -59,10 +64,11 @@ def _of_test_splits(result: dict[str, Any]) -> list[str]:
 
 def text(name: str, value: float) -> str:
     """A metric with its name, in the unit that people read."""
-    return f"{ABOUT_A_RUN.get(name, name)} {_number(name, value)}"
+    return f"{ABOUT_A_RUN.get(name, name)} {number(name, value)}"
 
 
-def _number(name: str, value: float) -> str:
+def number(name: str, value: float) -> str:
+    """The value of a metric, in the unit that people read."""
     if name.endswith("accuracy"):
         return f"{100 * value:.4g} %"
     if name.startswith("seconds"):

@@ -10,14 +10,17 @@ import torch
 from fusedseq.data.escapes import escaped
 from fusedseq.tasks.catalog import operators, task_module
 from fusedseq.tasks.runs.initial_weights import run_name, start_from
+from fusedseq.tasks.runs.model_card import model_card
 from fusedseq.tasks.runs.restore import load_run
 from fusedseq.tasks.runs.result import of_run, parameter_count, read_result
 from fusedseq.tasks.training import Trainer, as_dict, named_settings
+from fusedseq.tasks.training.files import replaced
 from fusedseq.tasks.training.former_names import with_current_names
 from fusedseq.tasks.training.lock import LOCK, new_directory, try_lock
 from fusedseq.tasks.training.plots import plot
 from fusedseq.tasks.training.trainer import LAST, RESULT
 
+CARD = "README.md"  # the name under which Hugging Face's hub shows a model card
 # The settings that may change when a run is resumed.
 FREE = [f"training.{key}" for key in ("epochs", "steps", "save_steps", "log_steps")]
 
@@ -132,9 +135,10 @@ def plot_curves(out: Path) -> None:
 def report(
     trainer: Trainer, why: str, skip_test: bool = False, data: str | None = None
 ) -> dict[str, Any]:
-    """Evaluates a run that has ended; prints its metrics, writes result.json and returns it.
+    """Evaluates a run that has ended; prints its metrics, writes result.json and the model card.
 
     why: what `fit` returned    skip_test: evaluates no test split    data: as in the Recipe
+    returns the content of result.json
     """
     task: Any = trainer.task
     results: dict[str, dict] = {"valid": trainer.finish()}
@@ -147,7 +151,17 @@ def report(
         print(f"{split}: {metrics_line(results[split])}", flush=True)
     result = of_run(trainer, why, results, data)
     trainer.report(result)
+    write_card(trainer.out, result)
     return result
+
+
+def write_card(out: Path, result: dict[str, Any]) -> None:
+    """Writes the model card of a run to README.md; where that fails it prints why."""
+    try:
+        with replaced(out / CARD) as file:
+            file.write(model_card(result))
+    except (OSError, ValueError) as error:
+        print(f"no model card: {error}", flush=True)
 
 
 def metrics_line(metrics: dict[str, Any]) -> str:

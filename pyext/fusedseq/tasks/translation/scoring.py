@@ -1,4 +1,4 @@
-"""Translates a split and scores it: BLEU, a table of its sentences, samples."""
+"""Translates a split and scores it: BLEU, chrF, a table of its sentences, samples."""
 
 import csv
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusedseq.data.parallel import UNKNOWN
-from fusedseq.decoding.bleu import corpus_bleu, sentence_bleu
+from fusedseq.decoding.bleu import corpus_bleu, corpus_chrf, sentence_bleu
 from fusedseq.tasks.training.files import replaced
 from fusedseq.tasks.translation.search import Search, search_all
 
@@ -34,8 +34,8 @@ def translate_split(
     bleu is the metric of the source report english_french: NLTK's sentence BLEU, averaged, smoothed
     by method1, over the words that the model's ids stand for. A reference word outside the
     vocabulary is therefore the unknown word, and matches it in the hypothesis. bleu_unsmoothed is
-    the same with NLTK's default; the report does not say which of the two it used. sacrebleu uses
-    the reference's own words, whether or not they are in the vocabulary.
+    the same with NLTK's default; the report does not say which of the two it used. sacrebleu
+    and chrf use the reference's own words, whether or not they are in the vocabulary.
     """
     pairs, target = getattr(task.data, split), task.data.target
     longest = task.settings.data.max_length
@@ -51,12 +51,15 @@ def translate_split(
         lengths = map(len, (source, reference, words))
         table.append(Translation._make((*text, *scores, *lengths, found[i][0].log_prob)))
     score, signature = corpus_bleu(pairs.target_words, hypotheses)
+    chrf, chrf_signature = corpus_chrf(pairs.target_words, hypotheses)
     metrics = {
         "beam": search.beam,
         "bleu": mean([row.bleu for row in table]),
         "bleu_unsmoothed": mean([row.bleu_unsmoothed for row in table]),
         "sacrebleu": score,
         "sacrebleu_signature": signature,
+        "chrf": chrf,
+        "chrf_signature": chrf_signature,
         "length_ratio": sum(row.hypothesis_words for row in table)
         / sum(row.reference_words for row in table),
     }

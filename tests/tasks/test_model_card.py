@@ -1,0 +1,61 @@
+"""The model card of a run, and its model loaded from the files."""
+
+import json
+
+import pytest
+import torch
+from fusedseq import cli
+from fusedseq.tasks import load_model
+from fusedseq.tasks.runs.model_card import model_card
+from fusedseq.tasks.training import CheckpointError
+
+SMALL = ("model.embedding=16", "model.hidden=16", "layers=1", "batch=20", "tied=true")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "small"
+    sets = [word for change in SMALL for word in ("--set", change)]
+    options = ["--data", "synthetic", "--steps", "3", "--out", str(out)]
+    assert cli.main(["train", "ptb", "--preset", "lstm", *options, *sets]) == 0
+    return out
+
+
+def test_a_run_has_a_model_card(run):
+    result = json.loads((run / "result.json").read_text())
+    card = (run / "README.md").read_text()
+    assert card == model_card(result)
+    front, _, body = card.removeprefix("---\n").partition("\n---\n")
+    metadata = {}
+    for line in front.splitlines():  # JSON, which is YAML too
+        key, _, value = line.partition(": ")
+        metadata[key] = json.loads(value)
+    assert metadata["pipeline_tag"] == "text-generation"
+    of_test = metadata["model-index"][0]["results"][-1]
+    assert of_test["dataset"] == {"name": "synthetic", "type": "synthetic", "split": "test"}
+    assert {"type": "loss", "value": result["test"]["loss"]} in of_test["metrics"]
+    for text in (result["command"], result["commit"], '"hidden": 16', "generated sentences"):
+        assert text in body
+
+
+def test_a_card_that_cannot_be_written_loses_no_result(run, capsys):
+    (run / "result.json").unlink()
+    (run / "README.md").unlink()
+    (run / "README.md").mkdir()
+    assert cli.main(["train", "ptb", "--data", "synthetic", "--resume", "--out", str(run)]) == 0
+    assert "no model card: " in capsys.readouterr().out
+    assert (run / "result.json").is_file()
+    (run / "README.md").rmdir()
+
+
+def test_the_model_of_a_run_is_loaded(run):
+    model, description = load_model(run)
+    again, _ = load_model(str(run / "best.safetensors"), ops="reference")
+    assert not model.training
+    assert description["task"] == "ptb"
+    words = torch.tensor([[description["vocabulary"].index("<eos>")], [0]])
+    logits, other = (m.logits(m(words)[0]) for m in (model, again))
+    torch.testing.assert_close(logits, other, rtol=1e-4, atol=1e-4)
+    assert logits.shape[-1] == len(description["vocabulary"])
+    with pytest.raises((CheckpointError, OSError)):
+        load_model(run / "none")
