@@ -33,9 +33,12 @@ def quantize_(
 
     Errors: ValueError for a model in training mode, or a weight that is not finite.
     """
-    if any(module.training for module in model.modules()):
+    training = [name for name, module in model.named_modules() if module.training]
+    if training:
+        where = f" in {training[0]}" if training[0] else ""
         raise ValueError(
-            "quantize_: model must be in inference mode, got training mode: call model.eval()"
+            f"quantize_: model must be in inference mode, got training mode{where}: call "
+            "model.eval()"
         )
     owners: dict[int, int] = {}  # of a parameter
     for module in model.modules():

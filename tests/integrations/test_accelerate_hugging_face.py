@@ -72,10 +72,11 @@ def test_outputs_and_gradients_are_the_same_and_undo_restores_every_bit(name, at
 
 
 def test_the_output_layer_of_gpt2_is_deferred_in_training():
-    """In fp32: transformers casts logits to it, and a cast reads them."""
+    """Also in bf16, whose logits transformers converts to fp32 before its loss."""
     model, given = gpt2().to(torch.float32), inputs()
     fusedseq.accelerate(model.train(), loss=nn.CrossEntropyLoss(), output="lm_head")
     assert model(**given).logits.is_deferred
+    assert model.to(torch.bfloat16)(**given).logits.is_deferred
     assert type(model.eval()(**given).logits) is torch.Tensor
 
 

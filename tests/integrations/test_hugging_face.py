@@ -295,6 +295,31 @@ def test_bloom_is_replaced_once_and_eager_remains_what_it_was():
         model("bloom")(ids, output_attentions=True)
 
 
+@pytest.mark.parametrize("name", [*DECODERS, "bert", "t5"])
+def test_probabilities_are_refused(name):
+    """GPT-2 does not pass the argument on, and returns an empty tuple, as it does with sdpa."""
+    inputs = {"input_ids": tokens(B, L), "output_attentions": True}
+    if name == "t5":
+        inputs["decoder_input_ids"] = tokens(B, L, seed=2)
+    if name == "gpt2":
+        assert model(name)(**inputs).attentions == model(name, "sdpa")(**inputs).attentions == ()
+        return
+    with pytest.raises(ValueError, match="attention probabilities"):
+        model(name)(**inputs)
+
+
+def test_a_mask_of_three_dimensions_is_refused():
+    mask = torch.ones(B, L, L, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"attention_mask must be \(B, S\), or .* got \(3, 9, 9\)"):
+        model("llama")(tokens(B, L), attention_mask=mask)
+
+
+def test_values_of_another_width_than_keys_are_refused():
+    q, v = torch.randn(B, 2, L, 8), torch.randn(B, 2, L, 6)
+    with pytest.raises(ValueError, match="another width than keys: Module passed 6 and 8"):
+        attention_forward(torch.nn.Module(), q, q, v, None)
+
+
 def test_the_implementation_of_a_model_that_exists_is_changed():
     network, ids = model("llama", "sdpa"), tokens(B, L)
     expected = network(ids).logits

@@ -19,6 +19,17 @@ def ids():
     return (torch.randint(9, (L, B)),)
 
 
+class Attention(nn.Module):
+    """Self-attention without probabilities, which is what the operator computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(E, N, 0.3)
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
 MODELS = {
     "lstm": (lambda: nn.LSTM(E, 7, 2, dropout=0.3), lambda: (sequence(),)),
     "bidirectional lstm": (
@@ -31,7 +42,8 @@ MODELS = {
     ),
     "gru": (lambda: nn.GRU(E, 7, 2, dropout=0.3, bidirectional=True), lambda: (sequence(),)),
     "rnn": (lambda: nn.RNN(E, 7, 2, dropout=0.3, nonlinearity="relu"), lambda: (sequence(),)),
-    "attention": (lambda: nn.MultiheadAttention(E, N, 0.3), lambda: (sequence(),) * 3),
+    "attention": (Attention, lambda: (sequence(),)),
+    "probabilities": (lambda: nn.MultiheadAttention(E, N, 0.3), lambda: (sequence(),) * 3),
     "encoder": (
         lambda: nn.TransformerEncoder(
             nn.TransformerEncoderLayer(E, N, 20, 0.3), 2, enable_nested_tensor=False
@@ -149,6 +161,50 @@ def test_a_packed_sequence_and_a_state_are_taken_as_by_torch():
     found, found_final = model(packed, state)
     torch.testing.assert_close(found.data, y.data)
     torch.testing.assert_close(found_final, final)
+
+
+def test_attention_that_returns_probabilities_is_torchs():
+    """The operator stores no probabilities, and torch computes them at once with the result."""
+    torch.manual_seed(0)
+    model, x = nn.MultiheadAttention(E, N, 0.3), sequence()
+    expected = {}
+    for options in ({}, {"average_attn_weights": False}, {"attn_mask": torch.eye(L).bool()}):
+        torch.manual_seed(1)
+        expected[str(options)] = model(x, x, x, **options)
+    fusedseq.accelerate(model)
+    for options in ({}, {"average_attn_weights": False}, {"attn_mask": torch.eye(L).bool()}):
+        torch.manual_seed(1)
+        found = model(x, x, x, **options)
+        torch.testing.assert_close(found, expected[str(options)], rtol=0, atol=0)
+    positional = model(x, x, x, None, False)
+    assert positional[1] is None
+
+
+@pytest.mark.parametrize("name", ["gru", "encoder", "attention", "linear", "embedding"])
+def test_autocast_to_a_dtype_without_kernels_is_torchs(name):
+    """fp16 on the CPU: the recurrences and the sublayers' operators have no kernels for it."""
+    build, inputs = MODELS[name]
+    model = build().eval().to(torch.float32)
+    given = [t.float() if t.is_floating_point() else t for t in inputs()]
+    with torch.autocast("cpu", torch.float16):
+        expected = first(model(*given))
+        fusedseq.accelerate(model)
+        found = first(model(*given))
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("before", [False, True], ids=["compiled later", "compiled before"])
+def test_a_compiled_recurrence_is_computed_by_the_operator(name, before):
+    build, inputs = MODELS[name]
+    model, given = build().eval(), inputs()
+    expected = model(*given)[0]
+    compiled = torch.compile(model, backend="aot_eager") if before else None
+    fusedseq.accelerate(model)
+    if compiled is None:
+        compiled = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given)[0], expected)
 
 
 @pytest.mark.parametrize("name", ["attention", "encoder", "decoder", "embedding", "linear"])

@@ -228,6 +228,42 @@ def test_autocast_gives_the_loss_in_fp32_and_the_logits_in_its_dtype():
     assert F.cross_entropy(logits, y).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    ("widen", "is_fused"),
+    [
+        (lambda z: z.float().view(-1, V), True),
+        (lambda z: z.to(torch.float32)[:, :-1].reshape(-1, V), True),
+        (lambda z: z.view(-1, V).to(dtype=torch.float32), True),
+        (lambda z: z.to(torch.float64).view(-1, V), False),
+        (lambda z: z.to("cpu", torch.float32).view(-1, V), False),
+    ],
+    ids=["float", "to", "to dtype", "fp64", "device"],
+)
+def test_logits_in_16_bits_that_are_converted_to_fp32_are_deferred(widen, is_fused):
+    """As transformers converts them before its loss."""
+    model = Model().to(torch.bfloat16)
+    ids = torch.arange(B * L).view(B, L) % V
+
+    def step_of(model):
+        logits = model(ids)
+        wide = widen(logits)
+        y = targets().view(-1)[: len(wide)].clamp(min=0)
+        loss = F.cross_entropy(wide, y)
+        found = torch.autograd.grad(loss, [*model.parameters()])
+        return logits, loss, found
+
+    torch.manual_seed(3)
+    _, expected, gradients = step_of(model)
+    torch.manual_seed(3)
+    logits, loss, found = step_of(accelerated(model))
+    assert logits.is_deferred is is_fused
+    assert loss.dtype == expected.dtype
+    # Logits are O(1) and rounded to bf16 before torch's loss, as are all gradients.
+    torch.testing.assert_close(loss, expected, rtol=0, atol=2**-7)
+    for a, b in zip(found, gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=2**-5, atol=2**-7)
+
+
 def test_the_last_linear_layer_is_the_output_and_undo_restores_it():
     model = Model()
     report = fusedseq.accelerate(model, loss=nn.CrossEntropyLoss())

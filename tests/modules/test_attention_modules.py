@@ -326,6 +326,10 @@ def test_packed_sequences_equal_the_sequences_alone(positions, batch_first):
     y = module(nested, nested, nested, is_causal=True)[0]
     assert y.shape == nested.shape
     torch.testing.assert_close(y.values(), alone)
+    weight, parameters = torch.randn_like(alone), [*module.parameters()]
+    expected = torch.autograd.grad((alone * weight).sum(), parameters)
+    found = torch.autograd.grad((y.values() * weight).sum(), parameters)
+    torch.testing.assert_close(found, expected)
 
 
 def test_nested_keys_may_have_other_lengths_than_the_queries():

@@ -16,6 +16,10 @@ MODULES = {
     "MogrifierLSTM": lambda ops: nn.MogrifierLSTM(
         E, E, 2, **RECURRENT, input_dropout=0.2, state_dropout=0.2, zoneout_h=0.1, ops=ops
     ),
+    "GRU": lambda ops: nn.GRU(E, E, 2, **RECURRENT, ops=ops),
+    "RNN": lambda ops: nn.RNN(E, E, 2, **RECURRENT, ops=ops),
+    "PeepholeLSTM": lambda ops: nn.PeepholeLSTM(E, E, 2, **RECURRENT, ops=ops),
+    "LayerNormLSTM": lambda ops: nn.LayerNormLSTM(E, E, 2, **RECURRENT, ops=ops),
     "MultiheadAttention": lambda ops: nn.MultiheadAttention(
         E, 2, 0.3, positions=nn.RelativeBias(2), ops=ops
     ),
@@ -24,6 +28,7 @@ MODULES = {
     "pre-norm TransformerEncoderLayer": lambda ops: nn.TransformerEncoderLayer(
         E, 2, 16, 0.3, norm_first=True, ops=ops
     ),
+    "TransformerDecoderLayer": lambda ops: nn.TransformerDecoderLayer(E, 2, 16, 0.3, ops=ops),
     "Dropout": lambda ops: nn.Dropout(0.3, ops=ops),
     "LockedDropout": lambda ops: nn.LockedDropout(0.3, ops=ops),
     "ResidualLayerNorm": lambda ops: nn.ResidualLayerNorm(E, 0.3, ops=ops),
@@ -36,6 +41,8 @@ def run(module, x, **options):
     def call(y):
         if isinstance(module, nn.MultiheadAttention):
             return module(y, y, y)[0]
+        if isinstance(module, nn.TransformerDecoderLayer):
+            return module(y, y.flip(0))
         result = module(y)
         return result[0] if isinstance(result, tuple) else result
 

@@ -19,9 +19,12 @@ OPTIONS = {
     "RNN": (nn.RNN, {}),
     "RNN with relu": (nn.RNN, {"nonlinearity": "relu"}),
     "MogrifierLSTM": (nn.MogrifierLSTM, {"rounds": 3}),
+    "PeepholeLSTM": (nn.PeepholeLSTM, {}),
+    "LayerNormLSTM": (nn.LayerNormLSTM, {}),
 }
+OF_TORCH = [name for name, (kind, _) in OPTIONS.items() if hasattr(torch.nn, kind.__name__)]
 MODULES = pytest.mark.parametrize("name", OPTIONS)
-WITH_TORCH = pytest.mark.parametrize("name", [n for n in OPTIONS if n != "MogrifierLSTM"])
+WITH_TORCH = pytest.mark.parametrize("name", OF_TORCH)
 DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["forward", "both"])
 
 
@@ -167,15 +170,33 @@ def test_ragged_batches_equal_padded_ones(name, bidirectional, ops):
     y, final = module(x, state, LENGTHS)
     tokens = torch.cat([x[:n, b] for b, n in enumerate(LENGTHS)]).requires_grad_()
     wanted = torch.cat([y[:n, b] for b, n in enumerate(LENGTHS)])
+    expected = gradients(module, wanted, final)
     cu_seqlens = torch.tensor([0, 3, 9, 10, 14], dtype=torch.int32)
     found, last = module(tokens, state, cu_seqlens=cu_seqlens)
     assert_same([found, last], [wanted, final])
+    assert_same(gradients(module, found, last), expected)
+    dx, tokens.grad = tokens.grad, None
+    assert dx.any()
     nested = torch.nested.nested_tensor_from_jagged(tokens, cu_seqlens.long())
     in_nested, last = module(nested, state)
     assert in_nested.is_nested
     assert_same([in_nested.values(), last], [wanted, final])
-    in_nested.values().sum().backward()
-    assert tokens.grad.isfinite().all()
+    assert_same(gradients(module, in_nested.values(), last), expected)
+    torch.testing.assert_close(tokens.grad, dx)
+
+
+@MODULES
+@DIRECTIONS
+def test_nested_tensors_with_holes_are_read_without_them(name, bidirectional, ops):
+    """As torch.nested.narrow makes them: views of a padded batch."""
+    module, x = made(name, bidirectional, ops), rows()
+    y, final = module(x, lengths=LENGTHS)
+    starts, lengths = torch.zeros(4, dtype=torch.int64), torch.tensor(LENGTHS)
+    batch_first = x.transpose(0, 1).contiguous()
+    nested = torch.nested.narrow(batch_first, 1, starts, lengths, layout=torch.jagged)
+    found, last = module(nested)
+    wanted = torch.cat([y[:n, b] for b, n in enumerate(LENGTHS)])
+    assert_same([found.values(), last], [wanted, final])
 
 
 @MODULES

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from fusedseq import nn
 from torch.distributed.fsdp import fully_shard
 
+from tests.modules.test_meta_device import WITHOUT_TENSORS
 from tests.support import parallel_steps
 
 pytestmark = pytest.mark.cpu
@@ -31,6 +32,14 @@ def test_two_processes_take_the_steps_of_one(name, way, of_two):
         not torch.equal(wanted[key.replace("module.", "")], p)
         for key, p in initial.named_parameters()
     )
+
+
+def test_every_module_with_parameters_is_among_them():
+    within = {"RelativeKeys", "ALiBi", "Rotary", "SinusoidalPositions"}  # without parameters
+    within |= {"RelativeBias"}  # in the case MultiheadAttention
+    kinds = {name for name in dir(nn) if isinstance(getattr(nn, name), type)}
+    kinds -= WITHOUT_TENSORS | within
+    assert kinds <= {*parallel_steps.OBJECTIVES}
 
 
 @pytest.fixture

@@ -215,14 +215,20 @@ def test_nested_tensors_are_packed_sequences(options):
     lengths = (5, 33, 1, 60)
     rows = packed(lengths, 2, 6)
     cu = ends(lengths)
-    expected, grads = run(fused.attention_varlen, (*rows, cu, cu), options)
+    weight = torch.randn_like(rows[0])
+    expected, grads = run(
+        fused.attention_varlen, (*rows, cu, cu), options, needs=[0, 1, 2], grad_outputs=[weight]
+    )
     leaves = [x.clone().requires_grad_() for x in rows]
     q = torch.nested.nested_tensor_from_jagged(leaves[0], here(cu))
     k, v = (torch.nested.nested_tensor_from_jagged(x, q.offsets()) for x in leaves[1:])
     y = fused.attention(*(t.transpose(1, 2) for t in (q, k, v)), **options)
     assert y.is_nested
     assert y.shape == q.transpose(1, 2).shape
-    assert torch.equal(y.transpose(1, 2).values(), expected[0])
+    of_rows = y.transpose(1, 2).values()
+    assert torch.equal(of_rows, expected[0])
+    found = torch.autograd.grad(of_rows, leaves, weight)
+    assert all(map(torch.equal, found, grads))
     assert (y + q.transpose(1, 2)).shape == y.shape
 
 

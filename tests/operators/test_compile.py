@@ -131,6 +131,10 @@ MODULES = {
     "mogrifier of three layers": lambda: nn.MogrifierLSTM(
         6, 5, 3, rounds=2, dropout=0.3, locked_input=False
     ),
+    "gru": lambda: nn.GRU(6, 5, 2, dropout=0.3, weight_drop=0.4),
+    "rnn": lambda: nn.RNN(6, 5, weight_drop=0.4, nonlinearity="relu"),
+    "bidirectional lstm": lambda: nn.LSTM(6, 5, 2, dropout=0.3, bidirectional=True),
+    "projected lstm": lambda: nn.LSTM(6, 5, weight_drop=0.4, proj_size=3),
     "dropout": lambda: nn.Dropout(0.5),
     "locked_dropout": lambda: nn.LockedDropout(0.5),
     "residual_layer_norm": lambda: nn.ResidualLayerNorm(6, 0.3),

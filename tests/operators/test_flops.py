@@ -12,6 +12,8 @@ flops.register()
 pytestmark = pytest.mark.cpu
 # Their oracles compute no other products than the operator.
 EXACT = (
+    "gru",
+    "rnn",
     "layer_norm_lstm",
     "linear",
     "linear_cross_entropy",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fusedseq
 import torch
 import torch.distributed as dist
 from fusedseq import nn
@@ -32,8 +33,19 @@ class Objective(torch.nn.Module):
 
 
 def recurrent(module, x):
-    y, (h, c) = module(x)
-    return y.square().mean() + sum(s.sin().mean() for s in (*h, *c))
+    y, state = module(x)
+    states = state if isinstance(state, tuple) else (state,)
+    return y.square().mean() + sum(s.sin().mean() for part in states for s in part)
+
+
+def of_result(module, *inputs):
+    return module(*inputs).sin().mean()
+
+
+def accelerated_encoder():
+    model = torch.nn.TransformerEncoderLayer(E, 2, 16, 0.0, batch_first=True)
+    fusedseq.accelerate(model)
+    return model
 
 
 def language_model(module, ids):
@@ -71,6 +83,10 @@ def ids():
 OBJECTIVES: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
     "LSTM": (lambda: nn.LSTM(E, 6, 2, batch_first=True), recurrent, x, ("",)),
     "MogrifierLSTM": (lambda: nn.MogrifierLSTM(E, 6, 2, batch_first=True), recurrent, x, ("",)),
+    **{
+        kind.__name__: (lambda kind=kind: kind(E, 6, 2, batch_first=True), recurrent, x, ("",))
+        for kind in (nn.GRU, nn.RNN, nn.PeepholeLSTM, nn.LayerNormLSTM)
+    },
     "MultiheadAttention": (
         lambda: nn.MultiheadAttention(E, 2, batch_first=True, positions=nn.RelativeBias(2)),
         lambda module, q: module(q, q, q, is_causal=True)[0].square().mean(),
@@ -79,10 +95,26 @@ OBJECTIVES: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
     ),
     "TransformerEncoderLayer": (
         lambda: nn.TransformerEncoderLayer(E, 2, 16, 0.0, batch_first=True),
-        lambda module, y: module(y).sin().mean(),
+        of_result,
         x,
         ("self_attn", ""),
     ),
+    "TransformerDecoderLayer": (
+        lambda: nn.TransformerDecoderLayer(E, 2, 16, 0.0, batch_first=True),
+        of_result,
+        lambda: (*x(), *x()),
+        ("self_attn", ""),
+    ),
+    "FeedForward": (lambda: nn.FeedForward(E, 16, 0.0), of_result, x, ("",)),
+    "ResidualLayerNorm": (
+        lambda: nn.ResidualLayerNorm(E),
+        lambda module, y, residual: module(y, residual).sin().mean(),
+        lambda: (*x(), *x()),
+        ("",),
+    ),
+    "Embedding": (lambda: nn.Embedding(V, E), of_result, ids, ("",)),
+    "LearnedPositions": (lambda: nn.LearnedPositions(T, E, batch_first=True), of_result, x, ("",)),
+    "accelerated encoder layer": (accelerated_encoder, of_result, x, ()),
     "LanguageModel": (lm, language_model, ids, ("recurrent",)),
     "tied LanguageModel": (lambda: lm(tied=True), language_model, ids, ("recurrent",)),
     "SplitCrossEntropy": (

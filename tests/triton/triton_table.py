@@ -133,10 +133,19 @@ def attention(
     relative=None,
     rope=False,
     rows=False,
+    window=None,
+    softcap=0.0,
+    sinks=False,
+    varlen=False,
 ):
-    """A forward call and, except for decoding with key_rows, a backward call."""
+    """A forward call and, except for decoding with key_rows, a backward call.
+
+    varlen: the B sequences are packed in one row
+    """
     floats, module = functools.partial(empty, dtype=dtype), kernels.module("attention")
     q, k, v = (floats(B, n, heads, D) for n, heads in ((L, N), (S, N_kv), (S, N_kv)))
+    if varlen:
+        q, k, v = (floats(1, B * n, heads, D) for n, heads in ((L, N), (S, N_kv), (S, N_kv)))
     if projected:
         q, k, v = floats(B, L, 3, N, D).unbind(2)
     bias, relative = bias and floats(*bias), relative and floats(2 * relative + 1, D)
@@ -151,12 +160,15 @@ def attention(
     ]
     inputs = [*(x.transpose(1, 2) for x in (q, k, v)), *options]
     settings = [empty(1, dtype=torch.int64), D**-0.5, causal, S - L, dropout]
+    cu_seqlens = empty(B + 1, dtype=torch.int64)
+    extra = [empty(N, dtype=torch.float32) if sinks else None, softcap, *(window or (-1, -1))]
+    extra += [cu_seqlens, cu_seqlens, L, S] if varlen else [None, None, 0, 0]
     out, lse = module.attention(
-        *inputs, empty(B, S, dtype=torch.int64) if rows else None, *settings
+        *inputs, empty(B, S, dtype=torch.int64) if rows else None, *settings, *extra
     )
     if not rows:
-        needs = 7 + 8 * (bias is not None) + 16 * (relative is not None)
-        module.attention_backward(out, out, lse, *inputs, *settings, needs)
+        needs = 7 + 8 * (bias is not None) + 16 * (relative is not None) + 32 * sinks
+        module.attention_backward(out, out, lse, *inputs, *settings, *extra, needs)
 
 
 def attention_call(L, S, D, *, dtype=torch.bfloat16, **settings):
@@ -199,6 +211,16 @@ ATTENTION = [
     *(attention_call(1024, 1024, D, rope=True, **everything(1024, 1024)) for D in (64, 128, 256)),
     attention_call(1024, 1024, 64, relative=64, **everything(1024, 1024)),
     attention_call(1024, 1024, 128, dtype=FP32, rope=True, **everything(1024, 1024)),
+    *(
+        attention_call(1024, 1024, D, causal=True, dropout=0.1, **option)
+        for option in ({"window": (256, 0)}, {"softcap": 30.0}, {"sinks": True}, {"varlen": True})
+        for D in (64, 128)
+    ),
+    attention_call(
+        1024, 1024, 64, window=(256, 0), softcap=30.0, sinks=True, **everything(1024, 1024)
+    ),
+    attention_call(1024, 1024, 64, varlen=True, window=(256, 0), softcap=30.0, sinks=True),
+    attention_call(1024, 1024, 64, dtype=FP32, varlen=True, window=(256, 0), sinks=True),
     attention_call(1, 1024, 64, causal=True, rows=True),
     attention_call(1, 1024, 128, causal=True, rows=True, rope=True),
 ]

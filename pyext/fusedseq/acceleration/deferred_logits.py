@@ -19,6 +19,7 @@ METADATA = {
     getattr(Tensor, name).__get__
     for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "layout")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.__hash__}
+WIDENINGS = {Tensor.float, Tensor.to}
 RESHAPES = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten}
 
 
@@ -26,13 +27,15 @@ class DeferredLogits(Tensor):
     """The logits of an output layer, (..., V), before they are computed.
 
     `torch.nn.functional.cross_entropy`, and so torch.nn.CrossEntropyLoss, computes its loss by
-    `fused.linear_cross_entropy`, without the logits. Reshapes that keep the last dimension, and
-    slices of the others, are deferred too. Anything else that reads or changes the logits computes
-    them first, once, by `fused.linear`; from then on this object stands for that ordinary tensor,
-    also in the loss, so that a change in place is seen everywhere.
+    `fused.linear_cross_entropy`, without the logits. Reshapes that keep the last dimension, slices
+    of the others, and the conversion of 16-bit logits to fp32 are deferred too. Anything else that
+    reads or changes the logits computes them first, once, by `fused.linear`; from then on this
+    object stands for that ordinary tensor, also in the loss, so that a change in place is seen
+    everywhere.
 
     hidden: (..., E)    weight: (V, E)    bias: (V,) or None    versions: of the three
-    source, take: for a reshape or slice, of which logits it is, and how to get it from them
+    source, take: of which logits this is a reshape, slice or conversion, and how to get it from
+        them
     """
 
     hidden: Tensor
@@ -52,7 +55,7 @@ class DeferredLogits(Tensor):
 
     @property
     def origin(self) -> "DeferredLogits":
-        """The logits that this is a reshape or slice of, or itself."""
+        """The logits that this is derived from, or itself."""
         return self if self.source is None else self.source
 
     def logits(self) -> Tensor:
@@ -90,6 +93,7 @@ class DeferredLogits(Tensor):
             )
 
     @classmethod
+    @torch._disable_dynamo  # compiled code that takes deferred logits ends its graph here
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -106,6 +110,8 @@ class DeferredLogits(Tensor):
                 found = reshape(func, x, args[1:])
             elif not kwargs and func is Tensor.__getitem__:
                 found = rows(x, args[1])
+            elif func in WIDENINGS and found is None:
+                found = widened(func, x, args[1:], kwargs)
             if found is not None:
                 return found
         args, kwargs = pytree.tree_map_only(cls, cls.logits, (args, kwargs))
@@ -159,10 +165,12 @@ class Defer(torch.autograd.Function):
     """Makes `DeferredLogits`. Only code that bypasses `__torch_function__` needs its backward."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
         shape = (*hidden.shape[:-1], weight.size(0))
         found: DeferredLogits = Tensor._make_wrapper_subclass(
-            DeferredLogits, shape, dtype=hidden.dtype, device=hidden.device
+            DeferredLogits, shape, dtype=dtype, device=hidden.device
         )
         found.source = found.computed = None
         ctx.save_for_backward(hidden, weight, bias)
@@ -181,28 +189,36 @@ class Defer(torch.autograd.Function):
             )
         saved = [
             None if t is None else t.detach().requires_grad_(n)
-            for t, n in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
+            for t, n in zip(ctx.saved_tensors, ctx.needs_input_grad[:3], strict=True)
         ]
         with torch.enable_grad():
             y = fused.linear(*saved)
         needed = [t for t in saved if t is not None and t.requires_grad]
-        found = iter(torch.autograd.grad(y, needed, gradient))
-        return tuple(next(found) if t is not None and t.requires_grad else None for t in saved)
+        found = iter(torch.autograd.grad(y, needed, gradient.to(y.dtype)))
+        all_found = [next(found) if t is not None and t.requires_grad else None for t in saved]
+        return (*all_found, None)
 
 
-def defer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> DeferredLogits:
-    """Returns linear(hidden, weight, bias), deferred."""
+def defer(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None
+) -> DeferredLogits:
+    """Returns linear(hidden, weight, bias), deferred. dtype: of the result, if it is converted"""
     with no_saved_tensors_hooks():
-        found: DeferredLogits = Defer.apply(hidden, weight, bias)
+        found: DeferredLogits = Defer.apply(hidden, weight, bias, dtype or hidden.dtype)
     found.hidden, found.weight, found.bias = hidden, weight, bias
     found.versions = versions(hidden, weight, bias)
     return found
 
 
-def derive(x: DeferredLogits, hidden: Tensor, take: Callable[[Tensor], Tensor]) -> DeferredLogits:
-    """Returns the deferred take(x), whose hidden rows are `hidden`."""
+def derive(
+    x: DeferredLogits,
+    hidden: Tensor,
+    take: Callable[[Tensor], Tensor],
+    dtype: torch.dtype | None = None,
+) -> DeferredLogits:
+    """Returns the deferred take(x), whose hidden rows are `hidden`. dtype: by default that of x"""
     x.check_unchanged()
-    found = defer(hidden, x.weight, x.bias)
+    found = defer(hidden, x.weight, x.bias, dtype or x.dtype)
     found.source = x.origin
     found.take = take if x.source is None else (lambda logits: take(x.take(logits)))
     return found
@@ -213,6 +229,15 @@ def is_identity(func: Any, x: DeferredLogits, args: Any, kwargs: Any) -> bool:
     if len(args) > 1 or kwargs:
         return False
     return func is Tensor.contiguous or (func is Tensor.float and x.dtype == torch.float32)
+
+
+def widened(func: Any, x: DeferredLogits, args: Any, kwargs: Any) -> DeferredLogits | None:
+    """Returns func(x, *args), the logits converted to fp32, or None if it is anything else."""
+    asked = (*args, *kwargs.values())
+    is_fp32 = func is Tensor.float if not asked else asked == (torch.float32,)
+    if not is_fp32 or not {*kwargs} <= {"dtype"} or x.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    return derive(x, x.hidden, lambda logits: logits.float(), torch.float32)
 
 
 def reshape(func: Any, x: DeferredLogits, args: Any) -> DeferredLogits | None:
@@ -265,6 +290,7 @@ def cross_entropy(
         and reduction in ("none", "mean", "sum")
         and 0 <= label_smoothing <= 1
         and (weight is None or (weight.dtype == x.dtype and weight.shape == x.shape[1:]))
+        and (weight is None or weight.dtype == x.hidden.dtype)
         and (weight is None or (weight.device == x.device and not weight.requires_grad))
     )
     if not is_usual:

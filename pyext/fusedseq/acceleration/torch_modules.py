@@ -15,16 +15,22 @@ from torch.nn.utils.rnn import PackedSequence
 from fusedseq import fused
 from fusedseq import nn as ours
 from fusedseq.acceleration.deferred_logits import defer
-from fusedseq.fused import autocast, transforms
+from fusedseq.fused import autocast, check, transforms
 from fusedseq.nn.dropout import draw_seed
 from fusedseq.nn.feed_forward import activation_name
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-
 
 def is_supported(x: Any) -> bool:
-    """Returns whether x is a plain tensor of a dtype that every operator has on a CPU."""
-    return isinstance(x, Tensor) and not x.is_nested and x.dtype in DTYPES
+    """Returns whether x is a plain tensor which every operator computes on its device.
+
+    The operators compute in the dtype of x, or, under autocast, fp32 tensors in autocast's.
+    """
+    if not isinstance(x, Tensor) or x.is_nested:
+        return False
+    kind = x.device.type
+    known = check.DTYPES.get(kind, check.DTYPES["cpu"])
+    is_cast = x.dtype == torch.float32 and autocast.is_on(kind)
+    return x.dtype in known and (not is_cast or torch.get_autocast_dtype(kind) in known)
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -96,7 +102,7 @@ class Embedding(ours.Embedding, nn.Embedding):
     extra_repr = nn.Embedding.extra_repr
 
     def forward(self, ids: Tensor) -> Tensor:
-        if self.weight.dtype not in DTYPES:
+        if not is_supported(self.weight):
             return nn.Embedding.forward(self, ids)
         return ours.Embedding.forward(self, ids)
 
@@ -157,20 +163,38 @@ class RNN(Recurrent, ours.RNN, nn.RNN):
 
 
 class MultiheadAttention(ours.MultiheadAttention, nn.MultiheadAttention):
-    """torch.nn.MultiheadAttention over the operators `attention` and `linear`."""
+    """torch.nn.MultiheadAttention over the operators `attention` and `linear`.
 
-    need_weights = True  # torch's default
+    The operator stores no probabilities, so torch's own forward computes calls that ask for them.
+    """
+
     positions = scale = None
     _attention, _linear = staticmethod(fused.attention), staticmethod(fused.linear)
     reset_parameters = nn.MultiheadAttention._reset_parameters
     extra_repr = nn.Module.extra_repr
 
     def forward(  # type: ignore[override]  # as torch's
-        self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any
-    ) -> Any:
-        if has_hooks(self.out_proj) or not all(map(is_supported, (query, key, value))):
-            return nn.MultiheadAttention.forward(self, query, key, value, *args, **options)
-        return ours.MultiheadAttention.forward(self, query, key, value, *args, **options)
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        options: dict[str, Any] = {
+            "key_padding_mask": key_padding_mask,
+            "need_weights": need_weights,
+            "attn_mask": attn_mask,
+            "average_attn_weights": average_attn_weights,
+            "is_causal": is_causal,
+        }
+        tensors = (query, key, value)
+        if need_weights or has_hooks(self.out_proj) or not all(map(is_supported, tensors)):
+            return nn.MultiheadAttention.forward(self, query, key, value, **options)
+        return ours.MultiheadAttention.forward(self, query, key, value, **options)
 
 
 def residual_norm(norm: Any, dropout: Any, x: Tensor, residual: Tensor, prenorm: bool) -> Any:

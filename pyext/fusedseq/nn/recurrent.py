@@ -176,8 +176,9 @@ class Recurrent(nn.Module):
         starts: (T, B) bool, (B, T) with `batch_first`: where true, a new sequence starts in the
             row, and the state before that step is zero; in the reverse direction, before the last
             step of the sequence that ends there
-        cu_seqlens: (sequences + 1,) int64 or int32, from 0 to the number of tokens: where in x each
-            sequence begins, and where the last one ends
+        cu_seqlens: (sequences + 1,) int64 or int32, from 0 to the number of tokens, at least 1:
+            where in x each sequence begins, and where the last one ends. The sequences are padded
+            to the longest for the time of the call, whose length is read back from the device
         returns y and the final state: y as x but of the last layer's width (the sum of all layers'
             outputs with output='sum'), which is twice H with `bidirectional`, the forward direction
             first; the final state in the form of `state`
@@ -261,7 +262,9 @@ class Recurrent(nn.Module):
                 f"{type(self).__name__}: a nested x must be (B, ragged, {self.input_size}) in the "
                 f"layout torch.jagged, got {x.dim()} dimensions in the layout {x.layout}"
             )
-        offsets: Tensor = x.offsets()  # type: ignore[attr-defined]  # only nested tensors have it
+        if x.lengths() is not None:  # type: ignore[attr-defined]  # only nested tensors have it
+            x = x.contiguous()  # without holes between the sequences
+        offsets: Tensor = x.offsets()  # type: ignore[attr-defined]
         y, final = self._run_ragged(x.values(), state, offsets)
         return torch.nested.nested_tensor_from_jagged(y, offsets), final
 

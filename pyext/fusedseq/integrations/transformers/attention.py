@@ -55,6 +55,12 @@ def attention_forward(
     whose meaning is not certain; TypeError for a mask that is neither bool nor float.
     """
     refuse(module, kwargs, s_aux)
+    if value.size(-1) != key.size(-1):
+        raise ValueError(
+            'attn_implementation="fusedseq" does not compute values of another width than keys: '
+            f"{type(module).__name__} passed {value.size(-1)} and {key.size(-1)}; use another "
+            'implementation, such as "eager"'
+        )
     L, S = query.size(2), key.size(2)
     if attention_mask is None:
         options = options_without_mask(module, L, S, is_causal, sliding_window)

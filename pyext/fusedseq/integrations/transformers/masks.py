@@ -50,6 +50,11 @@ def attention_mask(
         than the causal or bidirectional pattern, and window or chunk, in it
     """
     require_attention_interface(type(config).__module__)
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise ValueError(
+            'attn_implementation="fusedseq": attention_mask must be (B, S), or (B, 1 or N, L, S), '
+            f"got {tuple(attention_mask.shape)}"
+        )
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     make_dense = functools.partial(
         sdpa_mask,
