@@ -13,6 +13,7 @@ from fusedseq import first_use, fused, reference, testing
 from fusedseq.first_use import compare, guard, verdicts
 from fusedseq.fused import autograd
 from fusedseq.fused.schema import Schema
+from torch.utils._pytree import tree_leaves
 
 pytestmark = pytest.mark.cpu
 IDENTITY = {"gpu": "a test", "capability": "7.7", "driver": "1", "torch": "2", "build": "3"}
@@ -111,6 +112,39 @@ def test_cases_of_recurrences_have_steps_in_another_order(op):
     assert any(compare.ORDERED & given.keys() for given in options)
     if op in compare.OF_TORCH:  # which torch's operators do not have
         assert all("starts" in given for given in options)
+
+
+def test_cases_reach_every_kernel_of_an_operator():
+    def found(op):
+        return set().union(*(compare.features(op, case) for case in compare.cases_of(op)))
+
+    attention = {"packed", "row", "tiled", "window", "softcap", "sinks"}
+    assert found("attention") == attention
+    assert found("residual_layer_norm") == {"long rows"}
+    for op in ("peephole_lstm", "layer_norm_lstm", "lstm", "mogrifier_lstm"):
+        assert found(op) >= {"steps", "lengths", "starts", "reverse"}, op
+
+
+def test_sizes_of_the_features_are_those_of_the_kernels():
+    pytest.importorskip("triton")
+    from fusedseq.kernels import residual_layer_norm
+    from fusedseq.kernels.attention.plan import MAX_PACKED, MAX_ROW
+
+    assert (compare.MAX_PACKED, compare.MAX_ROW) == (MAX_PACKED, MAX_ROW)
+    assert compare.MAX_COLUMNS == residual_layer_norm.MAX_COLUMNS
+
+
+@pytest.mark.parametrize("op", reference.__all__)
+def test_a_comparison_is_small(op):
+    """So that its time on a GPU is that of some launches; what Triton compiles comes on top."""
+    tensors = [
+        t
+        for case, _ in compare._pairs(op)
+        for t in tree_leaves(case.inputs())
+        if isinstance(t, torch.Tensor)
+    ]
+    assert sum(t.numel() for t in tensors) < 100_000
+    assert len(list(compare._pairs(op))) <= 25
 
 
 @pytest.mark.parametrize("always", [False, True])

@@ -120,6 +120,15 @@ SETS = {
     },
 }
 
+# Options that the tiled kernels alone compute.
+OF_TILED = {
+    "window": (20, 9),
+    "softcap": 2.0,
+    "sinks": torch.tensor([0.7, -0.4]),
+    "dropout": 0.3,
+    "seed": 7,
+}
+
 
 def call(L, S, D, own, options):
     torch.manual_seed(L + S + D)
@@ -143,6 +152,20 @@ def of_family(names, family, options):
 def test_attention(sm_80, family, options):
     check("attention", *call(*FAMILIES[family], options))
     of_family(sm_80, family, options)
+
+
+def test_windows_softcap_and_sinks(sm_80):
+    args, _ = call(*FAMILIES["tiled"], "mask, alibi, rope")
+    check("attention", args, OF_TILED | {"sinks": OF_TILED["sinks"].to(BF16)})
+    of_family(sm_80, "tiled", "")
+
+
+def test_packed_sequences(sm_80):
+    torch.manual_seed(5)
+    cu_seqlens = torch.tensor([0, 5, 45, 46, 86])
+    args = (*(torch.randn(86, N, 10).to(BF16) for _ in range(3)), cu_seqlens, cu_seqlens)
+    check("attention_varlen", args, {"causal": True, "window": (16, 0)})
+    of_family(sm_80, "tiled", "")
 
 
 @pytest.mark.parametrize("D", [130, 300])

@@ -29,12 +29,19 @@ OPTIONS = {
     "rope": lambda L, S, D: {"rope": torch.randn(S, D)},
     "dropout": lambda L, S, D: {"dropout": 0.3, "seed": 7},
 }
+# Those that the tiled kernels alone compute, at any size.
+OF_TILED = {
+    "window": lambda L, S, D: {"window": (20, 9)},
+    "softcap": lambda L, S, D: {"softcap": 2.0},
+    "sinks": lambda L, S, D: {"sinks": torch.tensor([0.7, -0.4])},
+}
 
 
 def inputs(L, S, D, dtype, device, *options, N_kv=N):
     torch.manual_seed(L + S + D)
     tensors = torch.randn(B, N, L, D), torch.randn(B, N_kv, S, D), torch.randn(B, N_kv, S, D)
-    kwargs = {k: v for option in options for k, v in OPTIONS[option](L, S, D).items()}
+    known = OPTIONS | OF_TILED
+    kwargs = {k: v for option in options for k, v in known[option](L, S, D).items()}
 
     def move(x):
         if not isinstance(x, torch.Tensor):
@@ -65,6 +72,8 @@ def test_lengths_at_the_edges_of_tiles(L, S, device):
         (200, 200, 64, 2, ["causal", "dropout"]),
         (40, 150, 80, 2, ["bias"]),
         (33, 150, 200, 2, ["causal", "alibi"]),
+        (70, 200, 64, 1, ["causal", "window"]),
+        (70, 200, 64, 2, ["window", "softcap", "sinks"]),
         (40, 131, 10, 2, []),  # rows of 20 bytes have no descriptor
         (70, 200, 64, 2, ["lengths"]),  # nor have keys behind a length
     ],
@@ -109,6 +118,37 @@ def test_head_dimensions_at_the_edges_of_tiles(size, D, device):
 def test_pairs_of_options(size, first, second, device):
     args, kwargs = inputs(*SIZES[size], device, first, second)
     check("attention", args, kwargs)
+
+
+@pytest.mark.parametrize("first", OF_TILED)
+@pytest.mark.parametrize("second", [*OPTIONS, *OF_TILED])
+def test_options_of_the_tiled_kernels_beside_another(first, second, device):
+    args, kwargs = inputs(*SIZES["tiled_fp32"], device, first, second)
+    check("attention", args, kwargs)
+
+
+@pytest.mark.parametrize("size", ["packed", "row", "tiled"])
+def test_options_of_the_tiled_kernels_in_16_bits(size, device):
+    args, kwargs = inputs(*SIZES[size], device, "causal", "dropout", *OF_TILED)
+    check("attention", args, kwargs)
+
+
+def test_options_of_the_tiled_kernels_in_decoding(device):
+    """Rows of a cache, which without these options the kernel for keys in parts reads."""
+    (q, k, v), kwargs = inputs(1, 600, 16, BF16, device, *OF_TILED)
+    rows = torch.randint(B, (B, 600), device=device)
+    check("attention", (q, k, v), {**kwargs, "key_rows": rows}, backward=False)
+
+
+def test_packed_sequences_with_relative_keys_and_rope_are_refused(device):
+    x = torch.randn(7, N, 8, device=device)
+    ends = torch.tensor([0, 3, 7], device=device)
+    options = {
+        "relative_keys": torch.randn(5, 8, device=device),
+        "rope": torch.randn(7, 8, device=device),
+    }
+    with pytest.raises(NotImplementedError, match="relative_keys and rope are not computed"):
+        fused.attention_varlen(x, x, x, ends, ends, **options)
 
 
 @pytest.mark.parametrize("dims", list(itertools.product((True, False), repeat=4))[1:])

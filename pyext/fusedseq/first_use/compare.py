@@ -8,20 +8,42 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fusedseq import _load
+from fusedseq import _load, kernels
 from fusedseq.first_use.verdicts import AGREES, DISAGREES, LOOP_ALONE, Verdict
 
 FEW = 2  # cases of an operator, and as many again for the persistent kernels of a recurrence
+MAX_PACKED, MAX_ROW = 16, 128  # keys of the attention kernels: kernels/attention/plan.py
+MAX_COLUMNS = 4096  # of a row that one tile holds: kernels/residual_layer_norm.py
 SHORTEST = 4  # steps of the persistent kernels: csrc/cuda/recurrence/plan.h
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 HAVE_PERSISTENT_KERNELS = "lstm", "mogrifier_lstm", "mogrifier_lstm_pair"
 ORDERED = {"starts", "reverse"}  # options with which these too run the loop
 # Operators that torch computes on a GPU without `starts`: fused/hidden_state.py
 OF_TORCH = "gru", "rnn"
+RECURRENCES = (*HAVE_PERSISTENT_KERNELS, *OF_TORCH, "peephole_lstm", "layer_norm_lstm")
+
+
+def features(op: str, case: Any) -> set[str]:
+    """Returns what of a case other kernels compute than the smallest cases run: one case with each
+    is compared.
+    """
+    args, kwargs = case.inputs()
+    if op == "attention":
+        keys = max(args[0].size(2), args[1].size(2))
+        size = "packed" if keys <= MAX_PACKED else "row" if keys <= MAX_ROW else "tiled"
+        return {size} | {"window", "softcap", "sinks"} & kwargs.keys()
+    if op == "residual_layer_norm":
+        return {"long rows"} if args[0].size(-1) > MAX_COLUMNS else set()
+    if op in RECURRENCES:
+        given = {name for name in ("starts", "reverse", "lengths") if kwargs.get(name) is not None}
+        return given | ({"steps"} if len(args[0]) >= SHORTEST else set())
+    return set()
 
 
 def cases_of(op: str) -> list[Any]:
-    """Returns the operator's smallest cases that are not empty and run its kernels on a GPU."""
+    """Returns the operator's smallest cases that are not empty and run its kernels on a GPU, and
+    the smallest with each of the `features`.
+    """
     from fusedseq.testing import CASES
 
     def tensors(case: Any) -> list[torch.Tensor]:
@@ -37,10 +59,16 @@ def cases_of(op: str) -> list[Any]:
     sized = [(case, ts) for case, ts in sized if ts and all(t.numel() for t in ts)]
     sized.sort(key=lambda found: sum(t.numel() for t in found[1]))
     few = [case for case, _ in sized[:FEW]]
+    seen = {feature for case in few for feature in features(op, case)}
+    for case, _ in sized[FEW:]:
+        if new := features(op, case) - seen:
+            few.append(case)
+            seen |= new
     if op in HAVE_PERSISTENT_KERNELS:
         others = [(case, is_ordered(case), len(ts[0])) for case, ts in sized[FEW:]]
-        few += [case for case, ordered, steps in others if not ordered and steps >= SHORTEST][:FEW]
-        few += [case for case, ordered, _ in others if ordered][:1]
+        long = [case for case, ordered, steps in others if not ordered and steps >= SHORTEST]
+        few += [case for case in long[:FEW] if case not in few]
+        few += [case for case, ordered, _ in others if ordered and case not in few][:1]
     return few
 
 
@@ -72,8 +100,11 @@ def disagreement(op: str, device: torch.device) -> str:
 
 
 def _pairs(op: str) -> Iterator[tuple[Any, torch.dtype]]:
-    for case in cases_of(op):
-        for dtype in DTYPES:
+    """The cases of an operator in all dtypes; of Triton's kernels, which are compiled for each
+    dtype first, those beyond the smallest in bf16 alone.
+    """
+    for i, case in enumerate(cases_of(op)):
+        for dtype in DTYPES if i < FEW or op not in kernels.MODULES else (torch.bfloat16,):
             yield case, dtype
 
 
