@@ -58,7 +58,8 @@ KERNELS = (
         "persistent recurrence, forward and backward",
         (f"{RECURRENCE}persistent_forward.cu", f"{RECURRENCE}persistent_backward.cu"),
         "all variants: `tests/simt/test_simt_persistent.py`, `test_simt_words.py`",
-        "all variants of sm_90a, bf16 of sm_80: `tests/ptx/test_ptx_recurrence.py`",
+        "all variants of sm_90a (weights in registers in bf16), bf16 of sm_80: "
+        "`tests/ptx/test_ptx_recurrence.py`",
         "the exchange between blocks: `tests/memory_model/test_exchange.py`, `test_words.py`",
         "mogrifier_lstm-T70-B20-650-r5-bfloat16",
     ),
@@ -78,7 +79,8 @@ KERNELS = (
             f"{RECURRENCE}weight_preparation.cu",
         ),
         "all dtypes: `tests/simt/test_simt_recurrence.py`",
-        "all dtypes of sm_90a, bf16 of sm_80: `tests/ptx/test_ptx_recurrence.py`",
+        "LSTM in all dtypes and other cells in bf16 and fp32 of sm_90a, bf16 of sm_80: "
+        "`tests/ptx/test_ptx_recurrence.py`",
     ),
     Kernel(
         "report of a block that never arrives",

@@ -77,6 +77,8 @@ def _sizes(names: tuple[str, ...]) -> Callable[[str], dict[str, int]]:
 def run(args: Namespace) -> int:
     if not torch.cuda.is_available():
         raise ValueError("needs a GPU that torch sees, found none: its table would hold for no GPU")
+    if args.attention and args.dtype == "float32":
+        raise ValueError("--attention must be timed with --dtype bfloat16 or float16, got float32")
     if args.repeats < 1:
         raise ValueError(f"--repeats must be at least 1, got {args.repeats}")
     if kernel_table.cudnn or kernels.tiles or os.environ.get(kernel_table.VARIABLE):
@@ -128,7 +130,7 @@ def tune(args: Namespace, device: torch.device, gpu: Gpu, time: Timer) -> dict[s
             entry |= {"engine": min(found, key=found.__getitem__), "milliseconds": found}
             content["recurrences"].append(entry)
             print(f"{op} {args.dtype} {size}: {entry['engine']}; milliseconds {found}", flush=True)
-    for size in args.attention if args.dtype != "float32" else []:
+    for size in args.attention:
         content["attention"].append(tune_attention(size, dtype, device, gpu, time))
     return content
 

@@ -285,6 +285,12 @@ def test_a_wrong_size_is_refused(text, capsys):
     assert repr(text) in capsys.readouterr().err
 
 
+def test_attention_in_fp32_has_no_tiles_to_choose(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ValueError, match="--attention must be timed with --dtype bfloat16 or"):
+        tune_kernels.run(arguments("--attention", "1,2,64,64,32", "--dtype", "float32"))
+
+
 def test_the_fastest_engine_is_written(tmp_path, monkeypatch, forgotten):
     """On the CPU, where all engines are the same; the clock prefers the loop and the wavefront.
     What is in use while a call is timed is what the table says afterwards.
