@@ -1,5 +1,7 @@
 """With `attn_implementation="fusedseq"` outputs, losses and gradients are those of `eager`."""
 
+import importlib
+
 import pytest
 import torch
 from fusedseq import fused
@@ -82,7 +84,7 @@ def test_packed_sequences_are_those_of_eager_and_do_not_see_each_other(name):
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
-def test_cu_seq_lens_keep_packed_sequences_apart(use_cache):
+def test_cu_seq_lens_keep_packed_sequences_apart(use_cache, monkeypatch):
     """With a cache transformers does not look at the positions, so these are what separates."""
     packed = tokens(1, L)
     ends = torch.tensor([0, 4, 6, 9], dtype=torch.int32)
@@ -90,11 +92,34 @@ def test_cu_seq_lens_keep_packed_sequences_apart(use_cache):
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 0, 1, 2]])
     inputs = {"position_ids": positions, "input_ids": packed, "use_cache": use_cache}
     lengths = {"max_length_q": 4, "max_length_k": 4}
-    together = network(**inputs, cu_seq_lens_q=ends, cu_seq_lens_k=ends, **lengths).logits
+    calls = []
+    varlen = fused.attention_varlen
+    monkeypatch.setattr(
+        fused, "attention_varlen", lambda *a, **k: calls.append(a) or varlen(*a, **k)
+    )
+    together = network(**inputs, cu_seq_lens_q=ends, cu_seq_lens_k=ends.clone(), **lengths).logits
+    assert len(calls) == (2 if use_cache else 0)  # without a cache the mask is dense
     expected = network(**inputs | {"use_cache": False}).logits
     torch.testing.assert_close(together, expected)
     with pytest.raises(ValueError, match="batch of 3"):
         network(tokens(B, L), cu_seq_lens_q=ends, cu_seq_lens_k=ends)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2-softcap", "gpt-oss"])
+def test_packed_sequences_have_the_gradients_of_a_dense_mask(name, monkeypatch):
+    """Also with windows, softcap, sinks and grouped heads; `mistral` has a window of 4 keys."""
+    ends, found = torch.tensor([0, 6, 9], dtype=torch.int32), []
+    inputs = {"input_ids": tokens(1, L), "use_cache": True}
+    module = importlib.import_module("fusedseq.integrations.transformers.attention")
+    for is_varlen in (True, False):
+        if not is_varlen:
+            monkeypatch.setattr(module, "common_ends", lambda *_: None)
+        network = model(name)
+        out = network(**inputs, cu_seq_lens_q=ends, cu_seq_lens_k=ends, labels=inputs["input_ids"])
+        out.loss.backward()
+        gradients = {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
+        found.append({"logits": out.logits.detach(), **gradients})
+    torch.testing.assert_close(*found)
 
 
 def test_an_encoder_of_images_which_passes_no_mask():

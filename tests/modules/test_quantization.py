@@ -401,3 +401,27 @@ def test_a_weight_of_torchao_is_multiplied_as_it_is():
     x.requires_grad_()
     fused.linear(x, W).sum().backward()
     torch.testing.assert_close(x.grad, W.dequantize().sum(0).expand(3, 16))
+
+
+def test_accelerated_modules_of_torch_are_rounded():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = torch.nn.LSTM(8, 6)
+            self.attention = torch.nn.MultiheadAttention(6, 2)
+
+        def forward(self, x):
+            y, _ = self.lstm(x)
+            return self.attention(y, y, y, need_weights=False)[0]
+
+    model, x = Model().eval(), torch.randn(1, 3, 8)
+    assert fusedseq.quantize_(model) == ["attention.out_proj.weight"]
+    model = Model().eval()
+    expected = model(x)
+    fusedseq.accelerate(model)
+    rounded = fusedseq.quantize_(model)
+    assert {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "attention.in_proj_weight"} <= {*rounded}
+    with torch.inference_mode():
+        found = model(x)
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)

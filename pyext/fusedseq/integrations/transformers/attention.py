@@ -66,9 +66,15 @@ def attention_forward(
         options = options_without_mask(module, L, S, is_causal, sliding_window)
     else:
         options = mask_options(attention_mask, query.dtype)
+    ends = None
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
-        packed = same_sequence(query, S, cu_seq_lens_q, cu_seq_lens_k)
-        options["mask"] = options["mask"] & packed if "mask" in options else packed
+        lengths = kwargs.get("max_length_q"), kwargs.get("max_length_k")
+        plain = {*options} <= {"causal", "offset", "window"} and not options.get("offset")
+        if position_bias is None and plain:
+            ends = common_ends(query, S, cu_seq_lens_q, cu_seq_lens_k, *lengths)
+        if ends is None:
+            packed = same_sequence(query, S, cu_seq_lens_q, cu_seq_lens_k)
+            options["mask"] = options["mask"] & packed if "mask" in options else packed
     if position_bias is not None:
         bias = position_bias.to(query.dtype)
         options["bias"] = bias + options["bias"] if "bias" in options else bias
@@ -78,6 +84,11 @@ def attention_forward(
         options["sinks"] = s_aux.to(query.dtype)
     if dropout and module.training:
         options |= {"dropout": dropout, "seed": draw_seed(query.device)}
+    if ends is not None:
+        options.pop("offset", None)  # 0
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        out = fused.attention_varlen(q, k, v, ends, ends, *lengths, scale=scaling, **options)
+        return out[None], None
     out = fused.attention(query, key, value, scale=scaling, **options)
     return out.transpose(1, 2), None
 
@@ -147,6 +158,32 @@ def options_without_mask(
             f"queries and {S} keys, got None, which does not say where the queries are"
         )
     return {"causal": True}
+
+
+def common_ends(
+    query: Tensor,
+    S: int,
+    ends_q: Tensor | None,
+    ends_k: Tensor | None,
+    longest_q: int | None,
+    longest_k: int | None,
+) -> Tensor | None:
+    """Returns where the packed sequences of queries and keys end, if these are the same rows, or
+    None. Values on an accelerator are not read.
+
+    ends_q, ends_k: as of `same_sequence`    longest_q, longest_k: the longest sequences, if known
+    """
+    ends = ends_k if ends_q is None else ends_q
+    if ends is None or query.size(0) != 1 or query.size(2) != S:
+        return None
+    is_readable = ends.device.type == "cpu" and not torch.compiler.is_compiling()
+    same = ends_q is None or ends_k is None or ends_q is ends_k
+    if not is_readable:
+        return ends if same and longest_q is not None and longest_k is not None else None
+    if not same and not torch.equal(ends, ends_k):  # type: ignore[arg-type]
+        return None
+    covers = ends.dim() == 1 and len(ends) > 1 and int(ends[0]) == 0 and int(ends[-1]) == S
+    return ends if covers and query.device.type == "cpu" else None
 
 
 def same_sequence(query: Tensor, S: int, ends_q: Tensor | None, ends_k: Tensor | None) -> Tensor:
