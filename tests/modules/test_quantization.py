@@ -161,6 +161,7 @@ RECURRENCES = {
         12, 12, 3, rounds=4, share_rounds=True, cap_input_gate=True, residual=True
     ),
     "without bias": lambda: nn.LSTM(9, 12, bias=False),
+    "zoneout": lambda: nn.LSTM(9, 12, zoneout_h=0.3, zoneout_c=0.2),
 }
 
 

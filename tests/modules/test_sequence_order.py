@@ -19,16 +19,20 @@ OPTIONS = {
     "RNN": (nn.RNN, {}),
     "RNN with relu": (nn.RNN, {"nonlinearity": "relu"}),
     "MogrifierLSTM": (nn.MogrifierLSTM, {"rounds": 3}),
+    "LSTM with zoneout": (nn.LSTM, {"zoneout_h": 0.3, "zoneout_c": 0.4}),
+    "GRU with zoneout": (nn.GRU, {"zoneout_h": 0.3}),
+    "RNN with zoneout": (nn.RNN, {"zoneout_h": 0.3}),
 }
+NOT_OF_TORCH = [name for name in OPTIONS if "zoneout" in name or name == "MogrifierLSTM"]
 MODULES = pytest.mark.parametrize("name", OPTIONS)
-WITH_TORCH = pytest.mark.parametrize("name", [n for n in OPTIONS if n != "MogrifierLSTM"])
+WITH_TORCH = pytest.mark.parametrize("name", [n for n in OPTIONS if n not in NOT_OF_TORCH])
 DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["forward", "both"])
 
 
 def made(name, bidirectional, ops, layers=2, **more):
     kind, options = OPTIONS[name]
     module = kind(X, H, layers, bidirectional=bidirectional, ops=ops, **options, **more)
-    return module.double()
+    return module.double().train("zoneout" not in name)  # masks depend on the place in a batch
 
 
 def of_torch(name, module):

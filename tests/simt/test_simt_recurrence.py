@@ -4,7 +4,6 @@ Results and gradients are compared with the oracle. Plain loops in entries.cpp r
 matrix products. Kernels with one changed line must fail.
 """
 
-import functools
 import platform
 import shutil
 
@@ -39,8 +38,12 @@ LSTM_OPTIONS = [
 ]
 # Steps in another order, and sequences that start within a row.
 ORDERS = [{"reverse": True}, {"starts": True}, {"reverse": True, "lengths": True, "starts": True}]
+ZONEOUT = {"zoneout_h": 0.3, "zoneout_c": 0.4, "seed": 9}  # cells without c have no zoneout_c
 CELL_OPTIONS = [
     {},
+    ZONEOUT,
+    ZONEOUT | {"lengths": True, "training": False},
+    ZONEOUT | ORDERS[-1],
     *ORDERS,
     {"bias": False, "lengths": True, "starts": True},
     {"weight_drop": 0.5, "seed": -7, "lengths": True},
@@ -130,6 +133,8 @@ def lstm(size, own, bias=True, lengths=False, starts=False, **options):
 def of_cell(op, size, own, bias=True, lengths=False, starts=False, **options):
     """The inputs of gru, rnn, peephole_lstm or layer_norm_lstm."""
     T, B, X, H = size
+    if "lstm" not in op:
+        options = {name: value for name, value in options.items() if name != "zoneout_c"}
     G, biases, w = {"gru": 3, "rnn": 1}.get(op, 4), {"rnn": 1}.get(op, 4), 0.5 / H**0.5
     shapes = (T, B, X), (G * H, X), (G * H, H), (biases * H,)
     inputs = [normal(shape, i, own, w if 0 < i < 3 else 1.0) for i, shape in enumerate(shapes)]
@@ -231,9 +236,10 @@ def test_no_races_and_no_uninitialised_reads(libraries, own, size, options):
 @pytest.mark.parametrize("op", ["lstm", *CELLS])
 @pytest.mark.parametrize("size", SIZES[1:3], ids=str)
 def test_no_races_in_another_order(libraries, own, size, op):
-    args, kwargs = (lstm if op == "lstm" else functools.partial(of_cell, op))(
-        size, own, **ORDERS[-1]
-    )
+    if op == "lstm":
+        args, kwargs = lstm(size, own, **ORDERS[-1])
+    else:
+        args, kwargs = of_cell(op, size, own, **ORDERS[-1], **ZONEOUT)
     check(libraries["checked"], op, args, kwargs, order=1)
 
 
@@ -256,6 +262,8 @@ DEFECTS = {  # source, old text, new text
     "gradient into a zeroed h": ("loop_backward.cuh", "if (resets(a, g.t, b)) {", "if (false) {"),
     "gradient into a zeroed c": ("loop_backward.cuh", "  if (reset)\n", "  if (false)\n"),
     "sum of one thread": ("loop_layer_norm.cuh", "v[n] = sums[n][0];", "(void)sums;"),
+    "no bypass of h": ("loop_layer_norm.cuh", "dh[i] = (C(1) - update[i]) * d_h;", "dh[i] = C(0);"),
+    "no bypass of c": ("loop_layer_norm.cuh", "dc[i] += (C(1) - update[i]) * d[i];", ""),
     "forward order": ("loop.cu", "r.reverse ? nth_step(r, n + steps - 1) : n", "n"),
 }
 ORDER_DEFECTS = [name for name in DEFECTS if "zeroed" in name or "reset" in name or "order" in name]
@@ -266,7 +274,8 @@ def test_a_defect_fails(defect):
     source, old, new = DEFECTS[defect]
     path = build.library("plain", {**SMALL, source: {**SMALL.get(source, {}), old: new}})
     if source == "loop_layer_norm.cuh":
-        call = "layer_norm_lstm", *of_cell("layer_norm_lstm", (4, 5, 9, 17), torch.float32)
+        inputs = of_cell("layer_norm_lstm", (4, 5, 9, 17), torch.float32, **ZONEOUT)
+        call = "layer_norm_lstm", *inputs
     elif defect in ORDER_DEFECTS:
         call = "lstm", *lstm((4, 5, 9, 17), torch.float32, **ORDERS[-1])
     else:

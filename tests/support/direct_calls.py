@@ -82,7 +82,9 @@ def recurrences() -> Iterator[tuple[str, Call]]:
         "peephole_lstm": {"peephole": torch.randn(3 * H)},
         "layer_norm_lstm": {"norm": torch.randn(10 * H), "eps": 1e-5},
     }
+    zoneout = {"training": True, "zoneout_h": 0.1}
     for op, own in vectors.items():
+        own = {**zoneout, "zoneout_c": 0.1, **own}
         yield op, {**lstm, **own}
         y, _, _, *tensors = getattr(OPS, op)(**lstm, **own)
         names = ("gates", "cells", "statistics")
@@ -99,6 +101,7 @@ def recurrences() -> Iterator[tuple[str, Call]]:
             "h0": layer["h0"],
             "lengths": layer["lengths"],
             **drop,
+            **zoneout,
             **settings,
         }
         yield op, hidden_state

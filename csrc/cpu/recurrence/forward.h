@@ -21,6 +21,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/recurrence/cells.h"
 #include "cpu/recurrence/sizes.h"
+#include "cpu/recurrence/zoneout.h"
 #include "cpu/simd/elementary_functions.h"
 #include "math/mogrifier.h"
 
@@ -287,11 +288,8 @@ class RecurrentForward {
     T* y = r.y + (t * s.B + b) * s.H;                                                    // (H,)
     T* h = h_carried + b * s.ldh;                                                        // (ldh,)
     T* next_in = h_in[(t + 1) % 2] + b * s.ldh;                                          // (ldh,)
-    if (alive && r.zoneout_h.threshold)
-      zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.cell_units, mask_row(r, t, b), p.zoneout);
-    if (alive && r.zoneout_c.threshold)
-      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.cell_units, mask_row(r, t, b),
-                  p.zoneout + s.ldh);
+    const Update<T> update =
+        alive ? update_of(r, p.cell_units, t, b, p.zoneout, s.ldh) : Update<T>{};
     if constexpr (Cell::WHOLE_ROWS) {
       const LayerNormLstmRow<T> row{s.H, s.Hp,      T(r.eps),
                                     r.b, r.vectors, reset ? nullptr : c_before,
@@ -320,9 +318,9 @@ class RecurrentForward {
       }
 
       // The new state. A row whose sequence has ended retains its state, and its output is zero.
-      if (r.zoneout_h.threshold) h_new = mix(p.zoneout + j - p.cell_units.begin, h_new, h_old);
-      if (Cell::HAS_C && r.zoneout_c.threshold)
-        c_new = mix(p.zoneout + s.ldh + j - p.cell_units.begin, c_new, c_old);
+      const int64_t unit = j - p.cell_units.begin;
+      h_new = mix(update.h, unit, h_new, h_old);
+      if (Cell::HAS_C) c_new = mix(update.c, unit, c_new, c_old);
       if (!alive) h_new = h_old, c_new = c_old;
       (alive ? h_new : zero).store(y + j, n);
       if (Cell::HAS_C) c_new.store(c_after + j);
@@ -330,12 +328,6 @@ class RecurrentForward {
       h_new.store(h + j);
       drop_state(h_new, b, j).store(next_in + j);
     }
-  }
-
-  // Zoneout: the fraction `update` of the new state, the rest of the old one.
-  HD Vec<T> mix(const T* update, Vec<T> after, Vec<T> before) const {
-    const Vec<T> u = Vec<T>::load(update);
-    return u * after + (1.f - u) * before;
   }
 
   void store_last_state(const Part& p) {

@@ -4,6 +4,7 @@
 // Variances are computed from centred values. The row is read three times forward and three times
 // backward; it is in the L1 or L2 cache, and the products of the step cost more.
 #pragma once
+#include "cpu/recurrence/zoneout.h"
 #include "cpu/simd/elementary_functions.h"
 #include "cpu/simd/vec.h"
 #include "math/layer_norm_lstm.h"
@@ -31,7 +32,7 @@ struct LayerNormLstmRow {
   const T* vectors;   // (10H,)  gamma_ih, gamma_hh, gamma_c, beta_c
   const T* c_before;  // (H,) or null for zeros
   T* slots;           // (8, Hp)  the products with W_ih and with W_hh; forward normalizes them
-  T* c_after;         // (Hp,)
+  T* c_after;         // (Hp,)  forward stores c' here
   T* statistics;      // (4,)  rstd of both products, mean and rstd of c'
 
   // Computes h' (H,) and c', and saves the normalized products and the statistics.
@@ -68,10 +69,12 @@ struct LayerNormLstmRow {
     memset(statistics, 0, STATISTICS * sizeof(T));
   }
 
-  // From the gradients dy (H,) and dh of h', and dc of c': the gradients dz (8, H) of the products
-  // with W_ih and with W_hh, dc of the previous c, and what the row adds to the parameters'
-  // gradients. On return dh is zero: the rest of its gradient comes through the products.
-  HD void backward(const T* dy, T* dh, T* dc, T* dz, T* terms) const {
+  // From the gradients dy (H,) and dh of h after the step, and dc of c: the gradients dz (8, H) of
+  // the products with W_ih and with W_hh, dc of the previous c, and what the row adds to the
+  // parameters' gradients. On return dh is what bypasses the cell: the rest of the previous h's
+  // gradient comes through the products. c' is computed again, as zoneout may have replaced it.
+  // update: see bypass
+  HD void backward(const T* dy, T* dh, T* dc, const Update<T>& update, T* dz, T* terms) const {
     const Vec<T> zero(T(0)), mean(statistics[2]), rstd(statistics[3]);
 
     // Through h' into z_o and the normalized c'. dz holds the gates i, f and g meanwhile.
@@ -79,14 +82,14 @@ struct LayerNormLstmRow {
     for (int64_t j = 0; j < H; j += LANES<T>) {
       const int64_t n = H - j;
       const LstmGates<Vec<T>> a = gates(j);
-      const Vec<T> c = normalize(Vec<T>::load(c_after + j, n), mean, rstd);
-      const Vec<T> d_h = Vec<T>::load(dh + j, n) + Vec<T>::load(dy + j, n);
+      const Vec<T> c = normalize(lstm_cell_c<false>(a, c_at(j)), mean, rstd);
+      Vec<T> d_h = Vec<T>::load(dh + j, n) + Vec<T>::load(dy + j, n);
+      bypass(update.h, j, d_h).store(dh + j);
       Vec<T> ds;
       const Vec<T> dz_o = layer_norm_lstm_output_backward(a.o, activated_c(c, j), d_h, ds);
       dz_o.store(terms + (DZ + 3) * H + j, n);
       (ds * c).store(terms + DGAMMA_C * H + j, n);
       ds.store(terms + DBETA_C * H + j, n);
-      zero.store(dh + j);
       a.i.store(dz + j, n);
       a.f.store(dz + H + j, n);
       a.g.store(dz + 2 * H + j, n);
@@ -103,15 +106,15 @@ struct LayerNormLstmRow {
       const auto from = [&](const T* p, int gate) {
         return Vec<T>::load(p + gate * H + j, n);
       };
-      const Vec<T> c = normalize(Vec<T>::load(c_after + j, n), mean, rstd);
-      const Vec<T> dn = from(terms, DBETA_C) * vector(GAMMA_C, j);
-      const Vec<T> dc_next =
-          Vec<T>::load(dc + j, n) + normalize_backward(c, dn, rstd, mean_dn, mean_dn_n);
       const LstmGates<Vec<T>> a{from(dz, 0), from(dz, 1), from(dz, 2), zero};
-      Vec<T> dc_before;
+      const Vec<T> c = normalize(lstm_cell_c<false>(a, c_at(j)), mean, rstd);
+      const Vec<T> dn = from(terms, DBETA_C) * vector(GAMMA_C, j);
+      Vec<T> d_c = Vec<T>::load(dc + j, n), dc_before;
+      const Vec<T> past = bypass(update.c, j, d_c);
+      const Vec<T> dc_next = d_c + normalize_backward(c, dn, rstd, mean_dn, mean_dn_n);
       const LstmGates<Vec<T>> d =
           layer_norm_lstm_cell_backward(a, c_at(j), dc_next, from(terms, DZ + 3), dc_before);
-      dc_before.store(dc + j);
+      (dc_before + past).store(dc + j);
       const Vec<T> of_gates[GATES] = {d.i, d.f, d.g, d.o};
       for (int gate = 0; gate < GATES; ++gate) {
         of_gates[gate].store(terms + (DZ + gate) * H + j, n);

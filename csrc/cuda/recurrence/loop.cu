@@ -251,9 +251,8 @@ class Backward {
     const LoopArguments a(r);
     if constexpr (Cell::WHOLE_ROWS) {
       const LayerNorm<S> norm = layer_norm_at<S>(r, t);
-      const C* after = cells + t * cells_size;
       const auto rows = unsigned(r.B);
-      layer_norm_cell_backward_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm, after);
+      layer_norm_cell_backward_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
     } else {
       const dim3 blocks = grid(r.B, r.Hp);
       cell_backward_kernel<S, Cell><<<blocks, THREADS, 0, stream>>>(a, f);

@@ -193,19 +193,27 @@ __global__ void __launch_bounds__(ROW_THREADS)
   sum_over_block(rstd_c);
   rstd_c[0] = norm.reciprocal_deviation(rstd_c[0], a.H);
 
-  // h', from the normalized c'.
+  // h', from the normalized c', and the state after zoneout.
   for (int64_t j = first; j < a.Hp; j += ROW_UNITS) {
     const int64_t n = a.H - j;
-    Elements<C> c, v, u, h;
+    Elements<C> c, v, u, o, h, update_h, update_c;
+    Elements<C> before = {};
     load(f.c_after + b * a.Hp + j, PER_THREAD, c);
-    load(z_h + j, n, h);
+    load(z_h + j, n, o);
+    load(f.h + b * a.Hp + j, PER_THREAD, h);
+    if (!resets(a, f.t, b)) load(f.c_before + b * a.Hp + j, PER_THREAD, before);
+    zoneout(a, a.zoneout_h, f.t, b, j, update_h);
+    zoneout(a, a.zoneout_c, f.t, b, j, update_c);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i)
       v[i] = normalize(c[i], mean_c[0], rstd_c[0]);
     norm.activated_c(j, v, u);
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i)
-      h[i] = i < n ? h[i] * u[i] : C(0);
+    for (int i = 0; i < PER_THREAD; ++i) {
+      h[i] = i < n ? mix(update_h[i], o[i] * u[i], h[i]) : C(0);
+      c[i] = mix(update_c[i], c[i], before[i]);
+    }
+    store(f.c_after + b * a.Hp + j, PER_THREAD, c);
     store(f.y + b * a.H + j, n, h);
     store_state(a, f, b, j, h, c);
   }
@@ -226,20 +234,27 @@ struct LayerNormUnits {
   const CellGradient<S>& g;
   const LayerNorm<S>& norm;
   int64_t b;
-  const C *c_after, *statistics;  // (Hp,), (4,)  of the row
+  const C* statistics;  // (4,)  of the row
 
   Elements<C> gates[GATES];     // activated
   Elements<C> products[SLOTS];  // normalized
-  Elements<C> c, ds, dn;        // normalized c', gradients of its tanh's argument and of it
+  Elements<C> c_before;
+  Elements<C> c, ds, dn;  // normalized c', gradients of its tanh's argument and of it
+  Elements<C> dh;         // what bypasses the cell
   Elements<C> dz[GATES], dc;
 
-  // From the output to c': sets all but dz[0] to dz[2], and dc.
+  // From the output to c': sets all but dz[0] to dz[2], and dc. c' is computed again, as zoneout
+  // may have replaced it.
   __device__ void through_output(int64_t j) {
     const int64_t n = a.H - j;
-    Elements<C> d, dy, u, gamma;
+    Elements<C> d, dy, u, gamma, update;
     state_gradient(a, g.after, b, j, d);
     load(g.dy + b * a.H + j, n, dy);
-    load(c_after + j, PER_THREAD, c);
+    zoneout(a, a.zoneout_h, g.t, b, j, update);
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; ++i)
+      c_before[i] = C(0);
+    if (!resets(a, g.t, b)) load(g.c_before + b * a.Hp + j, n, c_before);
     norm.vector(norm.GAMMA_C, j, gamma);
 #pragma unroll
     for (int slot = 0; slot < SLOTS; ++slot)
@@ -255,12 +270,15 @@ struct LayerNormUnits {
       gates[1][i] = activated.f;
       gates[2][i] = activated.g;
       gates[3][i] = activated.o;
-      c[i] = i < n ? normalize(c[i], statistics[2], statistics[3]) : C(0);
+      const C c_next = lstm_cell_c<false>(activated, c_before[i]);
+      c[i] = i < n ? normalize(c_next, statistics[2], statistics[3]) : C(0);
     }
     norm.activated_c(j, c, u);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
-      dz[3][i] = layer_norm_lstm_output_backward(gates[3][i], u[i], d[i] + dy[i], ds[i]);
+      const C d_h = d[i] + dy[i];
+      dh[i] = (C(1) - update[i]) * d_h;
+      dz[3][i] = layer_norm_lstm_output_backward(gates[3][i], u[i], update[i] * d_h, ds[i]);
       dn[i] = ds[i] * gamma[i];
     }
   }
@@ -269,20 +287,20 @@ struct LayerNormUnits {
   // and of dn c
   __device__ void through_c(int64_t j, C mean_dn, C mean_dn_n) {
     const int64_t n = a.H - j;
-    Elements<C> dc_after;
-    Elements<C> before = {};
-    load(g.dc + b * a.Hp + j, n, dc_after);
-    if (!resets(a, g.t, b)) load(g.c_before + b * a.Hp + j, n, before);
+    Elements<C> d, update;
+    load(g.dc + b * a.Hp + j, n, d);
+    zoneout(a, a.zoneout_c, g.t, b, j, update);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
       const C dc_next =
-          dc_after[i] + normalize_backward(c[i], dn[i], statistics[3], mean_dn, mean_dn_n);
+          update[i] * d[i] + normalize_backward(c[i], dn[i], statistics[3], mean_dn, mean_dn_n);
       const LstmGates<C> activated{gates[0][i], gates[1][i], gates[2][i], gates[3][i]};
-      const LstmGates<C> d =
-          layer_norm_lstm_cell_backward(activated, before[i], dc_next, dz[3][i], dc[i]);
-      dz[0][i] = d.i;
-      dz[1][i] = d.f;
-      dz[2][i] = d.g;
+      const LstmGates<C> of_gates =
+          layer_norm_lstm_cell_backward(activated, c_before[i], dc_next, dz[3][i], dc[i]);
+      dc[i] += (C(1) - update[i]) * d[i];
+      dz[0][i] = of_gates.i;
+      dz[1][i] = of_gates.f;
+      dz[2][i] = of_gates.g;
     }
   }
 };
@@ -291,8 +309,7 @@ struct LayerNormUnits {
 template <class S>
 __global__ void __launch_bounds__(ROW_THREADS, 1)
     layer_norm_cell_backward_kernel(const LoopArguments a, const CellGradient<S> g,
-                                    const LayerNorm<S> norm,
-                                    const typename Computing<S>::type* c_after) {
+                                    const LayerNorm<S> norm) {
   using C = typename Computing<S>::type;
   constexpr int TERMS = LayerNormLstmCell::TERMS;
   const int64_t b = blockIdx.x;
@@ -316,7 +333,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
   }
 
   // The means of dn and of dn n, first of c', then of the products with W_ih and with W_hh.
-  LayerNormUnits<S> row{a, g, norm, b, c_after + b * a.Hp, norm.statistics + b * norm.STATISTICS};
+  LayerNormUnits<S> row{a, g, norm, b, norm.statistics + b * norm.STATISTICS};
   C mean_c[2] = {};
   for (int64_t j = first; j < a.H; j += ROW_UNITS) {
     row.through_output(j);
@@ -352,7 +369,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
   for (int n = 0; n < 4; ++n)
     mean[n] /= C(norm.GATES * a.H);
 
-  // The gradients, of which that of h comes through the product alone.
+  // The gradients, of which that of h is what bypassed the cell.
   const bool reset = resets(a, g.t, b);
   for (int64_t j = first; j < a.Hp; j += ROW_UNITS) {
     const int64_t n = a.H - j;
@@ -381,7 +398,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
       store(terms + gate * a.H + j, n, row.dz[gate]);
     store(terms + norm.GATES * a.H + j, n, dgamma);
     store(terms + (norm.GATES + 1) * a.H + j, n, row.ds);
-    store(g.dh + b * a.Hp + j, PER_THREAD, zero);
+    store(g.dh + b * a.Hp + j, PER_THREAD, row.dh);
     store(g.dc + b * a.Hp + j, PER_THREAD, row.dc);
   }
 }

@@ -31,29 +31,31 @@ def call(op: str, given: Named) -> tuple[Tensor, Tensor]:
     )
     x = a["x"]
     check.starts(op, a["starts"], x)
-    check.probability(op, "weight_drop", a["weight_drop"])
+    for name in ("zoneout_h", "weight_drop"):
+        check.probability(op, name, a[name])
     if not a["training"]:
         a["weight_drop"] = 0.0
     if op == "rnn" and not isinstance(a["relu"], bool):
         raise TypeError(f"rnn: relu must be a bool, got {type(a['relu']).__name__}")
-    a["seed"] = check.seed(op, a["seed"], x.device) if a["weight_drop"] else None
+    has_mask = a["weight_drop"] or a["zoneout_h"]
+    a["seed"] = check.seed(op, a["seed"], x.device) if has_mask else None
     cast = autocast.cast(x.device.type, *(a[name] for name in TENSORS))
     a |= dict(zip(TENSORS, cast, strict=True))
     a["W_ih"], a["W_hh"] = int8_weight.dequantized(a["W_ih"], a["W_hh"])
-    if is_of_torch(x, a["starts"]):
+    if is_of_torch(x, a["starts"], a["zoneout_h"]):
         return by_torch(op, a)
     y, h, *_ = autograd.call_by_name(op, a)
     return y, h
 
 
-def is_of_torch(x: Tensor, starts: Tensor | None) -> bool:
+def is_of_torch(x: Tensor, starts: Tensor | None, zoneout_h: float) -> bool:
     """Whether torch's own recurrences compute a call: on CUDA, where they use cuDNN, which has
     kernels for whole sequences; the loop of csrc/cuda/recurrence/loop.cu launches two for a step.
 
-    Not with `starts`, which torch's do not have, not if torch is to use deterministic algorithms,
-    since cuDNN's are not always, and not if FUSEDSEQ_RECURRENCE selects the loop.
+    Not with `starts` or zoneout, which torch's do not have, not if torch is to use deterministic
+    algorithms, since cuDNN's are not always, and not if FUSEDSEQ_RECURRENCE selects the loop.
     """
-    if not x.is_cuda or starts is not None:
+    if not x.is_cuda or starts is not None or zoneout_h:
         return False
     return not (
         torch.are_deterministic_algorithms_enabled() or variable("FUSEDSEQ_RECURRENCE", "loop")
@@ -61,8 +63,9 @@ def is_of_torch(x: Tensor, starts: Tensor | None) -> bool:
 
 
 def by_torch(op: str, a: Named) -> tuple[Tensor, Tensor]:
-    """Computes a call without `starts` with torch's own recurrences. a: the checked arguments by
-    name
+    """Computes a call without `starts` and zoneout with torch's own recurrences.
+
+    a: the checked arguments by name
     """
     if a["weight_drop"]:
         W_hh = weight_drop(a["W_hh"], a["weight_drop"], a["seed"], variational=a["variational"])

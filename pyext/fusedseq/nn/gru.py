@@ -21,8 +21,8 @@ class GRU(RecurrentWithDropout):
 
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1    bias: whether the gates have biases
-    dropout, locked_input, weight_drop, variational, residual, output, batch_first, bidirectional,
-        ops: as in `LSTM`
+    dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
+        bidirectional, ops: as in `LSTM`
     Errors: ValueError as in `LSTM`.
     """
 
@@ -38,6 +38,7 @@ class GRU(RecurrentWithDropout):
         *,
         dropout: float = 0.0,
         locked_input: bool = True,
+        zoneout_h: float = 0.0,
         weight_drop: float = 0.0,
         variational: bool = False,
         residual: bool = False,
@@ -53,6 +54,7 @@ class GRU(RecurrentWithDropout):
             hidden_size,
             num_layers,
             bias,
+            zoneout_h=zoneout_h,
             weight_drop=weight_drop,
             variational=variational,
             residual=residual,

@@ -1,9 +1,11 @@
 """Cases of `gru` and `rnn`."""
 
+import functools
+
 import torch
 
 from fusedseq.testing.cases.case import Case, join, option_words
-from fusedseq.testing.cases.lstm import ORDERS, SIZES, with_order
+from fusedseq.testing.cases.lstm import ORDERS, SIZES, with_order, zoneout_cases
 
 GATES = {"gru": 3, "rnn": 1}
 BIASES = {"gru": 4, "rnn": 1}
@@ -45,6 +47,7 @@ def cases(op):
     yield hidden_state_case(op, 3, 2, 5, 7, weight_drop=0.5, seed=5, training=False)
     options = {"lengths": [3, 0, 5, 1], "weight_drop": 0.3, "seed": torch.tensor(2**63 - 2)}
     yield hidden_state_case(op, 5, 4, 6, 5, bias=False, **options)
+    yield from zoneout_cases(functools.partial(hidden_state_case, op), zoneout_h=0.25)
 
 
 CASES = [*cases("gru"), *cases("rnn")]
