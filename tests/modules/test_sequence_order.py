@@ -19,11 +19,13 @@ OPTIONS = {
     "RNN": (nn.RNN, {}),
     "RNN with relu": (nn.RNN, {"nonlinearity": "relu"}),
     "MogrifierLSTM": (nn.MogrifierLSTM, {"rounds": 3}),
+    "LayerNormGRU": (nn.LayerNormGRU, {}),
     "LSTM with zoneout": (nn.LSTM, {"zoneout_h": 0.3, "zoneout_c": 0.4}),
     "GRU with zoneout": (nn.GRU, {"zoneout_h": 0.3}),
     "RNN with zoneout": (nn.RNN, {"zoneout_h": 0.3}),
 }
-NOT_OF_TORCH = [name for name in OPTIONS if "zoneout" in name or name == "MogrifierLSTM"]
+NOT_OF_TORCH = [name for name in OPTIONS if not hasattr(torch.nn, name.split()[0])]
+NOT_OF_TORCH += [name for name in OPTIONS if "zoneout" in name]
 MODULES = pytest.mark.parametrize("name", OPTIONS)
 WITH_TORCH = pytest.mark.parametrize("name", [n for n in OPTIONS if n not in NOT_OF_TORCH])
 DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["forward", "both"])

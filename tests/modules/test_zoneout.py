@@ -11,6 +11,7 @@ CASES = {
     "lstm": testing.lstm_case(T, B, X, H),
     "gru": testing.hidden_state_case("gru", T, B, X, H),
     "rnn": testing.hidden_state_case("rnn", T, B, X, H),
+    "layer_norm_gru": testing.hidden_state_case("layer_norm_gru", T, B, X, H),
     "peephole_lstm": testing.lstm_with_vectors_case("peephole_lstm", T, B, X, H),
     "layer_norm_lstm": testing.lstm_with_vectors_case("layer_norm_lstm", T, B, X, H),
 }
@@ -18,6 +19,7 @@ MODULES = {
     "LSTM": nn.LSTM,
     "GRU": nn.GRU,
     "RNN": nn.RNN,
+    "LayerNormGRU": nn.LayerNormGRU,
     "PeepholeLSTM": nn.PeepholeLSTM,
     "LayerNormLSTM": nn.LayerNormLSTM,
     "MogrifierLSTM": nn.MogrifierLSTM,

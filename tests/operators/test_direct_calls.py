@@ -59,6 +59,8 @@ WRONG = [
     ("gru_backward", {"gates": ones}, r"gates must be \(3, 2, 4, 16\), got \(3, 2, 4\)"),
     ("gru", {"zoneout_h": 2.0}, r"zoneout_h must be in \[0, 1\], got 2"),
     ("rnn", {"seed": None}, "a mask needs a seed"),
+    ("layer_norm_gru", {"norm": torch.ones(23)}, r"norm must be \(24,\), got \(23,\)"),
+    ("layer_norm_gru_backward", {"statistics": ones}, r"statistics must be \(3, 2, 2\), got"),
     ("layer_norm_lstm", {"zoneout_c": 2.0}, r"zoneout_c must be in \[0, 1\], got 2"),
     ("rnn", {"h0": torch.ones(2, 4).double()}, "h0 must be float32, got float64"),
     ("rnn_backward", {"dh": ones}, r"dh must be \(2, 4\), got \(3, 2, 4\)"),

@@ -12,6 +12,7 @@ flops.register()
 pytestmark = pytest.mark.cpu
 # Their oracles compute no other products than the operator.
 EXACT = (
+    "layer_norm_gru",
     "layer_norm_lstm",
     "linear",
     "linear_cross_entropy",

@@ -26,7 +26,7 @@ SMALL = {
     "loop_layer_norm.cuh": {"ROW_THREADS = 256": "ROW_THREADS = 4"},
     "weight_gradients.cu": {"SLICE = 64": "SLICE = 3"},
 }
-CELLS = ["gru", "rnn", "peephole_lstm", "layer_norm_lstm"]
+CELLS = ["gru", "rnn", "peephole_lstm", "layer_norm_lstm", "layer_norm_gru"]
 # T, B, X, H
 SIZES = [(1, 5, 3, 1), (3, 2, 2, 3), (4, 5, 9, 17), (2, 3, 64, 17), (3, 4, 17, 64)]
 LSTM_OPTIONS = [
@@ -131,17 +131,19 @@ def lstm(size, own, bias=True, lengths=False, starts=False, **options):
 
 
 def of_cell(op, size, own, bias=True, lengths=False, starts=False, **options):
-    """The inputs of gru, rnn, peephole_lstm or layer_norm_lstm."""
+    """The inputs of an operator of CELLS."""
     T, B, X, H = size
     if "lstm" not in op:
         options = {name: value for name, value in options.items() if name != "zoneout_c"}
-    G, biases, w = {"gru": 3, "rnn": 1}.get(op, 4), {"rnn": 1}.get(op, 4), 0.5 / H**0.5
+    G, biases, w = {"rnn": 1}.get(op, 3 if "gru" in op else 4), {"rnn": 1}.get(op, 4), 0.5 / H**0.5
     shapes = (T, B, X), (G * H, X), (G * H, H), (biases * H,)
     inputs = [normal(shape, i, own, w if 0 < i < 3 else 1.0) for i, shape in enumerate(shapes)]
     if not bias:
         inputs[3] = None
     if op == "peephole_lstm":
         inputs.append(normal((3 * H,), 4, own))
+    if op == "layer_norm_gru":
+        inputs += [1 + normal((3 * H,), 10 + n, own, 0.3) for n in range(2)]
     if op == "layer_norm_lstm":
         inputs += [1 + normal((n * H,), 10 + n, own, 0.3) for n in (4, 4, 1)]
         inputs.append(normal((H,), 20, own, 0.3))
@@ -198,7 +200,7 @@ def test_lstm(libraries, own, size, options):
 @pytest.mark.parametrize("options", CELL_OPTIONS, ids=str)
 @pytest.mark.parametrize("op", CELLS)
 def test_other_cells(libraries, op, own, size, options):
-    if op == "layer_norm_lstm" and size[3] == 1:
+    if "layer_norm" in op and size[3] == 1:
         size = (*size[:3], 2)  # the gradients of a norm over one unit are rounding errors
     # Not in 16 bits, where roundings take pre-activations to the other side of the kink.
     if op == "rnn" and own.itemsize >= 4 and sum(size) % 2:
@@ -262,8 +264,8 @@ DEFECTS = {  # source, old text, new text
     "gradient into a zeroed h": ("loop_backward.cuh", "if (resets(a, g.t, b)) {", "if (false) {"),
     "gradient into a zeroed c": ("loop_backward.cuh", "  if (reset)\n", "  if (false)\n"),
     "sum of one thread": ("loop_layer_norm.cuh", "v[n] = sums[n][0];", "(void)sums;"),
-    "no bypass of h": ("loop_layer_norm.cuh", "dh[i] = (C(1) - update[i]) * d_h;", "dh[i] = C(0);"),
-    "no bypass of c": ("loop_layer_norm.cuh", "dc[i] += (C(1) - update[i]) * d[i];", ""),
+    "no bypass of h": ("loop_layer_norm_lstm.cuh", "(C(1) - update[i]) * d_h", "C(0)"),
+    "no bypass of c": ("loop_layer_norm_lstm.cuh", "dc[i] += (C(1) - update[i]) * d[i];", ""),
     "forward order": ("loop.cu", "r.reverse ? nth_step(r, n + steps - 1) : n", "n"),
 }
 ORDER_DEFECTS = [name for name in DEFECTS if "zeroed" in name or "reset" in name or "order" in name]
@@ -273,7 +275,7 @@ ORDER_DEFECTS = [name for name in DEFECTS if "zeroed" in name or "reset" in name
 def test_a_defect_fails(defect):
     source, old, new = DEFECTS[defect]
     path = build.library("plain", {**SMALL, source: {**SMALL.get(source, {}), old: new}})
-    if source == "loop_layer_norm.cuh":
+    if source.startswith("loop_layer_norm"):
         inputs = of_cell("layer_norm_lstm", (4, 5, 9, 17), torch.float32, **ZONEOUT)
         call = "layer_norm_lstm", *inputs
     elif defect in ORDER_DEFECTS:

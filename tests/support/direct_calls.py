@@ -91,7 +91,11 @@ def recurrences() -> Iterator[tuple[str, Call]]:
         saved = {"y": y, **dict(zip(names, tensors, strict=False)), "needs": 127}
         yield f"{op}_backward", {**gradients, **lstm, **own, **saved}
 
-    for op, gates, slots, settings in (("gru", 3, 4, {}), ("rnn", 1, 1, {"relu": False})):
+    for op, gates, slots, settings in (
+        ("gru", 3, 4, {}),
+        ("rnn", 1, 1, {"relu": False}),
+        ("layer_norm_gru", 3, 4, {"norm": torch.randn(6 * H), "eps": 1e-5}),
+    ):
         hidden_state = {
             "x": x,
             **order,
@@ -105,9 +109,10 @@ def recurrences() -> Iterator[tuple[str, Call]]:
             **settings,
         }
         yield op, hidden_state
-        y, _, gates = getattr(OPS, op)(**hidden_state)
+        y, _, *tensors = getattr(OPS, op)(**hidden_state)
         of_outputs = {name: gradients[name] for name in ("dy", "dh")}
-        saved = {"y": y, "gates": gates, "needs": 31}
+        saved = {"y": y, **dict(zip(("gates", "statistics"), tensors, strict=False))}
+        saved["needs"] = 63 if "norm" in settings else 31
         yield f"{op}_backward", {**of_outputs, **hidden_state, **saved}
 
     settings = {

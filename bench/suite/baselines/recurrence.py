@@ -223,6 +223,32 @@ def layer_norm_step(z, h, c, W_hh_t, gamma_hh, gamma_c, beta_c, eps):
 layer_norm_lstm = make_layer_norm_loop(layer_norm_step)
 
 
+def make_layer_norm_gru_loop(step):
+    """Returns a `layer_norm_gru` that calls `step`, a function like `layer_norm_gru_step`, for
+    every time step."""
+
+    def layer_norm_gru(x, W_ih, W_hh, b, gamma_ih, gamma_hh, h0, *, eps=1e-5):
+        """One GEMM and one layer norm for all inputs, then one GEMM per step."""
+        b_ih, b_hh = (None, None) if b is None else split_bias(b, h0.size(1))
+        W_hh_t, h, y = W_hh.t(), h0, []
+        for from_x in F.layer_norm(x @ W_ih.t(), gamma_ih.shape, gamma_ih, b_ih, eps).unbind():
+            h = step(from_x, h, W_hh_t, gamma_hh, b_hh, eps)
+            y.append(h)
+        return torch.stack(y), h
+
+    return layer_norm_gru
+
+
+def layer_norm_gru_step(from_x, h, W_hh_t, gamma_hh, b_hh, eps):
+    from_h = F.layer_norm(h @ W_hh_t, gamma_hh.shape, gamma_hh, b_hh, eps)
+    (x_r, x_z, x_n), (h_r, h_z, h_n) = from_x.chunk(3, dim=-1), from_h.chunk(3, dim=-1)
+    n = (x_n + (x_r + h_r).sigmoid() * h_n).tanh()
+    return n + (x_z + h_z).sigmoid() * (h - n)
+
+
+layer_norm_gru = make_layer_norm_gru_loop(layer_norm_gru_step)
+
+
 def make_mogrifier_loop(step):
     """Returns a `mogrifier_lstm` that calls `step`, a function like `mogrifier_step`."""
 

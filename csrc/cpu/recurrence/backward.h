@@ -227,18 +227,13 @@ class RecurrentBackward {
   // The same of a cell that needs the whole row.
   void whole_row(const Part& p, int64_t t, int64_t b, T* dz, T* terms) {
     const int64_t row = t * s.B + b;
-    const T* c_before = resets(r, t, b)       ? nullptr
-                        : t == nth_step(r, 0) ? r.c0 + b * s.H
-                                              : r.cells + (step_before(r, t) * s.B + b) * s.Hp;
-    const LayerNormLstmRow<T> of_row{s.H,
-                                     s.Hp,
-                                     T(r.eps),
-                                     r.b,
-                                     r.vectors,
-                                     c_before,
-                                     r.gates + row * SLOTS * s.Hp,
-                                     r.cells + row * s.Hp,
-                                     r.statistics + row * of_row.STATISTICS};
+    const T* before = !Cell::HAS_C          ? h_before(t, b)
+                      : resets(r, t, b)     ? nullptr
+                      : t == nth_step(r, 0) ? r.c0 + b * s.H
+                                            : r.cells + (step_before(r, t) * s.B + b) * s.Hp;
+    const WholeRow<T, Cell> of_row{{s.H, s.Hp, T(r.eps), r.b, r.vectors, before,
+                                    r.gates + row * SLOTS * s.Hp, nullptr,
+                                    r.statistics + row * Cell::STATISTICS}};
     of_row.backward(g.dy + row * s.H, w.dh_carried + b * s.ldh, w.dc_carried + b * s.ldh,
                     update_of(r, p.cell_units, t, b, p.zoneout, s.ldh), dz, terms);
   }
@@ -394,14 +389,17 @@ class RecurrentBackward {
   void vector_gradients(const Part& p) {
     const Matrix<const T> terms{w.terms, w.ld_terms};
     if constexpr (Cell::WHOLE_ROWS) {
-      bias_gradient(p, g.db, 4 * s.H, terms, false);
+      constexpr int Z = WholeRow<T, Cell>::Z;
+      bias_gradient(p, g.db, Z * s.H, terms, false);
       if (!g.dvectors) return;
       const Range own = own_columns<T>(s.H, p.begin, p.end, parts);
       for (int slot = 0; slot < SLOTS; ++slot)
-        product_sums(w.rows, own.size(), terms.p + slot % GATES * s.H + own.begin, terms.ld,
+        product_sums(w.rows, own.size(), terms.p + Cell::term(slot) * s.H + own.begin, terms.ld,
                      r.gates + slot * s.Hp + own.begin, SLOTS * s.Hp,
                      g.dvectors + slot * s.H + own.begin, p.sums);
-      bias_gradient(p, g.dvectors + SLOTS * s.H, 2 * s.H, {terms.p + 4 * s.H, terms.ld}, false);
+      if constexpr (Cell::TERMS > Z)
+        bias_gradient(p, g.dvectors + SLOTS * s.H, (Cell::TERMS - Z) * s.H,
+                      {terms.p + Z * s.H, terms.ld}, false);
     } else if (Cell::TERMS) {
       bias_gradient(p, g.dvectors, w.terms_width, terms, false);
     }

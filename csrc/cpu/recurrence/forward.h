@@ -1,5 +1,6 @@
 // The recurrences over a whole sequence, forward: the LSTM, plain, with peepholes and with layer
-// normalization, the Mogrifier LSTM, the GRU and the simple RNN, whose cells are in cells.h.
+// normalization, the Mogrifier LSTM, the GRU, plain and with layer normalization, and the simple
+// RNN, whose cells are in cells.h.
 //
 // One team of threads runs all time steps. Each part of the work owns a range of hidden units (and
 // of inputs, and of a low rank's columns). It packs its own columns of every weight once, and after
@@ -291,9 +292,10 @@ class RecurrentForward {
     const Update<T> update =
         alive ? update_of(r, p.cell_units, t, b, p.zoneout, s.ldh) : Update<T>{};
     if constexpr (Cell::WHOLE_ROWS) {
-      const LayerNormLstmRow<T> row{s.H, s.Hp,      T(r.eps),
-                                    r.b, r.vectors, reset ? nullptr : c_before,
-                                    z,   c_after,   r.statistics + (t * s.B + b) * row.STATISTICS};
+      const T* before = !Cell::HAS_C ? h : reset ? nullptr : c_before;
+      T* statistics = r.statistics + (t * s.B + b) * Cell::STATISTICS;
+      const WholeRow<T, Cell> row{
+          {s.H, s.Hp, T(r.eps), r.b, r.vectors, before, z, c_after, statistics}};
       alive ? row.forward(y) : row.clear();
     }
 
@@ -305,7 +307,8 @@ class RecurrentForward {
       const Vec<T> c_old = Cell::HAS_C && !reset ? Vec<T>::load(c_before + j) : zero;
       Vec<T> h_new = h_old, c_new = c_old;
       if constexpr (Cell::WHOLE_ROWS) {
-        if (alive) h_new = Vec<T>::load(y + j, n), c_new = Vec<T>::load(c_after + j);
+        if (alive) h_new = Vec<T>::load(y + j, n);
+        if (alive && Cell::HAS_C) c_new = Vec<T>::load(c_after + j);
       } else {
         Vec<T> a[SLOTS];
         for (int slot = 0; slot < SLOTS; ++slot) {

@@ -33,6 +33,10 @@ CPU_KERNELS = {
         "csrc/cpu/recurrence/forward.h",
         "the product of the inputs hoisted out of the time loop",
     ),
+    "layer_norm_gru": (
+        "csrc/cpu/recurrence/forward.h",
+        "the product of the inputs hoisted out of the time loop, the norms of a row by one thread",
+    ),
     "layer_norm_lstm": (
         "csrc/cpu/recurrence/forward.h",
         "the product of the inputs hoisted out of the time loop, the norms of a row by one thread",
@@ -76,6 +80,7 @@ PRODUCTS = (
     "attention",
     "attention_varlen",
     "gru",
+    "layer_norm_gru",
     "layer_norm_lstm",
     "linear",
     "linear_cross_entropy",
@@ -137,7 +142,7 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     dtype = str(floats[0] if floats else torch.float32).removeprefix("torch.")
     if name in THROUGH_REFERENCE and tensors and 0 in tensors[0].shape[-1:]:
         return f"{name} on {device}: fusedseq.reference.{name}, as rows of width 0 need no kernel"
-    if name in hidden_state.GATES and device == "cuda" and is_of_torch(name, args, kwargs):
+    if name in hidden_state.OF_TORCH and device == "cuda" and is_of_torch(name, args, kwargs):
         return f"{name} on {device}, {dtype}: torch.{name}, which uses cuDNN where it can"
     called = "mogrifier_lstm" if is_with_zoneout(name, kwargs) else CALLS.get(name, name)
     if not has_kernel(called, device):
@@ -204,7 +209,8 @@ def is_with_zoneout(name: str, given: Mapping[str, Any]) -> bool:
 
 def is_of_torch(name: str, args: Any, kwargs: Any) -> bool:
     given = inspect.signature(getattr(reference, name)).bind(*args, **kwargs).arguments
-    return hidden_state.is_of_torch(given["x"], given.get("starts"), given.get("zoneout_h", 0.0))
+    zoneout_h = given.get("zoneout_h", 0.0)
+    return hidden_state.is_of_torch(name, given["x"], given.get("starts"), zoneout_h)
 
 
 def on_cpu(

@@ -17,7 +17,9 @@ SAVED_IN_DTYPE_OF_X = {"cuda"}
 # The inputs of mogrifier_lstm with which it is an LSTM.
 WITHOUT_ROUNDS: Named = {
     **dict.fromkeys(("Q", "Q_factor", "R", "R_factor", "Q_bias", "R_bias")),
-    "rounds": 0, "cap_input_gate": False, "state_dropout": 0.0,
+    "rounds": 0,
+    "cap_input_gate": False,
+    "state_dropout": 0.0,
 }
 PAD = 16  # Saved rows are padded to a multiple of this many elements: csrc/cpu/kernels.h.
 

@@ -69,9 +69,7 @@ class GRU(RecurrentWithDropout):
         self.reset_parameters()
 
     def _bias(self, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
-        # The biases of the new gate stay apart: its reset gate multiplies one of them.
-        both, (new_ih, new_hh) = bias_ih + bias_hh, (b.chunk(3)[2] for b in (bias_ih, bias_hh))
-        return torch.cat([both[: -len(new_ih)], new_ih, new_hh])
+        return four_biases(bias_ih, bias_hh)
 
     def _run_direction(
         self, l: int, reverse: bool, x: Tensor, state: LayerState, order: Order
@@ -79,3 +77,12 @@ class GRU(RecurrentWithDropout):
         arguments = self._gates(l, reverse) | {"h0": state[0]} | order.arguments(reverse)
         y, h = self._gru(x, **arguments, **self._randomness(x.device))
         return y, (h,)
+
+
+def four_biases(bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
+    """Returns b (4H,) of the operators from the biases (3H,) of the two products.
+
+    The biases of the new gate stay apart, because the reset gate multiplies one of them.
+    """
+    both, (new_ih, new_hh) = bias_ih + bias_hh, (b.chunk(3)[2] for b in (bias_ih, bias_hh))
+    return torch.cat([both[: -len(new_ih)], new_ih, new_hh])
