@@ -202,6 +202,8 @@ def test_lstm(libraries, own, size, options):
 def test_other_cells(libraries, op, own, size, options):
     if "layer_norm" in op and size[3] == 1:
         size = (*size[:3], 2)  # the gradients of a norm over one unit are rounding errors
+    if op == "layer_norm_gru":  # and so are most of those through 3 gates of few inputs
+        size = (*size[:2], max(4, size[2]), size[3])
     # Not in 16 bits, where roundings take pre-activations to the other side of the kink.
     if op == "rnn" and own.itemsize >= 4 and sum(size) % 2:
         options = options | {"relu": True}

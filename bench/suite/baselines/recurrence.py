@@ -29,6 +29,8 @@ def lstm(
     *,
     starts=None,
     reverse=False,
+    zoneout_h=0.0,
+    zoneout_c=0.0,
     weight_drop=0.0,
     variational=False,
     training=True,
@@ -36,6 +38,7 @@ def lstm(
 ):
     """torch.nn.LSTM's own operator: oneDNN's on a CPU, cuDNN's on a GPU."""
     reject_options(starts=starts, reverse=reverse or None, lengths=lengths)
+    reject_options(zoneout_h=zoneout_h or None, zoneout_c=zoneout_c or None)
     W_hh = recurrent_weight(W_hh, weight_drop, variational, training)
     weights = [W_ih, W_hh] if b is None else [W_ih, W_hh, b, torch.zeros_like(b)]
     y, h, c = torch._VF.lstm(
@@ -58,6 +61,8 @@ def make_lstm_loop(step):
         *,
         starts=None,
         reverse=False,
+        zoneout_h=0.0,
+        zoneout_c=0.0,
         weight_drop=0.0,
         variational=False,
         training=True,
@@ -65,6 +70,7 @@ def make_lstm_loop(step):
     ):
         """The LSTM as a Python loop: one GEMM for all inputs, then one GEMM per step."""
         reject_options(starts=starts, reverse=reverse or None, lengths=lengths)
+        reject_options(zoneout_h=zoneout_h or None, zoneout_c=zoneout_c or None)
         W_hh_t = recurrent_weight(W_hh, weight_drop, variational, training).t()
         h, c, y = h0, c0, []
         for z_t in F.linear(x, W_ih, b).unbind():

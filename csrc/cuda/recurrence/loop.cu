@@ -166,7 +166,12 @@ class Forward {
     f.c_last = last ? out(r.c) : nullptr;
     const LoopArguments a(r);
     if constexpr (Cell::WHOLE_ROWS) {
-      launch_cell(a, f, layer_norm_at<S, Cell>(r, t), unsigned(r.B), stream);
+      const LayerNorm<S, Cell> norm = layer_norm_at<S, Cell>(r, t);
+      const auto rows = unsigned(r.B);
+      if constexpr (Cell::HAS_C)
+        layer_norm_lstm_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
+      else
+        layer_norm_gru_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
     } else {
       const dim3 blocks = grid(r.B, r.Hp);
       cell_kernel<S, Cell><<<blocks, THREADS, 0, stream>>>(a, f);
@@ -249,7 +254,12 @@ class Backward {
     f.terms = out(g.terms) + t * r.B * Cell::TERMS * r.H;
     const LoopArguments a(r);
     if constexpr (Cell::WHOLE_ROWS) {
-      launch_cell_backward(a, f, layer_norm_at<S, Cell>(r, t), unsigned(r.B), stream);
+      const LayerNorm<S, Cell> norm = layer_norm_at<S, Cell>(r, t);
+      const auto rows = unsigned(r.B);
+      if constexpr (Cell::HAS_C)
+        layer_norm_lstm_backward_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
+      else
+        layer_norm_gru_backward_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
     } else {
       const dim3 blocks = grid(r.B, r.Hp);
       cell_backward_kernel<S, Cell><<<blocks, THREADS, 0, stream>>>(a, f);

@@ -241,16 +241,4 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
   }
 }
 
-template <class S>
-void launch_cell(const LoopArguments& a, const CellForward<S>& f,
-                 const LayerNorm<S, LayerNormLstmCell>& norm, unsigned rows, cudaStream_t stream) {
-  layer_norm_lstm_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
-}
-template <class S>
-void launch_cell_backward(const LoopArguments& a, const CellGradient<S>& g,
-                          const LayerNorm<S, LayerNormLstmCell>& norm, unsigned rows,
-                          cudaStream_t stream) {
-  layer_norm_lstm_backward_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, g, norm);
-}
-
 }  // namespace fusedseq::cuda
