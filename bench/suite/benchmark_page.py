@@ -63,6 +63,7 @@ FAMILIES = {
             "mogrifier_lstm_pair",
             "lstm",
             "layer_norm_lstm",
+            "layer_norm_gru",
             "peephole_lstm",
             "gru",
         ),

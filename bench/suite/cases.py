@@ -119,6 +119,17 @@ def gru(T, B, X, H, *targets, **fields):
     )
 
 
+def layer_norm_gru(T, B, X, H, *targets, **fields):
+    return BenchmarkCase(
+        "layer_norm_gru",
+        f"T{T}-B{B}-{X}-{H}",
+        testing.hidden_state_case("layer_norm_gru", T, B, X, H).make,
+        flops=2.0 * T * B * 3 * H * (X + H),
+        targets=targets,
+        **fields,
+    )
+
+
 def bidirectional_lstm(T, B, X, H, *targets, **fields):
     """A layer of an LSTM in both directions: two calls of the operator."""
     one = testing.lstm_case(T, B, X, H).make

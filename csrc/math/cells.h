@@ -19,8 +19,9 @@
 //             does not include what comes through the product with W_hh
 //
 // A cell with WHOLE_ROWS has sums over the hidden units of a row. In place of these functions it
-// has those of cpu/recurrence/layer_norm_lstm_row.h and of
-// cuda/recurrence/loop_layer_norm.cuh.
+// has those of cpu/recurrence/layer_norm_{lstm,gru}_row.h and of
+// cuda/recurrence/loop_layer_norm_{lstm,gru}.cuh, and beside these constants STATISTICS, as
+// statistics_of, and the term that is the gradient of a slot's pre-activation.
 #pragma once
 #include "math/cell_kind.h"
 #include "math/gru.h"
@@ -105,9 +106,19 @@ struct PeepholeLstmCell {
 // The slots are the four gates' products with W_ih, then those with W_hh. The terms are the
 // gradients of z (4H), and those of gamma_c and of beta_c.
 struct LayerNormLstmCell {
-  static constexpr int GATES = 4, SLOTS = 8, VECTORS = 10, TERMS = 6;
+  static constexpr int GATES = 4, SLOTS = 8, VECTORS = 10, TERMS = 6, STATISTICS = 4;
   static constexpr bool HAS_C = true, WHOLE_ROWS = true;
   static constexpr Block BLOCKS[] = {{4, 0, 4}};
+  HD static constexpr int term(int slot) { return slot % GATES; }
+};
+
+// The slots are the three gates' products with W_ih, then those with W_hh. The terms are the
+// gradients of the pre-activations of GruCell.
+struct LayerNormGruCell {
+  static constexpr int GATES = 3, SLOTS = 6, VECTORS = 6, TERMS = 4, STATISTICS = 2;
+  static constexpr bool HAS_C = false, WHOLE_ROWS = true;
+  static constexpr Block BLOCKS[] = {{3, 0, 3}};
+  HD static constexpr int term(int slot) { return slot == 5 ? 3 : slot % GATES; }
 };
 
 // The slots are r, z, the new gate's product with W_ih and that with W_hh.
@@ -172,6 +183,8 @@ void with_cell(CellKind kind, bool cap_input_gate, F with) {
       return with(PeepholeLstmCell{});
     case CellKind::layer_norm_lstm:
       return with(LayerNormLstmCell{});
+    case CellKind::layer_norm_gru:
+      return with(LayerNormGruCell{});
     case CellKind::gru:
       return with(GruCell{});
     case CellKind::rnn_tanh:

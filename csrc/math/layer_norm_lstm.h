@@ -5,24 +5,13 @@
 //   i, f, o = sigmoid(z_i), sigmoid(z_f), sigmoid(z_o)      g = tanh(z_g)
 //   c' = f c + i g      h' = o tanh(gamma_c norm(c') + beta_c)
 //
-// norm(v) = (v - mean(v)) rstd(v), over the 4H pre-activations of a row together, and over the H
-// units of c'. The sums over rows are those of cpu/recurrence/layer_norm_lstm_row.h.
+// norm is that of math/layer_norm.h, over the 4H pre-activations of a row and product together, and
+// over the H units of c'.
 #pragma once
+#include "math/layer_norm.h"
 #include "math/lstm.h"
 
 namespace fusedseq {
-
-template <class V>
-HD V normalize(V v, V mean, V rstd) {
-  return (v - mean) * rstd;
-}
-
-// Returns the gradient of v from n = normalize(v) and its gradient dn. The means are those of dn
-// and of dn n over the units that are normalized together.
-template <class V>
-HD V normalize_backward(V n, V dn, V rstd, V mean_dn, V mean_dn_n) {
-  return rstd * (dn - mean_dn - n * mean_dn_n);
-}
 
 // Returns the gradient of z_o from the gate o, u = tanh(s) with s = gamma_c norm(c') + beta_c, and
 // dh, the gradient of h'. On return ds is the gradient of s.

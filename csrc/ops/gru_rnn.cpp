@@ -48,7 +48,6 @@ RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence, const L
   HIDDEN_STATE_LAYER(COPY)
 #undef COPY
   i.c0 = empty(layer.h0);
-  i.training = true;  // the public function has set weight_drop to 0 where it is not
   return i;
 }
 

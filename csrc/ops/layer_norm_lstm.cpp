@@ -6,7 +6,7 @@ namespace fusedseq {
 namespace {
 
 #define LAYER_NORM_LAYER(FIELD)                                                       \
-  LSTM_LAYER(FIELD)                                                                   \
+  ZONED_LSTM_LAYER(FIELD)                                                             \
   FIELD(Tensor, norm) /* (10H,)  gamma_ih (4H), gamma_hh (4H), gamma_c (H), beta_c */ \
   FIELD(double, eps)
 FUSEDSEQ_DECLARE(LayerNormLayer, LAYER_NORM_LAYER)
@@ -38,9 +38,8 @@ RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence,
   RecurrenceInputs i{
       {}, op, sequence.x, sequence.starts, sequence.reverse, CellKind::layer_norm_lstm};
 #define COPY(type, name) i.name = layer.name;
-  LSTM_LAYER(COPY)
+  ZONED_LSTM_LAYER(COPY)
 #undef COPY
-  i.training = true;  // the public function has set weight_drop to 0 where it is not
   i.vectors = layer.norm;
   i.vectors_name = "norm";
   i.eps = layer.eps;

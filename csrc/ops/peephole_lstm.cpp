@@ -6,7 +6,7 @@ namespace fusedseq {
 namespace {
 
 #define PEEPHOLE_LAYER(FIELD) \
-  LSTM_LAYER(FIELD)           \
+  ZONED_LSTM_LAYER(FIELD)     \
   FIELD(Tensor, peephole) /* (3H,)  of i, f and o */
 FUSEDSEQ_DECLARE(PeepholeLayer, PEEPHOLE_LAYER)
 
@@ -35,9 +35,8 @@ RecurrenceInputs inputs(const char* op, const OrderedSequence& sequence,
   RecurrenceInputs i{
       {}, op, sequence.x, sequence.starts, sequence.reverse, CellKind::peephole_lstm};
 #define COPY(type, name) i.name = layer.name;
-  LSTM_LAYER(COPY)
+  ZONED_LSTM_LAYER(COPY)
 #undef COPY
-  i.training = true;  // the public function has set weight_drop to 0 where it is not
   i.vectors = layer.peephole;
   i.vectors_name = "peephole";
   return i;

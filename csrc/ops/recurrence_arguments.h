@@ -34,15 +34,24 @@ FUSEDSEQ_DECLARE(OrderedSequence, ORDERED_SEQUENCE)
   WEIGHT_DROP(FIELD)
 FUSEDSEQ_DECLARE(LstmLayer, LSTM_LAYER)
 
+// What the LSTMs with parameter vectors of their own have in common.
+#define ZONED_LSTM_LAYER(FIELD)                                                  \
+  LSTM_LAYER(FIELD)                                                              \
+  FIELD(bool, training)                                                          \
+  FIELD(double, zoneout_h) /* probability that a unit keeps its h; needs seed */ \
+  FIELD(double, zoneout_c)
+
 // A layer whose state is h alone. G is the number of its gates and Z that of its biases for each
 // hidden unit: gates_of and slots_of.
-#define HIDDEN_STATE_LAYER(FIELD)                                         \
-  FIELD(Tensor, W_ih)            /* (G H, X) */                           \
-  FIELD(Tensor, W_hh)            /* (G H, H) */                           \
-  FIELD(OptionalTensor, b)       /* (Z H,) */                             \
-  FIELD(Tensor, h0)              /* (B, H) */                             \
-  FIELD(OptionalTensor, lengths) /* (B,) int64 */                         \
-  FIELD(OptionalTensor, seed)    /* one int64; required by weight_drop */ \
+#define HIDDEN_STATE_LAYER(FIELD)                                        \
+  FIELD(Tensor, W_ih)            /* (G H, X) */                          \
+  FIELD(Tensor, W_hh)            /* (G H, H) */                          \
+  FIELD(OptionalTensor, b)       /* (Z H,) */                            \
+  FIELD(Tensor, h0)              /* (B, H) */                            \
+  FIELD(OptionalTensor, lengths) /* (B,) int64 */                        \
+  FIELD(OptionalTensor, seed)    /* one int64; required by every mask */ \
+  FIELD(bool, training)                                                  \
+  FIELD(double, zoneout_h)                                               \
   WEIGHT_DROP(FIELD)
 FUSEDSEQ_DECLARE(HiddenStateLayer, HIDDEN_STATE_LAYER)
 

@@ -20,6 +20,7 @@ MODULES = {
     "RNN": lambda ops: nn.RNN(E, E, 2, **RECURRENT, ops=ops),
     "PeepholeLSTM": lambda ops: nn.PeepholeLSTM(E, E, 2, **RECURRENT, ops=ops),
     "LayerNormLSTM": lambda ops: nn.LayerNormLSTM(E, E, 2, **RECURRENT, ops=ops),
+    "LayerNormGRU": lambda ops: nn.LayerNormGRU(E, E, **RECURRENT, zoneout_h=0.2, ops=ops),
     "MultiheadAttention": lambda ops: nn.MultiheadAttention(
         E, 2, 0.3, positions=nn.RelativeBias(2), ops=ops
     ),

@@ -18,6 +18,8 @@ OPTIONS = {
     "no bias": {"bias": False},
     "dropout": {"num_layers": 2, "dropout": 0.4, "weight_drop": 0.3},
     "variational": {"locked_input": False, "weight_drop": 0.3, "variational": True},
+    "zoneout": {"num_layers": 2, "zoneout_h": 0.3, "zoneout_c": 0.2, "weight_drop": 0.3},
+    "zoneout of c": {"zoneout_c": 0.5, "bidirectional": True},
     "residual": {"hidden_size": X, "num_layers": 3, "residual": True, "output": "sum"},
     "batch_first": {"batch_first": True},
     "bidirectional": {"num_layers": 2, "bidirectional": True, "weight_drop": 0.3},

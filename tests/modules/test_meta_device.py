@@ -22,6 +22,7 @@ MODULES = {  # {name: (a class of fusedseq.nn, its arguments, its options)}
     "bidirectional Mogrifier LSTM": (nn.MogrifierLSTM, (4, 3), {"bidirectional": True}),
     "projected LSTM": (nn.LSTM, (4, 3), {"proj_size": 2}),
     "PeepholeLSTM": (nn.PeepholeLSTM, (5, 4, 2), {"forget_bias": 0.5}),
+    "LayerNormGRU": (nn.LayerNormGRU, (5, [4, 3], 2), {}),
     "LayerNormLSTM": (nn.LayerNormLSTM, (5, [4, 3], 2), {}),
     "MultiheadAttention": (nn.MultiheadAttention, (8, 2), {}),
     "MultiheadAttention with kdim": (nn.MultiheadAttention, (8, 2), {"kdim": 3, "vdim": 5}),

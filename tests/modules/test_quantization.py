@@ -161,6 +161,7 @@ RECURRENCES = {
         12, 12, 3, rounds=4, share_rounds=True, cap_input_gate=True, residual=True
     ),
     "without bias": lambda: nn.LSTM(9, 12, bias=False),
+    "zoneout": lambda: nn.LSTM(9, 12, zoneout_h=0.3, zoneout_c=0.2),
 }
 
 
@@ -227,6 +228,7 @@ def models():
         "RNN": (nn.RNN(8, 6), (torch.randn(1, 2, 8),)),
         "peephole LSTM": (nn.PeepholeLSTM(8, 6), (torch.randn(5, 2, 8),)),
         "layer-normalized LSTM": (nn.LayerNormLSTM(8, 6), (torch.randn(5, 2, 8),)),
+        "layer-normalized GRU": (nn.LayerNormGRU(8, 6), (torch.randn(5, 2, 8),)),
         "bidirectional LSTM": (nn.LSTM(8, 6, bidirectional=True), (torch.randn(1, 2, 8),)),
         "torch's layer": (torch.nn.TransformerEncoderLayer(16, 2, 32), (torch.randn(5, 2, 16),)),
     }

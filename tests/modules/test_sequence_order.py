@@ -21,8 +21,13 @@ OPTIONS = {
     "MogrifierLSTM": (nn.MogrifierLSTM, {"rounds": 3}),
     "PeepholeLSTM": (nn.PeepholeLSTM, {}),
     "LayerNormLSTM": (nn.LayerNormLSTM, {}),
+    "LayerNormGRU": (nn.LayerNormGRU, {}),
+    "LSTM with zoneout": (nn.LSTM, {"zoneout_h": 0.3, "zoneout_c": 0.4}),
+    "GRU with zoneout": (nn.GRU, {"zoneout_h": 0.3}),
+    "RNN with zoneout": (nn.RNN, {"zoneout_h": 0.3}),
 }
 OF_TORCH = [name for name, (kind, _) in OPTIONS.items() if hasattr(torch.nn, kind.__name__)]
+OF_TORCH = [name for name in OF_TORCH if "zoneout" not in name]
 MODULES = pytest.mark.parametrize("name", OPTIONS)
 WITH_TORCH = pytest.mark.parametrize("name", OF_TORCH)
 DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["forward", "both"])
@@ -31,7 +36,7 @@ DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["forwa
 def made(name, bidirectional, ops, layers=2, **more):
     kind, options = OPTIONS[name]
     module = kind(X, H, layers, bidirectional=bidirectional, ops=ops, **options, **more)
-    return module.double()
+    return module.double().train("zoneout" not in name)  # masks depend on the place in a batch
 
 
 def of_torch(name, module):

@@ -258,7 +258,7 @@ def test_devices_differ(good, name):
 
 PROBABILITIES = [
     *((op, "p") for op in (*ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm")),
-    ("lstm", "weight_drop"),
+    *(("lstm", name) for name in ("zoneout_h", "zoneout_c", "weight_drop")),
     *(
         ("mogrifier_lstm", name)
         for name in ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c", "weight_drop")

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.cpu
 # Their oracles compute no other products than the operator.
 EXACT = (
     "gru",
+    "layer_norm_gru",
     "rnn",
     "layer_norm_lstm",
     "linear",

@@ -195,7 +195,7 @@ def check_views(case, view, device, dtype=torch.float32):
         view = expanded_rows
     # With equal rows or columns of a weight, gradients through its product's layer norm are only
     # rounding errors.
-    as_they_are = (2,) if view is expanded and case.op == "layer_norm_lstm" else ()
+    as_they_are = (2,) if view is expanded and case.op.startswith("layer_norm") else ()
 
     def viewed(t):
         if not isinstance(t, torch.Tensor) or not t.numel() or t.dim() in as_they_are:
@@ -309,8 +309,8 @@ def test_meta_tensors(case, device):
 
 
 # Operators with matrix products: under autocast they convert their inputs.
-RECURRENT = "gru", "layer_norm_lstm", "lstm", "mogrifier_lstm", "mogrifier_lstm_pair"
-RECURRENT += "peephole_lstm", "rnn"
+RECURRENT = "gru", "layer_norm_gru", "layer_norm_lstm", "lstm", "mogrifier_lstm"
+RECURRENT += "mogrifier_lstm_pair", "peephole_lstm", "rnn"
 ATTENTION = "attention", "attention_varlen"
 AUTOCAST = *ATTENTION, "linear", "linear_cross_entropy", "split_cross_entropy", *RECURRENT
 

@@ -263,21 +263,39 @@ def test_explain_describes_the_layout_of_a_mogrifier(monkeypatch):
     )
 
 
+REVERSED = r"a reversed copy of x: \S+persistent_forward.cu"
 ORDERED = {"starts": [(1, 0)]}, {"reverse": True}
 
 
 @needs_cuda_code
 @pytest.mark.parametrize("options", ORDERED, ids=str)
 def test_another_order_runs_the_loop(monkeypatch, options):
+    """But an LSTM with `reverse` alone computes a reversed copy."""
     monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True))
-    for case in (
-        lstm_case(70, 20, 650, 650, **options),
-        mogrifier_lstm_case(70, 20, 650, 650, 5, **options),
+    loop = r"loop.cu.*no persistent kernel has `starts` and `reverse`"
+    for case, wanted in (
+        (lstm_case(70, 20, 650, 650, **options), loop if "starts" in options else REVERSED),
+        (mogrifier_lstm_case(70, 20, 650, 650, 5, **options), loop),
     ):
         with FakeTensorMode():
             args, kwargs = on_cuda(case, torch.bfloat16)
             text = fused.explain(case.op, *args, **kwargs)
-        assert re.search(r"loop.cu.*no persistent kernel has `starts` and `reverse`", text)
+        assert re.search(wanted, text)
+
+
+@needs_cuda_code
+def test_an_lstm_with_zoneout_runs_the_kernels_of_a_mogrifier_lstm(monkeypatch):
+    """And not cuDNN, where it would compute the call without zoneout."""
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True))
+    monkeypatch.setattr(import_module("fusedseq.fused.explain"), "is_cudnn", lambda given: True)
+    for zoneout, wanted in (({}, "cuDNN"), ({"zoneout_c": 0.1}, "mogrifier_lstm without rounds")):
+        for reverse in (False, True):
+            case = lstm_case(70, 16, 128, 128, reverse=reverse, **zoneout)
+            with FakeTensorMode():
+                args, kwargs = on_cuda(case, HALF)
+                text = fused.explain("lstm", *args, **kwargs)
+            assert wanted in text
+            assert ("reversed copy" in text) == reverse
 
 
 @needs_cuda_code
@@ -293,7 +311,7 @@ def test_other_lstm_cells_run_the_loop(op):
 @needs_cuda_code
 @pytest.mark.parametrize("op", ["gru", "rnn"])
 def test_torch_computes_a_gru_that_it_can(monkeypatch, op):
-    """Also in reverse and with lengths and a weight drop; not with `starts`."""
+    """Also in reverse and with lengths and a weight drop; not with `starts` or zoneout."""
     options = {"lengths": [3, 0, 5, 1], "reverse": True, "weight_drop": 0.3, "seed": 3}
 
     def explained(**options):
@@ -304,6 +322,7 @@ def test_torch_computes_a_gru_that_it_can(monkeypatch, op):
     assert f"torch.{op}" in explained()
     assert f"torch.{op}" in explained(**options)
     assert "loop.cu" in explained(**options, starts=[(1, 0)])
+    assert "loop.cu" in explained(**options, zoneout_h=0.1)
     monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")
     assert "loop.cu" in explained()
     monkeypatch.delenv("FUSEDSEQ_RECURRENCE")

@@ -11,6 +11,7 @@ from fusedseq import fused
 from fusedseq.testing import (
     attention_case,
     bias_activation_dropout_case,
+    hidden_state_case,
     linear_case,
     linear_cross_entropy_case,
     lstm_case,
@@ -53,11 +54,12 @@ def test_recurrences(H, number, threads):
 
 @PRODUCTS
 @pytest.mark.parametrize("H", [1, 8, 17, 40, 97, 264])
-@pytest.mark.parametrize("op", ["layer_norm_lstm", "peephole_lstm"])
-def test_lstms_with_vectors(op, H, number, threads):
+@pytest.mark.parametrize("op", ["layer_norm_gru", "layer_norm_lstm", "peephole_lstm"])
+def test_cells_with_vectors(op, H, number, threads):
     """With 70 rows the threads share rows, with few rows columns."""
+    make = hidden_state_case if "gru" in op else lstm_with_vectors_case
     for B in (1 + H % 7, 70):
-        case = lstm_with_vectors_case(op, 3, B, H // 2 + 5, H)
+        case = make(op, 3, B, H // 2 + 5, H, zoneout_h=0.2, seed=3)
         assert_independent_of_threads(case, threads, number)
 
 

@@ -197,7 +197,7 @@ def public_inputs(op):
         names |= {"Q_factor", "R_factor"}
     if "window" in names:  # (left, right), two inputs; attention_varlen is the same operator
         names |= {"window_left", "window_right", *public_inputs_of_varlen()}
-    if op == "layer_norm_lstm":  # the gammas and beta_c become one input
+    if op.startswith("layer_norm"):  # the gammas and beta_c become one input
         names |= {"norm"}
     return names | {"needs"}
 

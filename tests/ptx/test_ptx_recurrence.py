@@ -61,7 +61,8 @@ def test_loop(libraries, gpu, own, size):
 @pytest.mark.parametrize("op", loop.CELLS)
 def test_other_cells(libraries, own, op):
     path = libraries["sm_90a"]
-    for options in (loop.ORDERS[-1], {"weight_drop": 0.5, "seed": -7, "lengths": True}):
+    in_order = loop.ORDERS[-1] | loop.ZONEOUT
+    for options in (in_order, {"weight_drop": 0.5, "seed": -7, "lengths": True}):
         if op == "rnn" and own == FP32:
             loop.check(path, op, *loop.of_cell(op, SIZE, own, relu=True, **options), 2)
         loop.check(path, op, *loop.of_cell(op, SIZE, own, **options), order=3)

@@ -38,6 +38,7 @@ OPERATORS = (
     "embedding",
     "engine_table",
     "gru_rnn",
+    "layer_norm_gru",
     "layer_norm_lstm",
     "lstm",
     "mogrifier_lstm",

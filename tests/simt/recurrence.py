@@ -33,6 +33,7 @@ CELLS = {
     "rnn of relu": (3, 1, 1, 0, 0),
     "peephole_lstm": (4, 4, 4, 3, 0),
     "layer_norm_lstm": (5, 4, 8, 6, 4),
+    "layer_norm_gru": (6, 3, 6, 4, 2),
 }
 ROUND_WEIGHTS = ["Q", "Q_factor", "Q_bias", "R", "R_factor", "R_bias"]
 
@@ -328,6 +329,13 @@ def operators(kernels, order, engine="loop"):
         tensors = {"x": x, "W_ih": W_ih, "W_hh": W_hh, "b": b, "vectors": peephole}
         return call(tensors | {"h0": h0, "c0": c0}, lengths, 0, options | {"cell": "peephole_lstm"})
 
+    def layer_norm_gru(x, W_ih, W_hh, b, gamma_ih, gamma_hh, h0, lengths=None, **options):
+        vectors = torch.cat([gamma_ih, gamma_hh])
+        tensors = {"x": x, "W_ih": W_ih, "W_hh": W_hh, "b": b, "vectors": vectors, "h0": h0}
+        options = {"eps": 1e-5, **options, "cell": "layer_norm_gru"}
+        y, (h, _) = call(tensors, lengths, 0, options)
+        return y, h
+
     def layer_norm_lstm(
         x, W_ih, W_hh, b, gamma_ih, gamma_hh, gamma_c, beta_c, h0, c0, lengths=None, **options
     ):
@@ -343,6 +351,7 @@ def operators(kernels, order, engine="loop"):
         "gru": hidden_state("gru"),
         "rnn": hidden_state("rnn"),
         "peephole_lstm": peephole_lstm,
+        "layer_norm_gru": layer_norm_gru,
         "layer_norm_lstm": layer_norm_lstm,
     }
 

@@ -37,13 +37,14 @@ OPERATORS = (
     "rnn",
     "peephole_lstm",
     "layer_norm_lstm",
+    "layer_norm_gru",
     "dropout",
     "locked_dropout",
     "weight_drop",
     "embedding",
     "activation_regularization",
 )
-RECURRENT = OPERATORS[:7]
+RECURRENT = OPERATORS[:8]
 LARGEST = 40_000  # of `work`, since a CUDA thread is a fiber here
 
 

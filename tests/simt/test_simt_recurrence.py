@@ -4,7 +4,6 @@ Results and gradients are compared with the oracle. Plain loops in entries.cpp r
 matrix products. Kernels with one changed line must fail.
 """
 
-import functools
 import platform
 import shutil
 
@@ -27,7 +26,7 @@ SMALL = {
     "loop_layer_norm.cuh": {"ROW_THREADS = 256": "ROW_THREADS = 4"},
     "weight_gradients.cu": {"SLICE = 64": "SLICE = 3"},
 }
-CELLS = ["gru", "rnn", "peephole_lstm", "layer_norm_lstm"]
+CELLS = ["gru", "rnn", "peephole_lstm", "layer_norm_lstm", "layer_norm_gru"]
 # T, B, X, H
 SIZES = [(1, 5, 3, 1), (3, 2, 2, 3), (4, 5, 9, 17), (2, 3, 64, 17), (3, 4, 17, 64)]
 LSTM_OPTIONS = [
@@ -39,8 +38,12 @@ LSTM_OPTIONS = [
 ]
 # Steps in another order, and sequences that start within a row.
 ORDERS = [{"reverse": True}, {"starts": True}, {"reverse": True, "lengths": True, "starts": True}]
+ZONEOUT = {"zoneout_h": 0.3, "zoneout_c": 0.4, "seed": 9}  # cells without c have no zoneout_c
 CELL_OPTIONS = [
     {},
+    ZONEOUT,
+    ZONEOUT | {"lengths": True, "training": False},
+    ZONEOUT | ORDERS[-1],
     *ORDERS,
     {"bias": False, "lengths": True, "starts": True},
     {"weight_drop": 0.5, "seed": -7, "lengths": True},
@@ -128,15 +131,19 @@ def lstm(size, own, bias=True, lengths=False, starts=False, **options):
 
 
 def of_cell(op, size, own, bias=True, lengths=False, starts=False, **options):
-    """The inputs of gru, rnn, peephole_lstm or layer_norm_lstm."""
+    """The inputs of an operator of CELLS."""
     T, B, X, H = size
-    G, biases, w = {"gru": 3, "rnn": 1}.get(op, 4), {"rnn": 1}.get(op, 4), 0.5 / H**0.5
+    if "lstm" not in op:
+        options = {name: value for name, value in options.items() if name != "zoneout_c"}
+    G, biases, w = {"rnn": 1}.get(op, 3 if "gru" in op else 4), {"rnn": 1}.get(op, 4), 0.5 / H**0.5
     shapes = (T, B, X), (G * H, X), (G * H, H), (biases * H,)
     inputs = [normal(shape, i, own, w if 0 < i < 3 else 1.0) for i, shape in enumerate(shapes)]
     if not bias:
         inputs[3] = None
     if op == "peephole_lstm":
         inputs.append(normal((3 * H,), 4, own))
+    if op == "layer_norm_gru":
+        inputs += [1 + normal((3 * H,), 10 + n, own, 0.3) for n in range(2)]
     if op == "layer_norm_lstm":
         inputs += [1 + normal((n * H,), 10 + n, own, 0.3) for n in (4, 4, 1)]
         inputs.append(normal((H,), 20, own, 0.3))
@@ -193,8 +200,10 @@ def test_lstm(libraries, own, size, options):
 @pytest.mark.parametrize("options", CELL_OPTIONS, ids=str)
 @pytest.mark.parametrize("op", CELLS)
 def test_other_cells(libraries, op, own, size, options):
-    if op == "layer_norm_lstm" and size[3] == 1:
+    if "layer_norm" in op and size[3] == 1:
         size = (*size[:3], 2)  # the gradients of a norm over one unit are rounding errors
+    if op == "layer_norm_gru":  # and so are most of those through 3 gates of few inputs
+        size = (*size[:2], max(4, size[2]), size[3])
     # Not in 16 bits, where roundings take pre-activations to the other side of the kink.
     if op == "rnn" and own.itemsize >= 4 and sum(size) % 2:
         options = options | {"relu": True}
@@ -231,9 +240,10 @@ def test_no_races_and_no_uninitialised_reads(libraries, own, size, options):
 @pytest.mark.parametrize("op", ["lstm", *CELLS])
 @pytest.mark.parametrize("size", SIZES[1:3], ids=str)
 def test_no_races_in_another_order(libraries, own, size, op):
-    args, kwargs = (lstm if op == "lstm" else functools.partial(of_cell, op))(
-        size, own, **ORDERS[-1]
-    )
+    if op == "lstm":
+        args, kwargs = lstm(size, own, **ORDERS[-1])
+    else:
+        args, kwargs = of_cell(op, size, own, **ORDERS[-1], **ZONEOUT)
     check(libraries["checked"], op, args, kwargs, order=1)
 
 
@@ -256,6 +266,8 @@ DEFECTS = {  # source, old text, new text
     "gradient into a zeroed h": ("loop_backward.cuh", "if (resets(a, g.t, b)) {", "if (false) {"),
     "gradient into a zeroed c": ("loop_backward.cuh", "  if (reset)\n", "  if (false)\n"),
     "sum of one thread": ("loop_layer_norm.cuh", "v[n] = sums[n][0];", "(void)sums;"),
+    "no bypass of h": ("loop_layer_norm_lstm.cuh", "(C(1) - update[i]) * d_h", "C(0)"),
+    "no bypass of c": ("loop_layer_norm_lstm.cuh", "dc[i] += (C(1) - update[i]) * d[i];", ""),
     "forward order": ("loop.cu", "r.reverse ? nth_step(r, n + steps - 1) : n", "n"),
 }
 ORDER_DEFECTS = [name for name in DEFECTS if "zeroed" in name or "reset" in name or "order" in name]
@@ -265,8 +277,9 @@ ORDER_DEFECTS = [name for name in DEFECTS if "zeroed" in name or "reset" in name
 def test_a_defect_fails(defect):
     source, old, new = DEFECTS[defect]
     path = build.library("plain", {**SMALL, source: {**SMALL.get(source, {}), old: new}})
-    if source == "loop_layer_norm.cuh":
-        call = "layer_norm_lstm", *of_cell("layer_norm_lstm", (4, 5, 9, 17), torch.float32)
+    if source.startswith("loop_layer_norm"):
+        inputs = of_cell("layer_norm_lstm", (4, 5, 9, 17), torch.float32, **ZONEOUT)
+        call = "layer_norm_lstm", *inputs
     elif defect in ORDER_DEFECTS:
         call = "lstm", *lstm((4, 5, 9, 17), torch.float32, **ORDERS[-1])
     else:

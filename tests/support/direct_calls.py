@@ -82,14 +82,20 @@ def recurrences() -> Iterator[tuple[str, Call]]:
         "peephole_lstm": {"peephole": torch.randn(3 * H)},
         "layer_norm_lstm": {"norm": torch.randn(10 * H), "eps": 1e-5},
     }
+    zoneout = {"training": True, "zoneout_h": 0.1}
     for op, own in vectors.items():
+        own = {**zoneout, "zoneout_c": 0.1, **own}
         yield op, {**lstm, **own}
         y, _, _, *tensors = getattr(OPS, op)(**lstm, **own)
         names = ("gates", "cells", "statistics")
         saved = {"y": y, **dict(zip(names, tensors, strict=False)), "needs": 127}
         yield f"{op}_backward", {**gradients, **lstm, **own, **saved}
 
-    for op, gates, slots, settings in (("gru", 3, 4, {}), ("rnn", 1, 1, {"relu": False})):
+    for op, gates, slots, settings in (
+        ("gru", 3, 4, {}),
+        ("rnn", 1, 1, {"relu": False}),
+        ("layer_norm_gru", 3, 4, {"norm": torch.randn(6 * H), "eps": 1e-5}),
+    ):
         hidden_state = {
             "x": x,
             **order,
@@ -99,12 +105,14 @@ def recurrences() -> Iterator[tuple[str, Call]]:
             "h0": layer["h0"],
             "lengths": layer["lengths"],
             **drop,
+            **zoneout,
             **settings,
         }
         yield op, hidden_state
-        y, _, gates = getattr(OPS, op)(**hidden_state)
+        y, _, *tensors = getattr(OPS, op)(**hidden_state)
         of_outputs = {name: gradients[name] for name in ("dy", "dh")}
-        saved = {"y": y, "gates": gates, "needs": 31}
+        saved = {"y": y, **dict(zip(("gates", "statistics"), tensors, strict=False))}
+        saved["needs"] = 63 if "norm" in settings else 31
         yield f"{op}_backward", {**of_outputs, **hidden_state, **saved}
 
     settings = {

@@ -85,7 +85,7 @@ OBJECTIVES: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
     "MogrifierLSTM": (lambda: nn.MogrifierLSTM(E, 6, 2, batch_first=True), recurrent, x, ("",)),
     **{
         kind.__name__: (lambda kind=kind: kind(E, 6, 2, batch_first=True), recurrent, x, ("",))
-        for kind in (nn.GRU, nn.RNN, nn.PeepholeLSTM, nn.LayerNormLSTM)
+        for kind in (nn.GRU, nn.RNN, nn.PeepholeLSTM, nn.LayerNormLSTM, nn.LayerNormGRU)
     },
     "MultiheadAttention": (
         lambda: nn.MultiheadAttention(E, 2, batch_first=True, positions=nn.RelativeBias(2)),

@@ -29,6 +29,8 @@ def lstm(
     *,
     starts=None,
     reverse=False,
+    zoneout_h=0.0,
+    zoneout_c=0.0,
     weight_drop=0.0,
     variational=False,
     training=True,
@@ -36,6 +38,7 @@ def lstm(
 ):
     """torch.nn.LSTM's own operator: oneDNN's on a CPU, cuDNN's on a GPU."""
     reject_options(starts=starts, reverse=reverse or None, lengths=lengths)
+    reject_options(zoneout_h=zoneout_h or None, zoneout_c=zoneout_c or None)
     W_hh = recurrent_weight(W_hh, weight_drop, variational, training)
     weights = [W_ih, W_hh] if b is None else [W_ih, W_hh, b, torch.zeros_like(b)]
     y, h, c = torch._VF.lstm(
@@ -58,6 +61,8 @@ def make_lstm_loop(step):
         *,
         starts=None,
         reverse=False,
+        zoneout_h=0.0,
+        zoneout_c=0.0,
         weight_drop=0.0,
         variational=False,
         training=True,
@@ -65,6 +70,7 @@ def make_lstm_loop(step):
     ):
         """The LSTM as a Python loop: one GEMM for all inputs, then one GEMM per step."""
         reject_options(starts=starts, reverse=reverse or None, lengths=lengths)
+        reject_options(zoneout_h=zoneout_h or None, zoneout_c=zoneout_c or None)
         W_hh_t = recurrent_weight(W_hh, weight_drop, variational, training).t()
         h, c, y = h0, c0, []
         for z_t in F.linear(x, W_ih, b).unbind():
@@ -221,6 +227,32 @@ def layer_norm_step(z, h, c, W_hh_t, gamma_hh, gamma_c, beta_c, eps):
 
 
 layer_norm_lstm = make_layer_norm_loop(layer_norm_step)
+
+
+def make_layer_norm_gru_loop(step):
+    """Returns a `layer_norm_gru` that calls `step`, a function like `layer_norm_gru_step`, for
+    every time step."""
+
+    def layer_norm_gru(x, W_ih, W_hh, b, gamma_ih, gamma_hh, h0, *, eps=1e-5):
+        """One GEMM and one layer norm for all inputs, then one GEMM per step."""
+        b_ih, b_hh = (None, None) if b is None else split_bias(b, h0.size(1))
+        W_hh_t, h, y = W_hh.t(), h0, []
+        for from_x in F.layer_norm(x @ W_ih.t(), gamma_ih.shape, gamma_ih, b_ih, eps).unbind():
+            h = step(from_x, h, W_hh_t, gamma_hh, b_hh, eps)
+            y.append(h)
+        return torch.stack(y), h
+
+    return layer_norm_gru
+
+
+def layer_norm_gru_step(from_x, h, W_hh_t, gamma_hh, b_hh, eps):
+    from_h = F.layer_norm(h @ W_hh_t, gamma_hh.shape, gamma_hh, b_hh, eps)
+    (x_r, x_z, x_n), (h_r, h_z, h_n) = from_x.chunk(3, dim=-1), from_h.chunk(3, dim=-1)
+    n = (x_n + (x_r + h_r).sigmoid() * h_n).tanh()
+    return n + (x_z + h_z).sigmoid() * (h - n)
+
+
+layer_norm_gru = make_layer_norm_gru_loop(layer_norm_gru_step)
 
 
 def make_mogrifier_loop(step):

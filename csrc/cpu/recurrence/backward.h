@@ -12,6 +12,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/recurrence/backward_workspace.h"
 #include "cpu/recurrence/cells.h"
+#include "cpu/recurrence/zoneout.h"
 #include "cpu/simd/elementary_functions.h"
 #include "math/mogrifier.h"
 
@@ -217,29 +218,24 @@ class RecurrentBackward {
           Vec<T>(T(0)).store(terms + term * s.H + j, s.H - j);
       }
     } else if constexpr (Cell::WHOLE_ROWS) {
-      whole_row(t, b, dz, terms);
+      whole_row(p, t, b, dz, terms);
     } else {
       units(p, t, b, dz, terms);
     }
   }
 
   // The same of a cell that needs the whole row.
-  void whole_row(int64_t t, int64_t b, T* dz, T* terms) {
+  void whole_row(const Part& p, int64_t t, int64_t b, T* dz, T* terms) {
     const int64_t row = t * s.B + b;
-    const T* c_before = resets(r, t, b)       ? nullptr
-                        : t == nth_step(r, 0) ? r.c0 + b * s.H
-                                              : r.cells + (step_before(r, t) * s.B + b) * s.Hp;
-    const LayerNormLstmRow<T> of_row{s.H,
-                                     s.Hp,
-                                     T(r.eps),
-                                     r.b,
-                                     r.vectors,
-                                     c_before,
-                                     r.gates + row * SLOTS * s.Hp,
-                                     r.cells + row * s.Hp,
-                                     r.statistics + row * of_row.STATISTICS};
-    of_row.backward(g.dy + row * s.H, w.dh_carried + b * s.ldh, w.dc_carried + b * s.ldh, dz,
-                    terms);
+    const T* before = !Cell::HAS_C          ? h_before(t, b)
+                      : resets(r, t, b)     ? nullptr
+                      : t == nth_step(r, 0) ? r.c0 + b * s.H
+                                            : r.cells + (step_before(r, t) * s.B + b) * s.Hp;
+    const WholeRow<T, Cell> of_row{{s.H, s.Hp, T(r.eps), r.b, r.vectors, before,
+                                    r.gates + row * SLOTS * s.Hp, nullptr,
+                                    r.statistics + row * Cell::STATISTICS}};
+    of_row.backward(g.dy + row * s.H, w.dh_carried + b * s.ldh, w.dc_carried + b * s.ldh,
+                    update_of(r, p.cell_units, t, b, p.zoneout, s.ldh), dz, terms);
   }
 
   // The same of the part's hidden units.
@@ -251,10 +247,7 @@ class RecurrentBackward {
     const T* saved = r.gates + row * SLOTS * s.Hp;            // (SLOTS, Hp)
     const T* c_before = r.cells + (before * s.B + b) * s.Hp;  // (Hp,)  not of the first step
     const T* h_old = Cell::HAS_C ? nullptr : h_before(t, b);  // (H,) or null
-    if (r.zoneout_h.threshold)
-      zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.own.h, mask_row(r, t, b), p.zoneout);
-    if (r.zoneout_c.threshold)
-      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.own.h, mask_row(r, t, b), p.zoneout + s.ldh);
+    const Update<T> update = update_of(r, p.own.h, t, b, p.zoneout, s.ldh);
     for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
       const int64_t n = s.H - j;
       Vec<T> a[SLOTS], dz[SLOTS], of_vectors[Cell::TERMS + 1];
@@ -269,24 +262,14 @@ class RecurrentBackward {
       Vec<T> d_h = Vec<T>::load(carried_h) + Vec<T>::load(g.dy + row * s.H + j, n);
       if (Cell::HAS_C) d_c = Vec<T>::load(carried_c);
 
-      // Zoneout: the fraction 1 - u of the gradient bypasses the cell.
-      Vec<T> bypass_h = zero, bypass_c = zero;
-      if (r.zoneout_h.threshold) {
-        const Vec<T> u = Vec<T>::load(p.zoneout + j - p.own.h.begin);
-        bypass_h = (1.f - u) * d_h;
-        d_h = u * d_h;
-      }
-      if (Cell::HAS_C && r.zoneout_c.threshold) {
-        const Vec<T> u = Vec<T>::load(p.zoneout + s.ldh + j - p.own.h.begin);
-        bypass_c = (1.f - u) * d_c;
-        d_c = u * d_c;
-      }
+      const Vec<T> past_h = bypass(update.h, j - p.own.h.begin, d_h);
+      const Vec<T> past_c = bypass(update.c, j - p.own.h.begin, d_c);
 
       // Through the cell. The state's gradient so far is replaced; step() later adds the part that
       // comes through the gates' products.
       Cell::backward(a, h, c, VectorsAt<T>{r.vectors, s.H, j}, d_h, d_c, dz, of_vectors);
-      (d_h + bypass_h).store(carried_h);
-      if (Cell::HAS_C) (d_c + bypass_c).store(carried_c);
+      (d_h + past_h).store(carried_h);
+      if (Cell::HAS_C) (d_c + past_c).store(carried_c);
       for (int slot = 0; slot < SLOTS; ++slot)
         dz[slot].store(out + slot * s.H + j, n);
       for (int term = 0; term < Cell::TERMS; ++term)
@@ -406,14 +389,17 @@ class RecurrentBackward {
   void vector_gradients(const Part& p) {
     const Matrix<const T> terms{w.terms, w.ld_terms};
     if constexpr (Cell::WHOLE_ROWS) {
-      bias_gradient(p, g.db, 4 * s.H, terms, false);
+      constexpr int Z = WholeRow<T, Cell>::Z;
+      bias_gradient(p, g.db, Z * s.H, terms, false);
       if (!g.dvectors) return;
       const Range own = own_columns<T>(s.H, p.begin, p.end, parts);
       for (int slot = 0; slot < SLOTS; ++slot)
-        product_sums(w.rows, own.size(), terms.p + slot % GATES * s.H + own.begin, terms.ld,
+        product_sums(w.rows, own.size(), terms.p + Cell::term(slot) * s.H + own.begin, terms.ld,
                      r.gates + slot * s.Hp + own.begin, SLOTS * s.Hp,
                      g.dvectors + slot * s.H + own.begin, p.sums);
-      bias_gradient(p, g.dvectors + SLOTS * s.H, 2 * s.H, {terms.p + 4 * s.H, terms.ld}, false);
+      if constexpr (Cell::TERMS > Z)
+        bias_gradient(p, g.dvectors + SLOTS * s.H, (Cell::TERMS - Z) * s.H,
+                      {terms.p + Z * s.H, terms.ld}, false);
     } else if (Cell::TERMS) {
       bias_gradient(p, g.dvectors, w.terms_width, terms, false);
     }

@@ -1,5 +1,6 @@
 // The parameters of a cell (math/cells.h) as vectors of hidden units.
 #pragma once
+#include "cpu/recurrence/layer_norm_gru_row.h"
 #include "cpu/recurrence/layer_norm_lstm_row.h"
 #include "cpu/recurrence/sizes.h"
 #include "math/cells.h"

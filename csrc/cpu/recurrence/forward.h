@@ -1,5 +1,6 @@
 // The recurrences over a whole sequence, forward: the LSTM, plain, with peepholes and with layer
-// normalization, the Mogrifier LSTM, the GRU and the simple RNN, whose cells are in cells.h.
+// normalization, the Mogrifier LSTM, the GRU, plain and with layer normalization, and the simple
+// RNN, whose cells are in cells.h.
 //
 // One team of threads runs all time steps. Each part of the work owns a range of hidden units (and
 // of inputs, and of a low rank's columns). It packs its own columns of every weight once, and after
@@ -21,6 +22,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/recurrence/cells.h"
 #include "cpu/recurrence/sizes.h"
+#include "cpu/recurrence/zoneout.h"
 #include "cpu/simd/elementary_functions.h"
 #include "math/mogrifier.h"
 
@@ -287,15 +289,13 @@ class RecurrentForward {
     T* y = r.y + (t * s.B + b) * s.H;                                                    // (H,)
     T* h = h_carried + b * s.ldh;                                                        // (ldh,)
     T* next_in = h_in[(t + 1) % 2] + b * s.ldh;                                          // (ldh,)
-    if (alive && r.zoneout_h.threshold)
-      zoneout_row(r, r.zoneout_h, r.zoneout_h_p, p.cell_units, mask_row(r, t, b), p.zoneout);
-    if (alive && r.zoneout_c.threshold)
-      zoneout_row(r, r.zoneout_c, r.zoneout_c_p, p.cell_units, mask_row(r, t, b),
-                  p.zoneout + s.ldh);
+    const Update<T> update =
+        alive ? update_of(r, p.cell_units, t, b, p.zoneout, s.ldh) : Update<T>{};
     if constexpr (Cell::WHOLE_ROWS) {
-      const LayerNormLstmRow<T> row{s.H, s.Hp,      T(r.eps),
-                                    r.b, r.vectors, reset ? nullptr : c_before,
-                                    z,   c_after,   r.statistics + (t * s.B + b) * row.STATISTICS};
+      const T* before = !Cell::HAS_C ? h : reset ? nullptr : c_before;
+      T* statistics = r.statistics + (t * s.B + b) * Cell::STATISTICS;
+      const WholeRow<T, Cell> row{
+          {s.H, s.Hp, T(r.eps), r.b, r.vectors, before, z, c_after, statistics}};
       alive ? row.forward(y) : row.clear();
     }
 
@@ -307,7 +307,8 @@ class RecurrentForward {
       const Vec<T> c_old = Cell::HAS_C && !reset ? Vec<T>::load(c_before + j) : zero;
       Vec<T> h_new = h_old, c_new = c_old;
       if constexpr (Cell::WHOLE_ROWS) {
-        if (alive) h_new = Vec<T>::load(y + j, n), c_new = Vec<T>::load(c_after + j);
+        if (alive) h_new = Vec<T>::load(y + j, n);
+        if (alive && Cell::HAS_C) c_new = Vec<T>::load(c_after + j);
       } else {
         Vec<T> a[SLOTS];
         for (int slot = 0; slot < SLOTS; ++slot) {
@@ -320,9 +321,9 @@ class RecurrentForward {
       }
 
       // The new state. A row whose sequence has ended retains its state, and its output is zero.
-      if (r.zoneout_h.threshold) h_new = mix(p.zoneout + j - p.cell_units.begin, h_new, h_old);
-      if (Cell::HAS_C && r.zoneout_c.threshold)
-        c_new = mix(p.zoneout + s.ldh + j - p.cell_units.begin, c_new, c_old);
+      const int64_t unit = j - p.cell_units.begin;
+      h_new = mix(update.h, unit, h_new, h_old);
+      if (Cell::HAS_C) c_new = mix(update.c, unit, c_new, c_old);
       if (!alive) h_new = h_old, c_new = c_old;
       (alive ? h_new : zero).store(y + j, n);
       if (Cell::HAS_C) c_new.store(c_after + j);
@@ -330,12 +331,6 @@ class RecurrentForward {
       h_new.store(h + j);
       drop_state(h_new, b, j).store(next_in + j);
     }
-  }
-
-  // Zoneout: the fraction `update` of the new state, the rest of the old one.
-  HD Vec<T> mix(const T* update, Vec<T> after, Vec<T> before) const {
-    const Vec<T> u = Vec<T>::load(update);
-    return u * after + (1.f - u) * before;
   }
 
   void store_last_state(const Part& p) {

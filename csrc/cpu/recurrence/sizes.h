@@ -136,15 +136,5 @@ HD Vec<T> load_input(const cpu::Recurrence<T>& r, int64_t t, int64_t b, int64_t 
   return Vec<T>::load(r.x + (t * r.B + b) * r.X + j, r.X - j);
 }
 
-// update[j] = the fraction of the new state that zoneout takes for these units of one row of its
-// mask: 1 or 0 in training, otherwise the expectation 1 - p.
-template <class T>
-void zoneout_row(const cpu::Recurrence<T>& r, const cpu::Mask& mask, double p, Range units,
-                 int64_t row, T* update) {
-  if (r.training) return mask_values(mask, row, r.H, units.begin, units.end, T(1), T(0), update);
-  for (int64_t j = 0; j < units.size(); ++j)
-    update[j] = T(1 - p);
-}
-
 }  // namespace FUSEDSEQ_ISA
 }  // namespace fusedseq

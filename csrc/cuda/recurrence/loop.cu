@@ -9,7 +9,8 @@
 
 #include "cuda/recurrence/loop_backward.cuh"
 #include "cuda/recurrence/loop_forward.cuh"
-#include "cuda/recurrence/loop_layer_norm.cuh"
+#include "cuda/recurrence/loop_layer_norm_gru.cuh"
+#include "cuda/recurrence/loop_layer_norm_lstm.cuh"
 #include "cuda/recurrence/loop_weights.cuh"
 #include "cuda/recurrence/round.h"
 #include "cuda/recurrence/workspace.h"
@@ -21,10 +22,10 @@ namespace {
 constexpr int64_t HOISTED = int64_t(1) << 28;
 
 // The arguments of layer normalization at step t.
-template <class S>
-LayerNorm<S> layer_norm_at(const Recurrence& r, int64_t t) {
+template <class S, class Cell>
+LayerNorm<S, Cell> layer_norm_at(const Recurrence& r, int64_t t) {
   using C = typename Computing<S>::type;
-  LayerNorm<S> n{};
+  LayerNorm<S, Cell> n{};
   n.H = r.H;
   n.Hp = r.Hp;
   n.eps = C(r.eps);
@@ -165,9 +166,12 @@ class Forward {
     f.c_last = last ? out(r.c) : nullptr;
     const LoopArguments a(r);
     if constexpr (Cell::WHOLE_ROWS) {
-      const LayerNorm<S> norm = layer_norm_at<S>(r, t);
+      const LayerNorm<S, Cell> norm = layer_norm_at<S, Cell>(r, t);
       const auto rows = unsigned(r.B);
-      layer_norm_cell_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
+      if constexpr (Cell::HAS_C)
+        layer_norm_lstm_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
+      else
+        layer_norm_gru_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
     } else {
       const dim3 blocks = grid(r.B, r.Hp);
       cell_kernel<S, Cell><<<blocks, THREADS, 0, stream>>>(a, f);
@@ -250,10 +254,12 @@ class Backward {
     f.terms = out(g.terms) + t * r.B * Cell::TERMS * r.H;
     const LoopArguments a(r);
     if constexpr (Cell::WHOLE_ROWS) {
-      const LayerNorm<S> norm = layer_norm_at<S>(r, t);
-      const C* after = cells + t * cells_size;
+      const LayerNorm<S, Cell> norm = layer_norm_at<S, Cell>(r, t);
       const auto rows = unsigned(r.B);
-      layer_norm_cell_backward_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm, after);
+      if constexpr (Cell::HAS_C)
+        layer_norm_lstm_backward_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
+      else
+        layer_norm_gru_backward_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
     } else {
       const dim3 blocks = grid(r.B, r.Hp);
       cell_backward_kernel<S, Cell><<<blocks, THREADS, 0, stream>>>(a, f);

@@ -1,15 +1,15 @@
-// The cell of the LSTM with layer normalization, forward and backward, which loop.cu launches in
-// place of cell_kernel and cell_backward_kernel: sums over the hidden units of a row come between
-// the arithmetic of math/layer_norm_lstm.h. A block computes a row; a thread has 4 neighbouring
-// units of every ROW_UNITS.
+// What the cells with layer normalization of their products have in common, whose kernels loop.cu
+// launches in place of cell_kernel and cell_backward_kernel (loop_layer_norm_lstm.cuh,
+// loop_layer_norm_gru.cuh): sums over the hidden units of a row come between the arithmetic of
+// math/layer_norm.h. A block computes a row; a thread has 4 neighbouring units of every ROW_UNITS.
 //
-// What limits the speed: with few rows the latency of the sums, 4 forward and 2 backward, because a
-// row has one SM. Backward computes the gates again in each of 3 passes, from saved values that are
-// in the L1 cache then. Not timed.
+// What limits the speed: with few rows the latency of the sums, because a row has one SM. Backward
+// computes the gates again in each pass, from saved values that are in the L1 cache then. Not
+// timed.
 #pragma once
 #include "cuda/recurrence/loop_backward.cuh"
 #include "cuda/recurrence/loop_forward.cuh"
-#include "math/layer_norm_lstm.h"
+#include "math/layer_norm.h"
 
 namespace fusedseq::cuda {
 
@@ -39,18 +39,17 @@ __device__ __forceinline__ void sum_over_block(C (&v)[N]) {
 }
 
 // Arguments of both directions beside those of other cells.
-template <class S>
+template <class S, class Cell_>
 struct LayerNorm {
+  using Cell = Cell_;
   using C = typename Computing<S>::type;
-  static constexpr int GATES = LayerNormLstmCell::GATES, SLOTS = LayerNormLstmCell::SLOTS;
-  static constexpr int STATISTICS = 4;
-  // Where the parts of `vectors` begin, in units of H.
-  static constexpr int GAMMA_IH = 0, GAMMA_HH = 4, GAMMA_C = 8, BETA_C = 9;
+  static constexpr int GATES = Cell::GATES, SLOTS = Cell::SLOTS, STATISTICS = Cell::STATISTICS;
+  static constexpr int Z = 4;  // pre-activations of a hidden unit, whose gradients are terms
   int64_t H, Hp;
   C eps;
-  const S* b;        // (4H,) or null
-  const S* vectors;  // (10H,)  gamma_ih, gamma_hh, gamma_c, beta_c
-  C* statistics;     // (B, 4)  rstd of both products, mean and rstd of c'
+  const S* b;        // (Z H,) or null
+  const S* vectors;  // (V H,)  gamma_ih and gamma_hh, a part for each slot, then the cell's own
+  C* statistics;     // (B, STATISTICS)  rstd of both products, then the cell's own
 
   __device__ C reciprocal_deviation(C squares, int64_t count) const {
     return C(1) / C(sqrt(squares / C(count) + eps));
@@ -59,331 +58,171 @@ struct LayerNorm {
     load(vectors + part * H + j, H - j, v);
   }
 
-  // Sets z to the pre-activation of one gate from its normalized products.
-  // x, h: the products with W_ih and with W_hh
-  __device__ void pre_activation(int gate, int64_t j, const Elements<C>& x, const Elements<C>& h,
-                                 Elements<C>& z) const {
-    Elements<C> gamma_ih, gamma_hh;
-    Elements<C> bias = {};
-    vector(GAMMA_IH + gate, j, gamma_ih);
-    vector(GAMMA_HH + gate, j, gamma_hh);
-    if (b) load(b + gate * H + j, H - j, bias);
+  // Sets z to the biases of the pre-activations.
+  __device__ void biases(int64_t j, Elements<C> (&z)[Z]) const {
 #pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i)
-      z[i] = x[i] * gamma_ih[i] + h[i] * gamma_hh[i] + bias[i];
+    for (int i = 0; i < Z; ++i) {
+      for (int e = 0; e < PER_THREAD; ++e)
+        z[i][e] = C(0);
+      if (b) load(b + i * H + j, H - j, z[i]);
+    }
   }
-
-  // u = tanh(gamma_c n + beta_c) from the normalized c'.
-  __device__ void activated_c(int64_t j, const Elements<C>& n, Elements<C>& u) const {
-    Elements<C> gamma, beta;
-    vector(GAMMA_C, j, gamma);
-    vector(BETA_C, j, beta);
+  // Adds a slot's normalized product to its pre-activation.
+  __device__ void add(int slot, int64_t j, const Elements<C>& product, Elements<C> (&z)[Z]) const {
+    Elements<C> gamma;
+    vector(slot, j, gamma);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i)
-      u[i] = tanh_(n[i] * gamma[i] + beta[i]);
+      z[Cell::term(slot)][i] += product[i] * gamma[i];
   }
 };
 
-// For a row whose sequence has ended: the state does not change, and what is saved becomes zero.
-template <class S, class C>
-__device__ void copy_state(const LoopArguments& a, const CellForward<S>& f,
-                           const LayerNorm<S>& norm, int64_t b, C* statistics) {
-  if (threadIdx.x < norm.STATISTICS) statistics[threadIdx.x] = C(0);
-  for (int64_t j = threadIdx.x * PER_THREAD; j < a.Hp; j += ROW_UNITS) {
-    Elements<C> h, c;
-    const Elements<C> zero = {};
-    load(f.h + b * a.Hp + j, PER_THREAD, h);
-    load(f.c_before + b * a.Hp + j, PER_THREAD, c);
-    for (int slot = 0; slot < norm.SLOTS; ++slot)
-      store(f.gates + (b * norm.SLOTS + slot) * a.Hp + j, PER_THREAD, zero);
-    store(f.y + b * a.H + j, a.H - j, zero);
-    store(f.c_after + b * a.Hp + j, PER_THREAD, c);
-    store_state(a, f, b, j, h, c);
-  }
-}
+// Both products of a row, over whose gates together the means and deviations are.
+template <class C>
+struct ProductsOfRow {
+  const C *x, *h;  // (GATES H,) each
+  C mean[2], rstd[2];
+};
 
-template <class S>
-__global__ void __launch_bounds__(ROW_THREADS)
-    layer_norm_cell_kernel(const LoopArguments a, const CellForward<S> f, const LayerNorm<S> norm) {
-  using C = typename Computing<S>::type;
-  const int64_t b = blockIdx.x;
+template <class S, class Cell, class C>
+__device__ ProductsOfRow<C> products_of_row(const LayerNorm<S, Cell>& norm, const C* x,
+                                            const C* h) {
+  const int64_t width = norm.GATES * norm.H;
   const int64_t first = threadIdx.x * PER_THREAD;
-  const int64_t width = norm.GATES * a.H;
-  const C* z_x = f.z_x + b * width;
-  C* z_h = f.z + b * width;
-  C* statistics = norm.statistics + b * norm.STATISTICS;
-  if (has_ended(a.lengths, f.t, b)) {
-    copy_state(a, f, norm, b, statistics);
-    return;
-  }
-
-  // Means and deviations of both products, over all gates of the row together.
-  C mean[2] = {};
-  C rstd[2] = {};
+  ProductsOfRow<C> p{x, h, {}, {}};
   for (int64_t j = first; j < width; j += ROW_UNITS) {
-    Elements<C> x, h;
-    load(z_x + j, width - j, x);
-    load(z_h + j, width - j, h);
+    Elements<C> from_x, from_h;
+    load(x + j, width - j, from_x);
+    load(h + j, width - j, from_h);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
-      mean[0] += x[i];
-      mean[1] += h[i];
+      p.mean[0] += from_x[i];
+      p.mean[1] += from_h[i];
     }
   }
-  sum_over_block(mean);
-  mean[0] /= C(width);
-  mean[1] /= C(width);
+  sum_over_block(p.mean);
+  p.mean[0] /= C(width);
+  p.mean[1] /= C(width);
   for (int64_t j = first; j < width; j += ROW_UNITS) {
-    Elements<C> x, h;
-    load(z_x + j, width - j, x);
-    load(z_h + j, width - j, h);
+    Elements<C> from_x, from_h;
+    load(x + j, width - j, from_x);
+    load(h + j, width - j, from_h);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
       if (i >= width - j) continue;
-      rstd[0] += (x[i] - mean[0]) * (x[i] - mean[0]);
-      rstd[1] += (h[i] - mean[1]) * (h[i] - mean[1]);
+      p.rstd[0] += (from_x[i] - p.mean[0]) * (from_x[i] - p.mean[0]);
+      p.rstd[1] += (from_h[i] - p.mean[1]) * (from_h[i] - p.mean[1]);
     }
   }
-  sum_over_block(rstd);
-  rstd[0] = norm.reciprocal_deviation(rstd[0], width);
-  rstd[1] = norm.reciprocal_deviation(rstd[1], width);
+  sum_over_block(p.rstd);
+  p.rstd[0] = norm.reciprocal_deviation(p.rstd[0], width);
+  p.rstd[1] = norm.reciprocal_deviation(p.rstd[1], width);
+  return p;
+}
 
-  // The gates, and c'. The output gate replaces the first gate's product, which is not read again.
-  C mean_c[1] = {};
-  for (int64_t j = first; j < a.Hp; j += ROW_UNITS) {
-    const int64_t n = a.H - j;
-    Elements<C> z[norm.GATES], x, h;
-    Elements<C> c = {};
+// Normalizes the products of a thread's units, saves them, and sets z to the pre-activations.
+// saved: (SLOTS, Hp)
+template <class S, class Cell, class C>
+__device__ void pre_activations(const LayerNorm<S, Cell>& norm, const ProductsOfRow<C>& p, S* saved,
+                                int64_t j, Elements<C> (&z)[LayerNorm<S, Cell>::Z]) {
+  const int64_t n = norm.H - j;
+  norm.biases(j, z);
 #pragma unroll
-    for (int gate = 0; gate < norm.GATES; ++gate) {
-      load(z_x + gate * a.H + j, n, x);
-      load(z_h + gate * a.H + j, n, h);
-#pragma unroll
-      for (int i = 0; i < PER_THREAD; ++i) {
-        x[i] = i < n ? normalize(x[i], mean[0], rstd[0]) : C(0);
-        h[i] = i < n ? normalize(h[i], mean[1], rstd[1]) : C(0);
-      }
-      S* saved = f.gates + (b * norm.SLOTS + gate) * a.Hp + j;
-      store(saved, PER_THREAD, x);
-      store(saved + norm.GATES * a.Hp, PER_THREAD, h);
-      norm.pre_activation(gate, j, x, h, z[gate]);
-    }
-    if (!resets(a, f.t, b)) load(f.c_before + b * a.Hp + j, PER_THREAD, c);
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-      const LstmGates<C> gates = lstm_gates(LstmGates<C>{z[0][i], z[1][i], z[2][i], z[3][i]});
-      c[i] = i < n ? lstm_cell_c<false>(gates, c[i]) : C(0);
-      z[3][i] = gates.o;
-      mean_c[0] += c[i];
-    }
-    store(f.c_after + b * a.Hp + j, PER_THREAD, c);
-    store(z_h + j, n, z[3]);
-  }
-  sum_over_block(mean_c);
-  mean_c[0] /= C(a.H);
-
-  C rstd_c[1] = {};
-  for (int64_t j = first; j < a.H; j += ROW_UNITS) {
-    Elements<C> c;
-    load(f.c_after + b * a.Hp + j, PER_THREAD, c);
+  for (int slot = 0; slot < norm.SLOTS; ++slot) {
+    const int product = slot / norm.GATES;
+    Elements<C> v;
+    load((product ? p.h : p.x) + slot % norm.GATES * norm.H + j, n, v);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i)
-      if (i < a.H - j) rstd_c[0] += (c[i] - mean_c[0]) * (c[i] - mean_c[0]);
-  }
-  sum_over_block(rstd_c);
-  rstd_c[0] = norm.reciprocal_deviation(rstd_c[0], a.H);
-
-  // h', from the normalized c'.
-  for (int64_t j = first; j < a.Hp; j += ROW_UNITS) {
-    const int64_t n = a.H - j;
-    Elements<C> c, v, u, h;
-    load(f.c_after + b * a.Hp + j, PER_THREAD, c);
-    load(z_h + j, n, h);
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i)
-      v[i] = normalize(c[i], mean_c[0], rstd_c[0]);
-    norm.activated_c(j, v, u);
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i)
-      h[i] = i < n ? h[i] * u[i] : C(0);
-    store(f.y + b * a.H + j, n, h);
-    store_state(a, f, b, j, h, c);
-  }
-  if (threadIdx.x == 0) {
-    statistics[0] = rstd[0];
-    statistics[1] = rstd[1];
-    statistics[2] = mean_c[0];
-    statistics[3] = rstd_c[0];
+      v[i] = i < n ? normalize(v[i], p.mean[product], p.rstd[product]) : C(0);
+    store(saved + slot * norm.Hp + j, PER_THREAD, v);
+    norm.add(slot, j, v, z);
   }
 }
 
-// What the passes of the backward compute for a thread's units.
-template <class S>
-struct LayerNormUnits {
+// For a row whose sequence has ended: the state does not change, and what is saved becomes zero.
+template <class S, class Cell>
+__device__ void copy_state(const LoopArguments& a, const CellForward<S>& f,
+                           const LayerNorm<S, Cell>& norm, int64_t b) {
   using C = typename Computing<S>::type;
-  static constexpr int GATES = LayerNormLstmCell::GATES, SLOTS = LayerNormLstmCell::SLOTS;
-  const LoopArguments& a;
-  const CellGradient<S>& g;
-  const LayerNorm<S>& norm;
-  int64_t b;
-  const C *c_after, *statistics;  // (Hp,), (4,)  of the row
-
-  Elements<C> gates[GATES];     // activated
-  Elements<C> products[SLOTS];  // normalized
-  Elements<C> c, ds, dn;        // normalized c', gradients of its tanh's argument and of it
-  Elements<C> dz[GATES], dc;
-
-  // From the output to c': sets all but dz[0] to dz[2], and dc.
-  __device__ void through_output(int64_t j) {
-    const int64_t n = a.H - j;
-    Elements<C> d, dy, u, gamma;
-    state_gradient(a, g.after, b, j, d);
-    load(g.dy + b * a.H + j, n, dy);
-    load(c_after + j, PER_THREAD, c);
-    norm.vector(norm.GAMMA_C, j, gamma);
-#pragma unroll
-    for (int slot = 0; slot < SLOTS; ++slot)
-      load(g.gates + (b * SLOTS + slot) * a.Hp + j, PER_THREAD, products[slot]);
-#pragma unroll
-    for (int gate = 0; gate < GATES; ++gate)
-      norm.pre_activation(gate, j, products[gate], products[GATES + gate], gates[gate]);
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-      const LstmGates<C> activated =
-          lstm_gates(LstmGates<C>{gates[0][i], gates[1][i], gates[2][i], gates[3][i]});
-      gates[0][i] = activated.i;
-      gates[1][i] = activated.f;
-      gates[2][i] = activated.g;
-      gates[3][i] = activated.o;
-      c[i] = i < n ? normalize(c[i], statistics[2], statistics[3]) : C(0);
+  if (threadIdx.x < norm.STATISTICS) norm.statistics[b * norm.STATISTICS + threadIdx.x] = C(0);
+  for (int64_t j = threadIdx.x * PER_THREAD; j < a.Hp; j += ROW_UNITS) {
+    Elements<C> h;
+    Elements<C> c = {};
+    const Elements<C> zero = {};
+    load(f.h + b * a.Hp + j, PER_THREAD, h);
+    for (int slot = 0; slot < norm.SLOTS; ++slot)
+      store(f.gates + (b * norm.SLOTS + slot) * a.Hp + j, PER_THREAD, zero);
+    store(f.y + b * a.H + j, a.H - j, zero);
+    if (Cell::HAS_C) {
+      load(f.c_before + b * a.Hp + j, PER_THREAD, c);
+      store(f.c_after + b * a.Hp + j, PER_THREAD, c);
     }
-    norm.activated_c(j, c, u);
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-      dz[3][i] = layer_norm_lstm_output_backward(gates[3][i], u[i], d[i] + dy[i], ds[i]);
-      dn[i] = ds[i] * gamma[i];
-    }
+    store_state(a, f, b, j, h, c);
   }
+}
 
-  // From c' to the gates and to c before the step, after through_output. mean_dn, mean_dn_n: of dn
-  // and of dn c
-  __device__ void through_c(int64_t j, C mean_dn, C mean_dn_n) {
-    const int64_t n = a.H - j;
-    Elements<C> dc_after;
-    Elements<C> before = {};
-    load(g.dc + b * a.Hp + j, n, dc_after);
-    if (!resets(a, g.t, b)) load(g.c_before + b * a.Hp + j, n, before);
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-      const C dc_next =
-          dc_after[i] + normalize_backward(c[i], dn[i], statistics[3], mean_dn, mean_dn_n);
-      const LstmGates<C> activated{gates[0][i], gates[1][i], gates[2][i], gates[3][i]};
-      const LstmGates<C> d =
-          layer_norm_lstm_cell_backward(activated, before[i], dc_next, dz[3][i], dc[i]);
-      dz[0][i] = d.i;
-      dz[1][i] = d.f;
-      dz[2][i] = d.g;
-    }
-  }
-};
-
-// The 1 lets ptxas use more than 128 registers, without which it would spill.
-template <class S>
-__global__ void __launch_bounds__(ROW_THREADS, 1)
-    layer_norm_cell_backward_kernel(const LoopArguments a, const CellGradient<S> g,
-                                    const LayerNorm<S> norm,
-                                    const typename Computing<S>::type* c_after) {
+// The gradients of such a row: that of the state passes unchanged.
+template <class S, class Cell>
+__device__ void copy_state_gradient(const LoopArguments& a, const CellGradient<S>& g,
+                                    const LayerNorm<S, Cell>& norm, int64_t b) {
   using C = typename Computing<S>::type;
-  constexpr int TERMS = LayerNormLstmCell::TERMS;
-  const int64_t b = blockIdx.x;
-  const int64_t first = threadIdx.x * PER_THREAD;
-  S* dz = g.dz + b * norm.SLOTS * a.H;
-  S* terms = g.terms + b * TERMS * a.H;
   const Elements<C> zero = {};
-
-  // Past a sequence's end the state did not change, so its gradient passes unchanged.
-  if (has_ended(a.lengths, g.t, b)) {
-    for (int64_t j = first; j < a.Hp; j += ROW_UNITS) {
-      Elements<C> dh;
-      state_gradient(a, g.after, b, j, dh);
-      store(g.dh + b * a.Hp + j, PER_THREAD, dh);
-      for (int slot = 0; slot < norm.SLOTS; ++slot)
-        store(dz + slot * a.H + j, a.H - j, zero);
-      for (int term = 0; term < TERMS; ++term)
-        store(terms + term * a.H + j, a.H - j, zero);
-    }
-    return;
+  for (int64_t j = threadIdx.x * PER_THREAD; j < a.Hp; j += ROW_UNITS) {
+    Elements<C> dh;
+    state_gradient(a, g.after, b, j, dh);
+    store(g.dh + b * a.Hp + j, PER_THREAD, dh);
+    for (int slot = 0; slot < norm.SLOTS; ++slot)
+      store(g.dz + (b * norm.SLOTS + slot) * a.H + j, a.H - j, zero);
+    for (int term = 0; term < Cell::TERMS; ++term)
+      store(g.terms + (b * Cell::TERMS + term) * a.H + j, a.H - j, zero);
   }
+}
 
-  // The means of dn and of dn n, first of c', then of the products with W_ih and with W_hh.
-  LayerNormUnits<S> row{a, g, norm, b, c_after + b * a.Hp, norm.statistics + b * norm.STATISTICS};
-  C mean_c[2] = {};
-  for (int64_t j = first; j < a.H; j += ROW_UNITS) {
-    row.through_output(j);
+// Adds, for a thread's units, the gradients dn of the normalized products and dn n to the sums for
+// the product with W_ih, then to those for the one with W_hh.
+// dz: the gradients of the pre-activations
+template <class S, class Cell, class C>
+__device__ void add_gradients(const LayerNorm<S, Cell>& norm, int64_t j,
+                              const Elements<C> (&products)[Cell::SLOTS],
+                              const Elements<C> (&dz)[LayerNorm<S, Cell>::Z], C (&sums)[4]) {
+#pragma unroll
+  for (int slot = 0; slot < norm.SLOTS; ++slot) {
+    const int product = slot / norm.GATES;
+    Elements<C> gamma;
+    norm.vector(slot, j, gamma);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
-      mean_c[0] += row.dn[i];
-      mean_c[1] += row.dn[i] * row.c[i];
+      const C dn = dz[Cell::term(slot)][i] * gamma[i];
+      sums[2 * product] += dn;
+      sums[2 * product + 1] += dn * products[slot][i];
     }
   }
-  sum_over_block(mean_c);
-  mean_c[0] /= C(a.H);
-  mean_c[1] /= C(a.H);
+}
 
-  C mean[4] = {};
-  for (int64_t j = first; j < a.H; j += ROW_UNITS) {
-    row.through_output(j);
-    row.through_c(j, mean_c[0], mean_c[1]);
+// Stores the gradients of the products, from the means of what add_gradients has added, and dz as
+// terms.
+template <class S, class Cell, class C>
+__device__ void store_gradients(const CellGradient<S>& g, const LayerNorm<S, Cell>& norm, int64_t b,
+                                int64_t j, const Elements<C> (&products)[Cell::SLOTS],
+                                const Elements<C> (&dz)[LayerNorm<S, Cell>::Z],
+                                const C (&mean)[4]) {
+  const C* rstd = norm.statistics + b * norm.STATISTICS;
+  const int64_t n = norm.H - j;
 #pragma unroll
-    for (int slot = 0; slot < norm.SLOTS; ++slot) {
-      const int product = slot / norm.GATES;
-      Elements<C> gamma;
-      norm.vector(norm.GAMMA_IH + slot, j, gamma);
+  for (int slot = 0; slot < norm.SLOTS; ++slot) {
+    const int product = slot / norm.GATES;
+    Elements<C> gamma, d;
+    norm.vector(slot, j, gamma);
 #pragma unroll
-      for (int i = 0; i < PER_THREAD; ++i) {
-        const C dn = row.dz[slot % norm.GATES][i] * gamma[i];
-        mean[2 * product] += dn;
-        mean[2 * product + 1] += dn * row.products[slot][i];
-      }
-    }
+    for (int i = 0; i < PER_THREAD; ++i)
+      d[i] = normalize_backward(products[slot][i], dz[Cell::term(slot)][i] * gamma[i],
+                                rstd[product], mean[2 * product], mean[2 * product + 1]);
+    store(g.dz + (b * norm.SLOTS + slot) * norm.H + j, n, d);
   }
-  sum_over_block(mean);
 #pragma unroll
-  for (int n = 0; n < 4; ++n)
-    mean[n] /= C(norm.GATES * a.H);
-
-  // The gradients, of which that of h comes through the product alone.
-  const bool reset = resets(a, g.t, b);
-  for (int64_t j = first; j < a.Hp; j += ROW_UNITS) {
-    const int64_t n = a.H - j;
-    row.through_output(j);
-    row.through_c(j, mean_c[0], mean_c[1]);
-#pragma unroll
-    for (int slot = 0; slot < norm.SLOTS; ++slot) {
-      const int product = slot / norm.GATES;
-      Elements<C> gamma, d;
-      norm.vector(norm.GAMMA_IH + slot, j, gamma);
-#pragma unroll
-      for (int i = 0; i < PER_THREAD; ++i)
-        d[i] =
-            normalize_backward(row.products[slot][i], row.dz[slot % norm.GATES][i] * gamma[i],
-                               row.statistics[product], mean[2 * product], mean[2 * product + 1]);
-      store(dz + slot * a.H + j, n, d);
-    }
-    Elements<C> dgamma;
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; ++i) {
-      dgamma[i] = row.ds[i] * row.c[i];
-      if (reset) row.dc[i] = C(0);
-    }
-#pragma unroll
-    for (int gate = 0; gate < norm.GATES; ++gate)
-      store(terms + gate * a.H + j, n, row.dz[gate]);
-    store(terms + norm.GATES * a.H + j, n, dgamma);
-    store(terms + (norm.GATES + 1) * a.H + j, n, row.ds);
-    store(g.dh + b * a.Hp + j, PER_THREAD, zero);
-    store(g.dc + b * a.Hp + j, PER_THREAD, row.dc);
-  }
+  for (int i = 0; i < norm.Z; ++i)
+    store(g.terms + (b * Cell::TERMS + i) * norm.H + j, n, dz[i]);
 }
 
 }  // namespace fusedseq::cuda

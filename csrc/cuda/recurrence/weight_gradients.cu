@@ -291,12 +291,14 @@ class Gradients {
   // The gradients of the biases and of the cell's own parameters: column sums of dz, of the terms
   // and of dround.
   const char* biases() const {
-    if (r.cell == CellKind::layer_norm_lstm) {
-      layer_norm();
-    } else {
-      if (g.db) column_sums(in(g.backward.dz), slots_H, slots_H, g.db);
-      if (g.dvectors) column_sums(in(g.backward.terms), terms_H, terms_H, g.dvectors);
-    }
+    with_cell(r.cell, r.cap_input_gate, [&](auto cell) {
+      if constexpr (decltype(cell)::WHOLE_ROWS) {
+        layer_norm<decltype(cell)>();
+      } else {
+        if (g.db) column_sums(in(g.backward.dz), slots_H, slots_H, g.db);
+        if (g.dvectors) column_sums(in(g.backward.terms), terms_H, terms_H, g.dvectors);
+      }
+    });
     bool any = false;
     for (int64_t k = 0; k < r.rounds; ++k)
       any = any || g.dbias[k];
@@ -315,19 +317,19 @@ class Gradients {
   }
 
   // With layer normalization the terms are the gradients of the pre-activations, which are those of
-  // b, of gamma_c and of beta_c. The gradients of gamma_ih and gamma_hh are the first ones times
-  // what the gates' normalized products were.
+  // b, then of an LSTM those of gamma_c and of beta_c. The gradients of gamma_ih and gamma_hh are
+  // the first ones times what the gates' normalized products were.
+  template <class Cell>
   void layer_norm() const {
-    using Cell = LayerNormLstmCell;
     const S* terms = in(g.backward.terms);
-    const int64_t of_c = Cell::GATES * r.H;
-    if (g.db) column_sums(terms, of_c, terms_H, g.db);
+    const int64_t of_b = biases_of(r.cell) * r.H;
+    if (g.db) column_sums(terms, of_b, terms_H, g.db);
     if (!g.dvectors) return;
     S* d = static_cast<S*>(g.dvectors);
     for (int slot = 0; slot < Cell::SLOTS; ++slot)
-      column_sums(terms + slot % Cell::GATES * r.H, r.H, terms_H, d + slot * r.H,
+      column_sums(terms + Cell::term(slot) * r.H, r.H, terms_H, d + slot * r.H,
                   in(r.gates) + slot * r.Hp, Cell::SLOTS * r.Hp);
-    column_sums(terms + of_c, 2 * r.H, terms_H, d + Cell::SLOTS * r.H);
+    if (terms_H > of_b) column_sums(terms + of_b, terms_H - of_b, terms_H, d + Cell::SLOTS * r.H);
   }
 
   // out (width,) = the sums of the columns of d (rows, width), whose rows are `stride` elements

@@ -22,6 +22,7 @@ from fusedseq.fused.dropout_mask import dropout_mask  # noqa: E402
 from fusedseq.fused.embedding import embedding  # noqa: E402
 from fusedseq.fused.explain import explain  # noqa: E402
 from fusedseq.fused.gru import gru  # noqa: E402
+from fusedseq.fused.layer_norm_gru import layer_norm_gru  # noqa: E402
 from fusedseq.fused.layer_norm_lstm import layer_norm_lstm  # noqa: E402
 from fusedseq.fused.linear import linear  # noqa: E402
 from fusedseq.fused.linear_cross_entropy import linear_cross_entropy  # noqa: E402
@@ -45,6 +46,7 @@ __all__ = [
     "embedding",
     "explain",
     "gru",
+    "layer_norm_gru",
     "layer_norm_lstm",
     "linear",
     "linear_cross_entropy",

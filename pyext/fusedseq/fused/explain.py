@@ -1,4 +1,5 @@
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ CPU_KERNELS = {
     "gru": (
         "csrc/cpu/recurrence/forward.h",
         "the product of the inputs hoisted out of the time loop",
+    ),
+    "layer_norm_gru": (
+        "csrc/cpu/recurrence/forward.h",
+        "the product of the inputs hoisted out of the time loop, the norms of a row by one thread",
     ),
     "layer_norm_lstm": (
         "csrc/cpu/recurrence/forward.h",
@@ -75,6 +80,7 @@ PRODUCTS = (
     "attention",
     "attention_varlen",
     "gru",
+    "layer_norm_gru",
     "layer_norm_lstm",
     "linear",
     "linear_cross_entropy",
@@ -85,6 +91,8 @@ PRODUCTS = (
     "rnn",
     "split_cross_entropy",
 )
+
+WITHOUT_ROUNDS = "by the operator mogrifier_lstm without rounds, which has zoneout"
 
 FEW_ROWS = 64  # `linear` of fp32 tensors with at most so many rows is computed in fp32
 
@@ -134,17 +142,18 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     dtype = str(floats[0] if floats else torch.float32).removeprefix("torch.")
     if name in THROUGH_REFERENCE and tensors and 0 in tensors[0].shape[-1:]:
         return f"{name} on {device}: fusedseq.reference.{name}, as rows of width 0 need no kernel"
-    if name in hidden_state.GATES and device == "cuda" and is_of_torch(name, args, kwargs):
+    if name in hidden_state.OF_TORCH and device == "cuda" and is_of_torch(name, args, kwargs):
         return f"{name} on {device}, {dtype}: torch.{name}, which uses cuDNN where it can"
-    if not has_kernel(CALLS.get(name, name), device):
+    called = "mogrifier_lstm" if is_with_zoneout(name, kwargs) else CALLS.get(name, name)
+    if not has_kernel(called, device):
         return (
             f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; "
             f"fusedseq.reference.{name} runs there"
         )
-    if (CALLS.get(name, name), device) in autograd.switched_off:
+    if (called, device) in autograd.switched_off:
         return (
-            f"{name} on {device}: fusedseq.reference.{CALLS.get(name, name)}, with which its "
-            "kernels disagreed at their first use"
+            f"{name} on {device}: fusedseq.reference.{called}, with which its kernels disagreed at "
+            "their first use"
         )
     if device == "cuda":
         return f"{name} on {device}, {dtype}: {on_cuda(name, tensors, args, kwargs)}"
@@ -164,11 +173,8 @@ def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> s
     called = CALLS.get(name, name)
     if called in kernels.MODULES:
         return kernels.explain(called, *args, **kwargs)
-    if name == "lstm" and is_cudnn(*args, **kwargs):
-        return (
-            "cuDNN, through torch: its persistent kernel in float16, for sizes that it supports, "
-            "and what would otherwise run the loop over products"
-        )
+    if name == "lstm":
+        return lstm_on_cuda(*args, **kwargs)
     if name in recurrence_plan.LOOP_ALONE:
         return recurrence_plan.LOOP_ALONE[name]
     if "lstm" in name:
@@ -179,9 +185,32 @@ def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> s
     return f"csrc/cuda/{CUDA_SOURCES.get(name, name)}.cu"
 
 
+def lstm_on_cuda(*args: Any, **kwargs: Any) -> str:
+    bound = inspect.signature(reference.lstm).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    if lstm_cudnn.is_flipped(given["x"], given["starts"], given["reverse"]):
+        return f"a reversed copy of x: {lstm_on_cuda(**{**given, 'reverse': False})}"
+    is_zoned = is_with_zoneout("lstm", given)
+    if not is_zoned and is_cudnn(given):
+        return (
+            "cuDNN, through torch: its persistent kernel in float16, for sizes that it supports, "
+            "and what would otherwise run the loop over products"
+        )
+    gpu = recurrence_plan.this_gpu(given["x"].device)
+    kernel = recurrence_plan.explain("lstm", gpu, **given)
+    return f"{kernel}; {WITHOUT_ROUNDS}" if is_zoned else kernel
+
+
+def is_with_zoneout(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether a call is one of `lstm` with a zoneout, which mogrifier_lstm computes."""
+    return name == "lstm" and bool(given.get("zoneout_h") or given.get("zoneout_c"))
+
+
 def is_of_torch(name: str, args: Any, kwargs: Any) -> bool:
     given = inspect.signature(getattr(reference, name)).bind(*args, **kwargs).arguments
-    return hidden_state.is_of_torch(given["x"], given.get("starts"))
+    zoneout_h = given.get("zoneout_h", 0.0)
+    return hidden_state.is_of_torch(name, given["x"], given.get("starts"), zoneout_h)
 
 
 def on_cpu(
@@ -193,6 +222,8 @@ def on_cpu(
         return by
     if name == "mogrifier_lstm" and kwargs.get("rounds") == 0:
         how = CPU_KERNELS["lstm"][1] + ", because there are no rounds"
+    if is_with_zoneout(name, kwargs):
+        how += f", {WITHOUT_ROUNDS}"
     if CALLS.get(name, name) == "attention" and num_tensors > 1:
         file, how = attention(getattr(reference, name), *args, **kwargs)
     # The attention of few queries reads its keys and values once, and multiplies in float32.
@@ -220,7 +251,9 @@ def in_8_bits(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[str, str] |
     weights = tree_leaves([given.get(n) for n in ("W_ih", "W_hh", "Q", "R")])
     weights = [W for W in weights if W is not None]
     others = [given.get(n) for n in ("b", "h0", "c0", "Q_bias", "R_bias")]
-    drops = given.get("training", True) and (name != "lstm" or given.get("weight_drop"))
+    drops = given.get("training", True) and (
+        name != "lstm" or given.get("weight_drop") or is_with_zoneout(name, given)
+    )
     if drops or not int8_weight.computes_in_steps(x, tuple(weights), *others):
         return None
     return file, "step by step, the weights read as numbers of 8 bits"
@@ -241,14 +274,13 @@ def multiplies_in_bf16(name: str, dtype: str, args: Any, kwargs: dict[str, Any])
     return name != "linear" or rows is None or rows > FEW_ROWS
 
 
-def is_cudnn(*args: Any, **kwargs: Any) -> bool:
-    bound = inspect.signature(reference.lstm).bind(*args, **kwargs)
-    bound.apply_defaults()
-    given = bound.arguments
-    if not given["training"]:
-        given["weight_drop"] = 0.0
+def is_cudnn(given: Mapping[str, Any]) -> bool:
+    """Whether cuDNN computes a call of `lstm`. given: all of its arguments by name"""
     names = inspect.signature(lstm_cudnn.supports).parameters
-    return lstm_cudnn.supports(**{name: given[name] for name in names})
+    call = {name: given[name] for name in names}
+    if not given["training"]:
+        call["weight_drop"] = 0.0
+    return lstm_cudnn.supports(**call)
 
 
 def attention(function: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:

@@ -67,6 +67,7 @@ FORMULAS: dict[str, tuple[Callable[[Named], int], float]] = {
     "gru": (layer, 2),
     "rnn": (layer, 2),
     "lstm": (layer, 2),
+    "layer_norm_gru": (layer, 2),
     "layer_norm_lstm": (layer, 2),
     "peephole_lstm": (layer, 2),
     "mogrifier_lstm": (layer, 2),

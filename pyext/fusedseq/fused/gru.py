@@ -18,6 +18,7 @@ def gru(
     *,
     starts: Tensor | None = None,
     reverse: bool = False,
+    zoneout_h: float = 0.0,
     weight_drop: float = 0.0,
     variational: bool = False,
     training: bool = True,
@@ -25,8 +26,8 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """Computes `fusedseq.reference.gru` with one kernel call for the whole sequence, as `lstm`.
 
-    On CUDA, calls without `starts` are computed by torch.gru, which uses cuDNN where it can, unless
-    torch uses deterministic algorithms only; all others by a loop over the steps.
+    On CUDA, calls without `starts` and zoneout are computed by torch.gru, which uses cuDNN where it
+    can, unless torch uses deterministic algorithms only; all others by a loop over the steps.
 
     Errors: those of `lstm`.
     """

@@ -1,4 +1,4 @@
-"""What the recurrent operators whose state is h alone have in common: gru and rnn."""
+"""What the recurrent operators whose state is h alone have in common: gru, rnn, layer_norm_gru."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +15,14 @@ from fusedseq.fused.through_oracle import call_reference
 from fusedseq.fused.weight_drop import weight_drop
 from fusedseq.reference.steps import flip_sequences, mask_of_steps
 
-GATES = {"gru": 3, "rnn": 1}  # of W_ih and W_hh, for each hidden unit
-SLOTS = {"gru": 4, "rnn": 1}  # pre-activations, and biases
+GATES = {"gru": 3, "rnn": 1, "layer_norm_gru": 3}  # of W_ih and W_hh, for each hidden unit
+BIASES = {"gru": 4, "rnn": 1, "layer_norm_gru": 4}
+SLOTS = {"gru": 4, "rnn": 1, "layer_norm_gru": 6}  # saved pre-activations or products
+# {operator: its vectors of parameters, (GATES H,) each, in the order in which `norm` has them}
+VECTORS = {"layer_norm_gru": ("gamma_ih", "gamma_hh")}
+STATISTICS = {"layer_norm_gru": 2}  # saved for each row and step
 TENSORS = ("x", "W_ih", "W_hh", "b", "h0")
+OF_TORCH = ("gru", "rnn")  # operators that torch has too
 
 
 def call(op: str, given: Named) -> tuple[Tensor, Tensor]:
@@ -26,34 +31,40 @@ def call(op: str, given: Named) -> tuple[Tensor, Tensor]:
     returns y: (T, B, H), h: (B, H)
     """
     a = dict(given)
-    a["lengths"] = check_sequence(
-        op, GATES[op], SLOTS[op], a["x"], {name: a[name] for name in TENSORS[1:]}, a["lengths"]
-    )
-    x = a["x"]
+    names = (*TENSORS, *VECTORS.get(op, ()))
+    tensors = {name: a[name] for name in names[1:]}
+    a["lengths"] = check_sequence(op, GATES[op], BIASES[op], a["x"], tensors, a["lengths"])
+    x, G = a["x"], GATES[op]
+    for name in names[len(TENSORS) :]:
+        check.shape(op, name, a[name], f"({G}H,)", (G * a["h0"].size(1),))
     check.starts(op, a["starts"], x)
-    check.probability(op, "weight_drop", a["weight_drop"])
+    for name in ("zoneout_h", "weight_drop"):
+        check.probability(op, name, a[name])
     if not a["training"]:
         a["weight_drop"] = 0.0
     if op == "rnn" and not isinstance(a["relu"], bool):
         raise TypeError(f"rnn: relu must be a bool, got {type(a['relu']).__name__}")
-    a["seed"] = check.seed(op, a["seed"], x.device) if a["weight_drop"] else None
-    cast = autocast.cast(x.device.type, *(a[name] for name in TENSORS))
-    a |= dict(zip(TENSORS, cast, strict=True))
+    has_mask = a["weight_drop"] or a["zoneout_h"]
+    a["seed"] = check.seed(op, a["seed"], x.device) if has_mask else None
+    cast = autocast.cast(x.device.type, *(a[name] for name in names))
+    a |= dict(zip(names, cast, strict=True))
     a["W_ih"], a["W_hh"] = int8_weight.dequantized(a["W_ih"], a["W_hh"])
-    if is_of_torch(x, a["starts"]):
+    if is_of_torch(op, x, a["starts"], a["zoneout_h"]):
         return by_torch(op, a)
+    if op in VECTORS:
+        a["norm"] = torch.cat([a[name] for name in VECTORS[op]])
     y, h, *_ = autograd.call_by_name(op, a)
     return y, h
 
 
-def is_of_torch(x: Tensor, starts: Tensor | None) -> bool:
+def is_of_torch(op: str, x: Tensor, starts: Tensor | None, zoneout_h: float) -> bool:
     """Whether torch's own recurrences compute a call: on CUDA, where they use cuDNN, which has
     kernels for whole sequences; the loop of csrc/cuda/recurrence/loop.cu launches two for a step.
 
-    Not with `starts`, which torch's do not have, not if torch is to use deterministic algorithms,
-    since cuDNN's are not always, and not if FUSEDSEQ_RECURRENCE selects the loop.
+    Not with `starts` or zoneout, which torch's do not have, not if torch is to use deterministic
+    algorithms, since cuDNN's are not always, and not if FUSEDSEQ_RECURRENCE selects the loop.
     """
-    if not x.is_cuda or starts is not None:
+    if op not in OF_TORCH or not x.is_cuda or starts is not None or zoneout_h:
         return False
     return not (
         torch.are_deterministic_algorithms_enabled() or variable("FUSEDSEQ_RECURRENCE", "loop")
@@ -61,8 +72,9 @@ def is_of_torch(x: Tensor, starts: Tensor | None) -> bool:
 
 
 def by_torch(op: str, a: Named) -> tuple[Tensor, Tensor]:
-    """Computes a call without `starts` with torch's own recurrences. a: the checked arguments by
-    name
+    """Computes a call without `starts` and zoneout with torch's own recurrences.
+
+    a: the checked arguments by name
     """
     if a["weight_drop"]:
         W_hh = weight_drop(a["W_hh"], a["weight_drop"], a["seed"], variational=a["variational"])
@@ -95,15 +107,18 @@ def register(op: str, oracle: Callable[..., Any]) -> None:
 
     def fake(named: Named) -> tuple[Tensor, ...]:
         x, h0 = named["x"], named["h0"]
-        (T, B, _), H, (activations, _) = x.shape, h0.size(1), saved_dtypes(x)
-        return (
-            x.new_empty(T, B, H),
-            x.new_empty(B, H),
-            x.new_empty(T, B, SLOTS[op], pad(H), dtype=activations),
-        )
+        (T, B, _), H, (activations, computing) = x.shape, h0.size(1), saved_dtypes(x)
+        y, h = x.new_empty(T, B, H), x.new_empty(B, H)
+        gates = x.new_empty(T, B, SLOTS[op], pad(H), dtype=activations)
+        if op not in STATISTICS:
+            return y, h, gates
+        return y, h, gates, x.new_empty(T, B, STATISTICS[op], dtype=computing)
 
     def by_reference(named: Named) -> Any:
-        return call_reference(oracle, named)
+        if op not in VECTORS:
+            return call_reference(oracle, named)
+        parts = named["norm"].chunk(len(VECTORS[op]))
+        return call_reference(oracle, named | dict(zip(VECTORS[op], parts, strict=True)))
 
     autograd.register(
         op,

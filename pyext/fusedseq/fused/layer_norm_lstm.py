@@ -30,6 +30,8 @@ def layer_norm_lstm(
     eps: float = 1e-5,
     starts: Tensor | None = None,
     reverse: bool = False,
+    zoneout_h: float = 0.0,
+    zoneout_c: float = 0.0,
     weight_drop: float = 0.0,
     variational: bool = False,
     training: bool = True,

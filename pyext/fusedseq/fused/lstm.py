@@ -14,6 +14,13 @@ from fusedseq.reference.steps import flip_sequences
 OP = "lstm"
 # Devices whose kernels save activations in the dtype of x, and save nothing for low-rank weights.
 SAVED_IN_DTYPE_OF_X = {"cuda"}
+# The inputs of mogrifier_lstm with which it is an LSTM.
+WITHOUT_ROUNDS: Named = {
+    **dict.fromkeys(("Q", "Q_factor", "R", "R_factor", "Q_bias", "R_bias")),
+    "rounds": 0,
+    "cap_input_gate": False,
+    "state_dropout": 0.0,
+}
 PAD = 16  # Saved rows are padded to a multiple of this many elements: csrc/cpu/kernels.h.
 
 
@@ -28,6 +35,8 @@ def lstm(
     *,
     starts: Tensor | None = None,
     reverse: bool = False,
+    zoneout_h: float = 0.0,
+    zoneout_c: float = 0.0,
     weight_drop: float = 0.0,
     variational: bool = False,
     training: bool = True,
@@ -41,8 +50,9 @@ def lstm(
     by cuDNN, and so are calls in fp32, bf16 and fp16 without lengths, weight drop, `starts` and
     `reverse` that no persistent kernel of this package can run, unless torch uses deterministic
     algorithms only. The persistent kernels have neither `starts` nor `reverse`: calls with `starts`
-    run the loop, and others with `reverse` compute a reversed copy of x. `fused.explain` reports
-    which kernel a call runs.
+    run the loop, and others with `reverse` compute a reversed copy of x. On every device, a call
+    with a zoneout runs the kernels of `mogrifier_lstm` without rounds, which is an LSTM, and never
+    cuDNN. `fused.explain` reports which kernel a call runs.
 
     Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
     is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are read as they are by a step of
@@ -50,18 +60,24 @@ def lstm(
 
     Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
     fp64, bf16, and fp16 on CUDA are supported), sizes T, X or H of 0 (B may be 0), lengths outside
-    [0, T], or a weight_drop outside [0, 1].
+    [0, T], or probabilities outside [0, 1].
     """
     lengths = check_layer(OP, x, W_ih, W_hh, b, h0, c0, lengths)
     check.starts(OP, starts, x)
+    check.probability(OP, "zoneout_h", zoneout_h)
+    check.probability(OP, "zoneout_c", zoneout_c)
     check.probability(OP, "weight_drop", weight_drop)
     weight_drop = weight_drop if training else 0.0
+    has_zoneout = bool(zoneout_h or zoneout_c)
     # Without a mask no seed is needed, and copying one to a GPU would synchronise.
-    seed = check.seed(OP, seed, x.device) if weight_drop else None  # type: ignore[assignment]
+    has_mask = weight_drop or has_zoneout
+    seed = check.seed(OP, seed, x.device) if has_mask else None  # type: ignore[assignment]
     x, W_ih, W_hh, b, h0, c0 = autocast.cast(x.device.type, x, W_ih, W_hh, b, h0, c0)
-    if not weight_drop and int8_weight.computes_in_steps(x, (W_ih, W_hh), b, h0, c0):
+    is_random = weight_drop or (training and has_zoneout)
+    if not is_random and int8_weight.computes_in_steps(x, (W_ih, W_hh), b, h0, c0):
         state = {"b": b, "h0": h0, "c0": c0, "lengths": lengths}
         state |= {"starts": starts, "reverse": reverse}
+        state |= {"zoneout_h": zoneout_h, "zoneout_c": zoneout_c, "training": False}
         return int8_weight.in_steps(reference.lstm, x, W_ih=W_ih, W_hh=W_hh, **state)
     W_ih, W_hh = int8_weight.dequantized(W_ih, W_hh)
     if lstm_cudnn.is_flipped(x, starts, reverse):
@@ -69,12 +85,17 @@ def lstm(
             flip_sequences(x, lengths),
             *(W_ih, W_hh, b, h0, c0),
             lengths=lengths,
+            zoneout_h=zoneout_h,
+            zoneout_c=zoneout_c,
             weight_drop=weight_drop,
             variational=variational,
             seed=seed,
             training=training,
         )
         return flip_sequences(y, lengths), (h, c)
+    if has_zoneout:
+        y, h, c, *_ = autograd.call_by_name("mogrifier_lstm", locals() | WITHOUT_ROUNDS)
+        return y, (h, c)
     if lstm_cudnn.supports(x, W_ih, W_hh, b, h0, c0, lengths, weight_drop, starts, reverse):
         y, h, c = lstm_cudnn.CudnnLstm.apply(reference.lstm, x, W_ih, W_hh, b, h0, c0)  # type: ignore[no-untyped-call]
     else:

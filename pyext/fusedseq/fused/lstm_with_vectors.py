@@ -32,10 +32,12 @@ def call(op: str, given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     for name, n in VECTORS[op].items():
         check.shape(op, name, a[name], "(H,)" if n == 1 else f"({n}H,)", (n * H,))
     check.starts(op, a["starts"], x)
-    check.probability(op, "weight_drop", a["weight_drop"])
+    for name in ("zoneout_h", "zoneout_c", "weight_drop"):
+        check.probability(op, name, a[name])
     if not a["training"]:
         a["weight_drop"] = 0.0
-    a["seed"] = check.seed(op, a["seed"], x.device) if a["weight_drop"] else None
+    has_mask = a["weight_drop"] or a["zoneout_h"] or a["zoneout_c"]
+    a["seed"] = check.seed(op, a["seed"], x.device) if has_mask else None
     cast = autocast.cast(x.device.type, *(a[name] for name in ("x", *names)))
     a |= dict(zip(("x", *names), cast, strict=True))
     a["W_ih"], a["W_hh"] = int8_weight.dequantized(a["W_ih"], a["W_hh"])

@@ -24,6 +24,8 @@ def peephole_lstm(
     *,
     starts: Tensor | None = None,
     reverse: bool = False,
+    zoneout_h: float = 0.0,
+    zoneout_c: float = 0.0,
     weight_drop: float = 0.0,
     variational: bool = False,
     training: bool = True,

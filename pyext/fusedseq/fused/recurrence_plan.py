@@ -21,7 +21,7 @@ LOOP = {
     " the gates of a step",
 }
 LOOP_ALONE = dict.fromkeys(
-    ("gru", "rnn", "peephole_lstm", "layer_norm_lstm"),
+    ("gru", "rnn", "peephole_lstm", "layer_norm_lstm", "layer_norm_gru"),
     f"{LOOP['lstm']}; no persistent kernel has this cell",
 )
 # {engine of a kernel table: protocol of the exchange between blocks}

@@ -19,6 +19,7 @@ def rnn(
     relu: bool = False,
     starts: Tensor | None = None,
     reverse: bool = False,
+    zoneout_h: float = 0.0,
     weight_drop: float = 0.0,
     variational: bool = False,
     training: bool = True,
@@ -26,9 +27,9 @@ def rnn(
 ) -> tuple[Tensor, Tensor]:
     """Computes `fusedseq.reference.rnn` with one kernel call for the whole sequence, as `lstm`.
 
-    On CUDA, calls without `starts` are computed by torch.rnn_tanh or torch.rnn_relu, which use
-    cuDNN where they can, unless torch uses deterministic algorithms only; all others by a loop over
-    the steps.
+    On CUDA, calls without `starts` and zoneout are computed by torch.rnn_tanh or torch.rnn_relu,
+    which use cuDNN where they can, unless torch uses deterministic algorithms only; all others by a
+    loop over the steps.
 
     Errors: those of `lstm`.
     """

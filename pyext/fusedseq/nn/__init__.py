@@ -11,6 +11,7 @@ from fusedseq.nn.embedding import Embedding
 from fusedseq.nn.feed_forward import FeedForward
 from fusedseq.nn.gru import GRU
 from fusedseq.nn.key_value_cache import KeyValueCache
+from fusedseq.nn.layer_norm_gru import LayerNormGRU
 from fusedseq.nn.layer_norm_lstm import LayerNormLSTM
 from fusedseq.nn.lstm import LSTM
 from fusedseq.nn.mogrifier_lstm import MogrifierLSTM
@@ -32,6 +33,7 @@ __all__ = [
     "Embedding",
     "FeedForward",
     "KeyValueCache",
+    "LayerNormGRU",
     "LayerNormLSTM",
     "LearnedPositions",
     "LockedDropout",

@@ -21,8 +21,8 @@ class GRU(RecurrentWithDropout):
 
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1    bias: whether the gates have biases
-    dropout, locked_input, weight_drop, variational, residual, output, batch_first, bidirectional,
-        ops: as in `LSTM`
+    dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
+        bidirectional, ops: as in `LSTM`
     Errors: ValueError as in `LSTM`.
     """
 
@@ -38,6 +38,7 @@ class GRU(RecurrentWithDropout):
         *,
         dropout: float = 0.0,
         locked_input: bool = True,
+        zoneout_h: float = 0.0,
         weight_drop: float = 0.0,
         variational: bool = False,
         residual: bool = False,
@@ -53,6 +54,7 @@ class GRU(RecurrentWithDropout):
             hidden_size,
             num_layers,
             bias,
+            zoneout_h=zoneout_h,
             weight_drop=weight_drop,
             variational=variational,
             residual=residual,
@@ -67,9 +69,7 @@ class GRU(RecurrentWithDropout):
         self.reset_parameters()
 
     def _bias(self, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
-        # The biases of the new gate stay apart: its reset gate multiplies one of them.
-        both, (new_ih, new_hh) = bias_ih + bias_hh, (b.chunk(3)[2] for b in (bias_ih, bias_hh))
-        return torch.cat([both[: -len(new_ih)], new_ih, new_hh])
+        return four_biases(bias_ih, bias_hh)
 
     def _run_direction(
         self, l: int, reverse: bool, x: Tensor, state: LayerState, order: Order
@@ -77,3 +77,12 @@ class GRU(RecurrentWithDropout):
         arguments = self._gates(l, reverse) | {"h0": state[0]} | order.arguments(reverse)
         y, h = self._gru(x, **arguments, **self._randomness(x.device))
         return y, (h,)
+
+
+def four_biases(bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
+    """Returns b (4H,) of the operators from the biases (3H,) of the two products.
+
+    The biases of the new gate stay apart, because the reset gate multiplies one of them.
+    """
+    both, (new_ih, new_hh) = bias_ih + bias_hh, (b.chunk(3)[2] for b in (bias_ih, bias_hh))
+    return torch.cat([both[: -len(new_ih)], new_ih, new_hh])

@@ -26,8 +26,8 @@ class LayerNormLSTM(RecurrentWithDropout):
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1    bias: whether the gates have biases
     eps: added to the variances, at least 0
-    dropout, locked_input, weight_drop, variational, residual, output, batch_first, bidirectional,
-        forget_bias, ops: as in `LSTM`
+    dropout, locked_input, zoneout_h, zoneout_c, weight_drop, variational, residual, output,
+        batch_first, bidirectional, forget_bias, ops: as in `LSTM`
     Errors: ValueError as in `LSTM`, and for an eps below 0.
     """
 
@@ -41,6 +41,8 @@ class LayerNormLSTM(RecurrentWithDropout):
         eps: float = 1e-5,
         dropout: float = 0.0,
         locked_input: bool = True,
+        zoneout_h: float = 0.0,
+        zoneout_c: float = 0.0,
         weight_drop: float = 0.0,
         variational: bool = False,
         residual: bool = False,
@@ -57,6 +59,8 @@ class LayerNormLSTM(RecurrentWithDropout):
             hidden_size,
             num_layers,
             bias,
+            zoneout_h=zoneout_h,
+            zoneout_c=zoneout_c,
             weight_drop=weight_drop,
             variational=variational,
             residual=residual,

@@ -25,6 +25,8 @@ class LSTM(RecurrentWithDropout):
         each layer but the first
     locked_input: whether that dropout has one mask for all time steps, as in AWD-LSTM, or one for
         each step, as torch.nn.LSTM
+    zoneout_h, zoneout_c: probability that a unit keeps its previous h (c) at a step (Krueger et
+        al., 2017); in eval mode the new state is the expectation
     weight_drop: probability that an element of W_hh is dropped in training mode, by one mask for
         all time steps
     variational: whether the mask of weight_drop has one value per row of W_hh, not one per element
@@ -38,8 +40,8 @@ class LSTM(RecurrentWithDropout):
         (Sak et al., 2014), as in torch.nn.LSTM; c still has H
     forget_bias: the initial bias of the forget gate; None draws it as torch.nn.LSTM
     ops: `fusedseq.fused` or `fusedseq.reference`
-    Errors: ValueError for sizes below 1, sizes that residual or output='sum' do not allow, and
-    probabilities outside [0, 1].
+    Errors: ValueError for sizes below 1, sizes that residual or output='sum' do not allow,
+    probabilities outside [0, 1], and zoneout_h together with proj_size.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class LSTM(RecurrentWithDropout):
         *,
         dropout: float = 0.0,
         locked_input: bool = True,
+        zoneout_h: float = 0.0,
+        zoneout_c: float = 0.0,
         weight_drop: float = 0.0,
         variational: bool = False,
         residual: bool = False,
@@ -68,6 +72,8 @@ class LSTM(RecurrentWithDropout):
             hidden_size,
             num_layers,
             bias,
+            zoneout_h=zoneout_h,
+            zoneout_c=zoneout_c,
             weight_drop=weight_drop,
             variational=variational,
             residual=residual,
@@ -79,6 +85,11 @@ class LSTM(RecurrentWithDropout):
             proj_size=proj_size,
         )
         super().__init__(settings, dropout, locked_input, ops)
+        if proj_size and zoneout_h:
+            raise ValueError(
+                "LSTM: zoneout_h must be 0 with proj_size, which carries a projection of h, got "
+                f"{zoneout_h}"
+            )
         self.forget_bias = forget_bias
         self._lstm, self._linear, self._weight_drop = ops.lstm, ops.linear, ops.weight_drop
         self.reset_parameters()

@@ -78,6 +78,8 @@ class MogrifierLSTM(Recurrent):
             variational=variational,
             residual=residual,
             output=output,
+            zoneout_h=zoneout_h,
+            zoneout_c=zoneout_c,
             batch_first=batch_first,
             bidirectional=bidirectional,
             device=device,
@@ -96,8 +98,6 @@ class MogrifierLSTM(Recurrent):
         self.input_dropout = check_probability(input_dropout, "MogrifierLSTM", "input_dropout")
         self.dropout = check_probability(dropout, "MogrifierLSTM", "dropout")
         self.state_dropout = check_probability(state_dropout, "MogrifierLSTM", "state_dropout")
-        self.zoneout_h = check_probability(zoneout_h, "MogrifierLSTM", "zoneout_h")
-        self.zoneout_c = check_probability(zoneout_c, "MogrifierLSTM", "zoneout_c")
         self._mogrifier_lstm = ops.mogrifier_lstm
         self._dropout, self._locked_dropout = ops.dropout, ops.locked_dropout
         self._mogrifier_lstm_pair = ops.mogrifier_lstm_pair
@@ -165,14 +165,7 @@ class MogrifierLSTM(Recurrent):
         self, l: int, reverse: bool, device: torch.device, state: LayerState, order: Order
     ) -> dict[str, Any]:
         """Returns all arguments of `mogrifier_lstm` for one direction of a layer except x."""
-        randomness = self._randomness(
-            device,
-            self.input_dropout,
-            self.dropout,
-            self.state_dropout,
-            self.zoneout_h,
-            self.zoneout_c,
-        )
+        randomness = self._randomness(device, self.input_dropout, self.dropout, self.state_dropout)
         h, c = state
         return {
             **self._gates(l, reverse),
@@ -189,8 +182,6 @@ class MogrifierLSTM(Recurrent):
             "input_dropout": 0.0 if self.bidirectional else self._input_dropout_of(l),
             "locked_input": self.locked_input,
             "state_dropout": self.state_dropout,
-            "zoneout_h": self.zoneout_h,
-            "zoneout_c": self.zoneout_c,
             **randomness,
         }
 

@@ -42,6 +42,9 @@ class Operators(Protocol):
     def gru(self) -> Callable[..., tuple[Tensor, Tensor]]: ...
 
     @property
+    def layer_norm_gru(self) -> Callable[..., tuple[Tensor, Tensor]]: ...
+
+    @property
     def layer_norm_lstm(self) -> Callable[..., LayerOutput]: ...
 
     @property

@@ -22,8 +22,8 @@ class PeepholeLSTM(RecurrentWithDropout):
 
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1    bias: whether the gates have biases
-    dropout, locked_input, weight_drop, variational, residual, output, batch_first, bidirectional,
-        forget_bias, ops: as in `LSTM`
+    dropout, locked_input, zoneout_h, zoneout_c, weight_drop, variational, residual, output,
+        batch_first, bidirectional, forget_bias, ops: as in `LSTM`
     Errors: ValueError as in `LSTM`.
     """
 
@@ -36,6 +36,8 @@ class PeepholeLSTM(RecurrentWithDropout):
         *,
         dropout: float = 0.0,
         locked_input: bool = True,
+        zoneout_h: float = 0.0,
+        zoneout_c: float = 0.0,
         weight_drop: float = 0.0,
         variational: bool = False,
         residual: bool = False,
@@ -52,6 +54,8 @@ class PeepholeLSTM(RecurrentWithDropout):
             hidden_size,
             num_layers,
             bias,
+            zoneout_h=zoneout_h,
+            zoneout_c=zoneout_c,
             weight_drop=weight_drop,
             variational=variational,
             residual=residual,

@@ -23,7 +23,8 @@ class Recurrent(nn.Module):
     GATES = 4  # rows of the weights for each hidden unit
     STATE: tuple[str, ...] = ("h", "c")  # the names of the tensors of a state
     forget_bias: float | None = None
-    bidirectional, proj_size = False, 0  # of modules that older versions have pickled
+    # Of modules that older versions have pickled.
+    bidirectional, proj_size, zoneout_h, zoneout_c = False, 0, 0.0, 0.0
 
     def __init__(self, settings: RecurrentSettings) -> None:
         super().__init__()
@@ -36,6 +37,7 @@ class Recurrent(nn.Module):
         )
         self.bias, self.batch_first = s.bias, s.batch_first
         self.residual, self.output = s.residual, s.output
+        self.zoneout_h, self.zoneout_c = s.zoneout_h, s.zoneout_c
         self.weight_drop, self.variational = s.weight_drop, s.variational
         self.bidirectional, self.proj_size = s.bidirectional, s.proj_size
         # (X, H) of each layer
@@ -110,12 +112,13 @@ class Recurrent(nn.Module):
         return bias_ih + bias_hh
 
     def _randomness(self, device: torch.device, *probabilities: float) -> dict[str, Any]:
-        """Returns a layer's arguments of weight drop and randomness.
+        """Returns a layer's arguments of zoneout, weight drop and randomness.
 
-        A new seed is drawn if one of the `probabilities` or the weight drop needs it.
+        A new seed is drawn if one of these or of the `probabilities` needs it.
         """
-        random = self.training and any((*probabilities, self.weight_drop))
-        return {
+        zoneout = {f"zoneout_{name}": getattr(self, f"zoneout_{name}") for name in self.STATE}
+        random = self.training and any((*probabilities, *zoneout.values(), self.weight_drop))
+        return zoneout | {
             "weight_drop": self.weight_drop,
             "variational": self.variational,
             "training": self.training,

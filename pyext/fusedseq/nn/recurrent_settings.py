@@ -27,6 +27,8 @@ class RecurrentSettings:
     device: torch.device | str | None
     dtype: torch.dtype | None
     proj_size: int = 0  # of an LSTM's h, 0 for H
+    zoneout_h: float = 0.0  # in [0, 1]
+    zoneout_c: float = 0.0  # the same, of a module whose state has c
 
     @property
     def directions(self) -> int:
@@ -63,7 +65,8 @@ class RecurrentSettings:
                 f"{module}: proj_size must be 0, for no projection, or less than hidden_size, got "
                 f"{self.proj_size} and {hidden}"
             )
-        check_probability(self.weight_drop, module, "weight_drop")
+        for name in ("zoneout_h", "zoneout_c", "weight_drop"):
+            check_probability(getattr(self, name), module, name)
         return sizes
 
 

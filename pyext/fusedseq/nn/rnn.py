@@ -22,8 +22,8 @@ class RNN(RecurrentWithDropout):
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1    bias: whether the gates have biases
     nonlinearity: "tanh" or "relu", of the state's pre-activation
-    dropout, locked_input, weight_drop, variational, residual, output, batch_first, bidirectional,
-        ops: as in `LSTM`
+    dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
+        bidirectional, ops: as in `LSTM`
     Errors: ValueError as in `LSTM`, and for another nonlinearity.
     """
 
@@ -40,6 +40,7 @@ class RNN(RecurrentWithDropout):
         nonlinearity: Literal["tanh", "relu"] = "tanh",
         dropout: float = 0.0,
         locked_input: bool = True,
+        zoneout_h: float = 0.0,
         weight_drop: float = 0.0,
         variational: bool = False,
         residual: bool = False,
@@ -55,6 +56,7 @@ class RNN(RecurrentWithDropout):
             hidden_size,
             num_layers,
             bias,
+            zoneout_h=zoneout_h,
             weight_drop=weight_drop,
             variational=variational,
             residual=residual,

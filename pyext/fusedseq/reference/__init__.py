@@ -13,6 +13,7 @@ from fusedseq.reference.dropout import dropout
 from fusedseq.reference.dropout_mask import dropout_mask
 from fusedseq.reference.embedding import embedding
 from fusedseq.reference.gru import gru
+from fusedseq.reference.layer_norm_gru import layer_norm_gru
 from fusedseq.reference.layer_norm_lstm import layer_norm_lstm
 from fusedseq.reference.linear import linear
 from fusedseq.reference.linear_cross_entropy import linear_cross_entropy
@@ -35,6 +36,7 @@ __all__ = [
     "dropout_mask",
     "embedding",
     "gru",
+    "layer_norm_gru",
     "layer_norm_lstm",
     "linear",
     "linear_cross_entropy",

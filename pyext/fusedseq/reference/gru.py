@@ -2,8 +2,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fusedseq.reference.dropout_mask import WEIGHT
-from fusedseq.reference.steps import State, over_steps
+from fusedseq.reference.dropout_mask import WEIGHT, ZONEOUT_H
+from fusedseq.reference.steps import State, over_steps, zoneout
 from fusedseq.reference.weight_drop import drop_weight
 
 
@@ -17,6 +17,7 @@ def gru(
     *,
     starts: Tensor | None = None,
     reverse: bool = False,
+    zoneout_h: float = 0.0,
     weight_drop: float = 0.0,
     variational: bool = False,
     training: bool = True,
@@ -35,11 +36,13 @@ def gru(
     b: (4H,) or None: b_r, b_z, b_in, b_hn. From the biases of torch.nn.GRU these are the sums of
         the first two thirds, then the last third of each.
     h0: (B, H)
-    lengths, starts, reverse, weight_drop, variational, training, seed: as in `lstm`
+    lengths, starts, reverse, zoneout_h, weight_drop, variational, training, seed: as in
+        `lstm`
     returns y: (T, B, H), h: (B, H)
     """
     if training and weight_drop:
         W_hh = drop_weight(WEIGHT, W_hh, weight_drop, seed, variational)
+    mix_h = zoneout(ZONEOUT_H, zoneout_h, seed, training, h0.shape, x)
     H = h0.size(1)
 
     def step(n: int, x_n: Tensor, state: State) -> State:
@@ -49,7 +52,7 @@ def gru(
             from_x, from_h = from_x + b[: 3 * H], from_h + nn.functional.pad(b[3 * H :], (2 * H, 0))
         r, z = (from_x + from_h)[:, : 2 * H].sigmoid().chunk(2, dim=-1)
         new = (from_x[:, 2 * H :] + r * from_h[:, 2 * H :]).tanh()
-        return (new + z * (h - new),)
+        return (mix_h(n, new + z * (h - new), h),)
 
     y, (h,) = over_steps(step, x, (h0,), lengths, starts, reverse)
     return y, h

@@ -3,8 +3,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from fusedseq.reference.dropout_mask import WEIGHT
-from fusedseq.reference.steps import State, over_steps
+from fusedseq.reference.dropout_mask import WEIGHT, ZONEOUT_C, ZONEOUT_H
+from fusedseq.reference.steps import State, over_steps, zoneout
 from fusedseq.reference.weight_drop import drop_weight
 
 
@@ -24,6 +24,8 @@ def layer_norm_lstm(
     eps: float = 1e-5,
     starts: Tensor | None = None,
     reverse: bool = False,
+    zoneout_h: float = 0.0,
+    zoneout_c: float = 0.0,
     weight_drop: float = 0.0,
     variational: bool = False,
     training: bool = True,
@@ -45,19 +47,23 @@ def layer_norm_lstm(
     gamma_ih, gamma_hh: (4H,)    gamma_c, beta_c: (H,)
     h0, c0: (B, H)
     eps: at least 0, added to the variances
-    lengths, starts, reverse, weight_drop, variational, training, seed: as in `lstm`
+    lengths, starts, reverse, zoneout_h, zoneout_c, weight_drop, variational, training, seed: as in
+        `lstm`
     returns y: (T, B, H), (h, c): (B, H) each; c is not normalized
     """
     if training and weight_drop:
         W_hh = drop_weight(WEIGHT, W_hh, weight_drop, seed, variational)
+    mix_h = zoneout(ZONEOUT_H, zoneout_h, seed, training, h0.shape, x)
+    mix_c = zoneout(ZONEOUT_C, zoneout_c, seed, training, c0.shape, x)
 
     def step(n: int, x_n: Tensor, state: State) -> State:
         h, c = state
         z = layer_norm(x_n @ W_ih.T, gamma_ih.shape, gamma_ih, b, eps)
         z = z + layer_norm(h @ W_hh.T, gamma_hh.shape, gamma_hh, None, eps)
         i, f, g, o = z.chunk(4, dim=-1)
-        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-        return o.sigmoid() * layer_norm(c, gamma_c.shape, gamma_c, beta_c, eps).tanh(), c
+        c_new = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h_new = o.sigmoid() * layer_norm(c_new, gamma_c.shape, gamma_c, beta_c, eps).tanh()
+        return mix_h(n, h_new, h), mix_c(n, c_new, c)
 
     y, (h, c) = over_steps(step, x, (h0, c0), lengths, starts, reverse)
     return y, (h, c)

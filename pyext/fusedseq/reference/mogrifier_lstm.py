@@ -6,7 +6,7 @@ from torch import Tensor
 from fusedseq.reference.dropout import dropout
 from fusedseq.reference.dropout_mask import STATE, WEIGHT, ZONEOUT_C, ZONEOUT_H, drop, stream_mask
 from fusedseq.reference.locked_dropout import locked_dropout
-from fusedseq.reference.steps import State, over_steps
+from fusedseq.reference.steps import State, over_steps, zoneout
 from fusedseq.reference.weight_drop import drop_weight
 
 Weight = Tensor | tuple[Tensor, Tensor]  # of the rounds: full rank, or two low-rank factors
@@ -76,16 +76,15 @@ def mogrifier_lstm(
         x = (locked_dropout if locked_input else dropout)(x, input_dropout, seed)
     if training and weight_drop:
         W_hh = drop_weight(WEIGHT, W_hh, weight_drop, seed, variational)
-    state_keep = update_h = update_c = None
-    y_shape = (len(x), *h0.shape)
-    if training:
+    state_keep = None
+    if training and state_dropout:
         state_keep = stream_mask(STATE, seed, state_dropout, h0.shape, h0.device)
-        update_h = stream_mask(ZONEOUT_H, seed, zoneout_h, y_shape, h0.device)
-        update_c = stream_mask(ZONEOUT_C, seed, zoneout_c, y_shape, h0.device)
+    mix_h = zoneout(ZONEOUT_H, zoneout_h, seed, training, h0.shape, x)
+    mix_c = zoneout(ZONEOUT_C, zoneout_c, seed, training, c0.shape, x)
 
     def step(n: int, x_n: Tensor, state: State) -> State:
         h, c = state
-        h_n = h if state_keep is None or not state_dropout else drop(h, state_keep, state_dropout)
+        h_n = h if state_keep is None else drop(h, state_keep, state_dropout)
         for k in range(rounds):
             if k % 2 == 0:
                 x_n = 2 * project(h_n, Q, Q_bias, k // 2).sigmoid() * x_n
@@ -98,19 +97,7 @@ def mogrifier_lstm(
             i = torch.minimum(i, 1 - f)
         c_new = f * c + i * g.tanh()
         h_new = o.sigmoid() * c_new.tanh()
-        if zoneout_c:
-            c_new = (
-                torch.where(update_c[n], c_new, c)
-                if update_c is not None
-                else zoneout_c * c + (1 - zoneout_c) * c_new
-            )
-        if zoneout_h:
-            h_new = (
-                torch.where(update_h[n], h_new, h)
-                if update_h is not None
-                else zoneout_h * h + (1 - zoneout_h) * h_new
-            )
-        return h_new, c_new
+        return mix_h(n, h_new, h), mix_c(n, c_new, c)
 
     y, (h, c) = over_steps(step, x, (h0, c0), lengths, starts, reverse)
     return y, (h, c)

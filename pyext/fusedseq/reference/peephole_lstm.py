@@ -2,8 +2,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fusedseq.reference.dropout_mask import WEIGHT
-from fusedseq.reference.steps import State, over_steps
+from fusedseq.reference.dropout_mask import WEIGHT, ZONEOUT_C, ZONEOUT_H
+from fusedseq.reference.steps import State, over_steps, zoneout
 from fusedseq.reference.weight_drop import drop_weight
 
 
@@ -19,6 +19,8 @@ def peephole_lstm(
     *,
     starts: Tensor | None = None,
     reverse: bool = False,
+    zoneout_h: float = 0.0,
+    zoneout_c: float = 0.0,
     weight_drop: float = 0.0,
     variational: bool = False,
     training: bool = True,
@@ -38,19 +40,23 @@ def peephole_lstm(
     b: (4H,) or None
     peephole: (3H,): p_i, p_f and p_o
     h0, c0: (B, H)
-    lengths, starts, reverse, weight_drop, variational, training, seed: as in `lstm`
+    lengths, starts, reverse, zoneout_h, zoneout_c, weight_drop, variational, training, seed: as in
+        `lstm`
     returns y: (T, B, H), (h, c): (B, H) each
     """
     if training and weight_drop:
         W_hh = drop_weight(WEIGHT, W_hh, weight_drop, seed, variational)
+    mix_h = zoneout(ZONEOUT_H, zoneout_h, seed, training, h0.shape, x)
+    mix_c = zoneout(ZONEOUT_C, zoneout_c, seed, training, c0.shape, x)
     p_i, p_f, p_o = peephole.chunk(3)
 
     def step(n: int, x_n: Tensor, state: State) -> State:
         h, c = state
         z = x_n @ W_ih.T + h @ W_hh.T
         i, f, g, o = (z if b is None else z + b).chunk(4, dim=-1)
-        c = (f + p_f * c).sigmoid() * c + (i + p_i * c).sigmoid() * g.tanh()
-        return (o + p_o * c).sigmoid() * c.tanh(), c
+        c_new = (f + p_f * c).sigmoid() * c + (i + p_i * c).sigmoid() * g.tanh()
+        h_new = (o + p_o * c_new).sigmoid() * c_new.tanh()
+        return mix_h(n, h_new, h), mix_c(n, c_new, c)
 
     y, (h, c) = over_steps(step, x, (h0, c0), lengths, starts, reverse)
     return y, (h, c)

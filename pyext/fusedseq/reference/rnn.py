@@ -2,8 +2,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fusedseq.reference.dropout_mask import WEIGHT
-from fusedseq.reference.steps import State, over_steps
+from fusedseq.reference.dropout_mask import WEIGHT, ZONEOUT_H
+from fusedseq.reference.steps import State, over_steps, zoneout
 from fusedseq.reference.weight_drop import drop_weight
 
 
@@ -18,6 +18,7 @@ def rnn(
     relu: bool = False,
     starts: Tensor | None = None,
     reverse: bool = False,
+    zoneout_h: float = 0.0,
     weight_drop: float = 0.0,
     variational: bool = False,
     training: bool = True,
@@ -31,16 +32,19 @@ def rnn(
     b: (H,) or None
     h0: (B, H)
     relu: whether h is max(z, 0) of the pre-activation z, and not tanh(z)
-    lengths, starts, reverse, weight_drop, variational, training, seed: as in `lstm`
+    lengths, starts, reverse, zoneout_h, weight_drop, variational, training, seed: as in
+        `lstm`
     returns y: (T, B, H), h: (B, H)
     """
     if training and weight_drop:
         W_hh = drop_weight(WEIGHT, W_hh, weight_drop, seed, variational)
+    mix_h = zoneout(ZONEOUT_H, zoneout_h, seed, training, h0.shape, x)
 
     def step(n: int, x_n: Tensor, state: State) -> State:
-        z = x_n @ W_ih.T + state[0] @ W_hh.T
+        (h,) = state
+        z = x_n @ W_ih.T + h @ W_hh.T
         z = z if b is None else z + b
-        return (z.relu() if relu else z.tanh(),)
+        return (mix_h(n, z.relu() if relu else z.tanh(), h),)
 
     y, (h,) = over_steps(step, x, (h0,), lengths, starts, reverse)
     return y, h

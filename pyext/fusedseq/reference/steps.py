@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fusedseq.reference.dropout_mask import stream_mask
+
 State = tuple[Tensor, ...]  # of the recurrence, (B, H) each; the first tensor is the output
 
 
@@ -44,6 +46,27 @@ def over_steps(
             y.append(torch.where(alive[n], after[0], 0.0))
     outputs = torch.stack(y)
     return flip_sequences(outputs, lengths) if reverse else outputs, state
+
+
+def zoneout(
+    stream: int, p: float, seed: int | Tensor, training: bool, shape: torch.Size, x: Tensor
+) -> Callable[[int, Tensor, Tensor], Tensor]:
+    """Zoneout of one tensor of the state (Krueger et al., 2017).
+
+    stream: of the mask, which counts the steps in the order in which they are computed
+    p: the probability that a unit keeps its value at a step
+    shape: (B, H) of the state    x: (T, B, X)
+    returns mix(n, after, before): what a step carries on from the values after and before the n-th
+        step that is computed, (B, H) each; without `training` its expectation
+    """
+    update = stream_mask(stream, seed, p, (len(x), *shape), x.device) if training and p else None
+
+    def mix(n: int, after: Tensor, before: Tensor) -> Tensor:
+        if update is not None:
+            return torch.where(update[n], after, before)
+        return p * before + (1 - p) * after if p else after
+
+    return mix
 
 
 def mask_of_steps(lengths: Tensor | Sequence[int] | None, x: Tensor) -> Tensor | None:

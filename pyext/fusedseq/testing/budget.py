@@ -17,6 +17,16 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+RECURRENT = (  # operators of one layer
+    "gru",
+    "layer_norm_gru",
+    "layer_norm_lstm",
+    "lstm",
+    "mogrifier_lstm",
+    "peephole_lstm",
+    "rnn",
+)
+
 
 def budget(exact: torch.Tensor, plain: torch.Tensor, dtype: torch.dtype, terms: int) -> float:
     """The largest error allowed against `exact` for a result that was computed in `dtype`.
@@ -105,7 +115,7 @@ def roundings(op: str, args: Sequence, leaves: Sequence[torch.Tensor]) -> int:
 
     args: the operator's positional arguments    leaves: its inputs that have a gradient
     """
-    if op in ("gru", "layer_norm_lstm", "lstm", "mogrifier_lstm", "peephole_lstm", "rnn"):
+    if op in RECURRENT:
         return longest_sum(leaves) * len(args[0])  # the products of each of T steps
     if op == "mogrifier_lstm_pair":
         return 2 * longest_sum(leaves) * len(args[0])  # the same for two layers

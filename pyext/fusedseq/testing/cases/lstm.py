@@ -47,6 +47,23 @@ ORDERS = [
 ]
 
 
+def zoneout_cases(case, **probabilities):
+    """Zoneout in training, alone and with a weight drop, its expectation, and in other orders.
+
+    case: (T, B, X, H, **options) -> Case    probabilities: zoneout_h and zoneout_c
+    """
+    for name in probabilities:
+        for p in (0.5, 1.0):
+            yield case(3, 2, 5, 7, **{name: p}, seed=5)
+    yield case(3, 2, 5, 7, **probabilities, weight_drop=0.5, training=False)
+    yield case(5, 4, 6, 5, **probabilities, weight_drop=0.3, bias=False, seed=2**40 + 7)
+    for order in ORDERS:
+        yield case(5, 4, 6, 5, **order, **probabilities, seed=9)
+    yield case(5, 4, 6, 5, **ORDERS[-1], **probabilities, training=False)
+    yield case(2, 17, 9, 100, **probabilities, seed=11)  # several threads share a row of a mask
+    yield case(3, 70, 33, 40, **probabilities, seed=-1)  # the threads share the rows
+
+
 def lstm_case(T, B, X, H, *, bias=True, lengths=None, starts=None, scale=1.0, **options):
     """A case with T steps, batch size B, input width X and hidden width H.
 
@@ -89,4 +106,5 @@ CASES = [
     *weight_drop_cases(),
     *(lstm_case(5, 4, 6, 5, **order) for order in ORDERS),
     lstm_case(9, 70, 33, 40, reverse=True),
+    *zoneout_cases(lstm_case, zoneout_h=0.25, zoneout_c=0.75),
 ]

@@ -3,7 +3,7 @@
 import torch
 
 from fusedseq.testing.cases.case import Case, join, option_words
-from fusedseq.testing.cases.lstm import ORDERS, SIZES, recurrent_inputs, with_order
+from fusedseq.testing.cases.lstm import ORDERS, SIZES, recurrent_inputs, with_order, zoneout_cases
 
 
 def lstm_with_vectors_case(
@@ -48,6 +48,7 @@ def cases(op, sizes):
     yield case(3, 2, 5, 7, weight_drop=0.5, seed=5, training=False)
     options = {"lengths": [3, 0, 5, 1], "weight_drop": 0.3, "seed": torch.tensor(2**63 - 2)}
     yield case(5, 4, 6, 5, bias=False, **options)
+    yield from zoneout_cases(case, zoneout_h=0.25, zoneout_c=0.75)
 
 
 CASES = [
