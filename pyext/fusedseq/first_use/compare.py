@@ -20,7 +20,13 @@ HAVE_PERSISTENT_KERNELS = "lstm", "mogrifier_lstm", "mogrifier_lstm_pair"
 ORDERED = {"starts", "reverse"}  # options with which these too run the loop
 # Operators that torch computes on a GPU without `starts`: fused/hidden_state.py
 OF_TORCH = "gru", "rnn"
-RECURRENCES = (*HAVE_PERSISTENT_KERNELS, *OF_TORCH, "peephole_lstm", "layer_norm_lstm")
+RECURRENCES = (
+    *HAVE_PERSISTENT_KERNELS,
+    *OF_TORCH,
+    "peephole_lstm",
+    "layer_norm_lstm",
+    "layer_norm_gru",
+)
 
 
 def features(op: str, case: Any) -> set[str]:
