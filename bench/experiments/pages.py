@@ -1,4 +1,4 @@
-"""Writes docs/results.md and results/TASK.md, the reproductions; docs/smoke_runs.md, the runs of a
+"""Writes docs/results.md and a page for each task, the reproductions; docs/smoke_runs.md, runs of a
 few steps; model cards; and the curves.
 """
 

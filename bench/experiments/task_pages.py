@@ -1,4 +1,4 @@
-"""The pages docs/results/TASK.md: the reproductions of a task beside its source report."""
+"""The pages of the folder docs/results: the reproductions of each task beside its source report."""
 
 from fusedseq.tasks.catalog import task_module
 from fusedseq.tasks.experiments import metrics
