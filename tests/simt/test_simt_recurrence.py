@@ -267,7 +267,8 @@ DEFECTS = {  # source, old text, new text
     "gradient into a zeroed c": ("loop_backward.cuh", "  if (reset)\n", "  if (false)\n"),
     "sum of one thread": ("loop_layer_norm.cuh", "v[n] = sums[n][0];", "(void)sums;"),
     "no bypass of h": ("loop_layer_norm_lstm.cuh", "(C(1) - update[i]) * d_h", "C(0)"),
-    "no bypass of c": ("loop_layer_norm_lstm.cuh", "dc[i] += (C(1) - update[i]) * d[i];", ""),
+    "no bypass of c": ("loop_layer_norm_lstm.cuh", "dc[i] += (C(1) - update_c[i]) * d[i];", ""),
+    "c after zoneout": ("loop_layer_norm_lstm.cuh", "update_c[i] == C(1)", "true"),
     "forward order": ("loop.cu", "r.reverse ? nth_step(r, n + steps - 1) : n", "n"),
 }
 ORDER_DEFECTS = [name for name in DEFECTS if "zeroed" in name or "reset" in name or "order" in name]

@@ -256,10 +256,12 @@ class Backward {
     if constexpr (Cell::WHOLE_ROWS) {
       const LayerNorm<S, Cell> norm = layer_norm_at<S, Cell>(r, t);
       const auto rows = unsigned(r.B);
-      if constexpr (Cell::HAS_C)
-        layer_norm_lstm_backward_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
-      else
+      if constexpr (Cell::HAS_C) {
+        const C* after = cells + t * cells_size;
+        layer_norm_lstm_backward_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm, after);
+      } else {
         layer_norm_gru_backward_kernel<S><<<rows, ROW_THREADS, 0, stream>>>(a, f, norm);
+      }
     } else {
       const dim3 blocks = grid(r.B, r.Hp);
       cell_backward_kernel<S, Cell><<<blocks, THREADS, 0, stream>>>(a, f);

@@ -58,13 +58,16 @@ struct LayerNorm {
     load(vectors + part * H + j, H - j, v);
   }
 
-  // Sets z to the biases of the pre-activations.
-  __device__ void biases(int64_t j, Elements<C> (&z)[Z]) const {
+  // Adds the biases to the pre-activations.
+  __device__ void add_biases(int64_t j, Elements<C> (&z)[Z]) const {
+    if (!b) return;
 #pragma unroll
     for (int i = 0; i < Z; ++i) {
+      Elements<C> bias;
+      load(b + i * H + j, H - j, bias);
+#pragma unroll
       for (int e = 0; e < PER_THREAD; ++e)
-        z[i][e] = C(0);
-      if (b) load(b + i * H + j, H - j, z[i]);
+        z[i][e] += bias[e];
     }
   }
   // Adds a slot's normalized product to its pre-activation.
@@ -120,13 +123,12 @@ __device__ ProductsOfRow<C> products_of_row(const LayerNorm<S, Cell>& norm, cons
   return p;
 }
 
-// Normalizes the products of a thread's units, saves them, and sets z to the pre-activations.
+// Normalizes the products of a thread's units, saves them, and adds the pre-activations to z.
 // saved: (SLOTS, Hp)
 template <class S, class Cell, class C>
 __device__ void pre_activations(const LayerNorm<S, Cell>& norm, const ProductsOfRow<C>& p, S* saved,
                                 int64_t j, Elements<C> (&z)[LayerNorm<S, Cell>::Z]) {
   const int64_t n = norm.H - j;
-  norm.biases(j, z);
 #pragma unroll
   for (int slot = 0; slot < norm.SLOTS; ++slot) {
     const int product = slot / norm.GATES;
@@ -138,6 +140,7 @@ __device__ void pre_activations(const LayerNorm<S, Cell>& norm, const ProductsOf
     store(saved + slot * norm.Hp + j, PER_THREAD, v);
     norm.add(slot, j, v, z);
   }
+  norm.add_biases(j, z);
 }
 
 // For a row whose sequence has ended: the state does not change, and what is saved becomes zero.

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
   C mean_c[1] = {};
   for (int64_t j = first; j < a.Hp; j += ROW_UNITS) {
     const int64_t n = a.H - j;
-    Elements<C> z[norm.Z];
+    Elements<C> z[norm.Z] = {};
     Elements<C> c = {};
     pre_activations(norm, p, f.gates + b * norm.SLOTS * a.Hp, j, z);
     if (!resets(a, f.t, b)) load(f.c_before + b * a.Hp + j, PER_THREAD, c);
@@ -109,34 +109,41 @@ struct LayerNormLstmUnits {
   const CellGradient<S>& g;
   const Norm& norm;
   int64_t b;
-  const C* statistics;  // (4,)  of the row
+  const C *c_after, *statistics;  // (Hp,), (4,)  of the row
 
   Elements<C> gates[Norm::GATES];     // activated
   Elements<C> products[Norm::SLOTS];  // normalized
   Elements<C> c_before;
   Elements<C> c, ds, dn;  // normalized c', gradients of its tanh's argument and of it
   Elements<C> dh;         // what bypasses the cell
+  Elements<C> update_c;   // of zoneout
   Elements<C> dz[Norm::Z], dc;
 
-  // From the output to c': sets all but dz[0] to dz[2], and dc. c' is computed again, as zoneout
-  // may have replaced it.
+  // From the output to c': sets all but dz[0] to dz[2], and dc. Where zoneout has
+  // replaced c', it is computed again, from gates that were rounded to S.
   __device__ void through_output(int64_t j) {
     const int64_t n = a.H - j;
-    Elements<C> d, dy, u, gamma, update;
+    Elements<C> d, dy, u, gamma, update, after;
     state_gradient(a, g.after, b, j, d);
     load(g.dy + b * a.H + j, n, dy);
     zoneout(a, a.zoneout_h, g.t, b, j, update);
+    zoneout(a, a.zoneout_c, g.t, b, j, update_c);
+    load(c_after + j, PER_THREAD, after);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i)
       c_before[i] = C(0);
     if (!resets(a, g.t, b)) load(g.c_before + b * a.Hp + j, n, c_before);
     norm.vector(GAMMA_C, j, gamma);
-    norm.biases(j, gates);
+#pragma unroll
+    for (int gate = 0; gate < norm.Z; ++gate)
+      for (int i = 0; i < PER_THREAD; ++i)
+        gates[gate][i] = C(0);
 #pragma unroll
     for (int slot = 0; slot < norm.SLOTS; ++slot) {
       load(g.gates + (b * norm.SLOTS + slot) * a.Hp + j, PER_THREAD, products[slot]);
       norm.add(slot, j, products[slot], gates);
     }
+    norm.add_biases(j, gates);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
       const LstmGates<C> activated =
@@ -145,7 +152,7 @@ struct LayerNormLstmUnits {
       gates[1][i] = activated.f;
       gates[2][i] = activated.g;
       gates[3][i] = activated.o;
-      const C c_next = lstm_cell_c<false>(activated, c_before[i]);
+      const C c_next = update_c[i] == C(1) ? after[i] : lstm_cell_c<false>(activated, c_before[i]);
       c[i] = i < n ? normalize(c_next, statistics[2], statistics[3]) : C(0);
     }
     activated_c(norm, j, c, u);
@@ -162,17 +169,16 @@ struct LayerNormLstmUnits {
   // and of dn c
   __device__ void through_c(int64_t j, C mean_dn, C mean_dn_n) {
     const int64_t n = a.H - j;
-    Elements<C> d, update;
+    Elements<C> d;
     load(g.dc + b * a.Hp + j, n, d);
-    zoneout(a, a.zoneout_c, g.t, b, j, update);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
       const C dc_next =
-          update[i] * d[i] + normalize_backward(c[i], dn[i], statistics[3], mean_dn, mean_dn_n);
+          update_c[i] * d[i] + normalize_backward(c[i], dn[i], statistics[3], mean_dn, mean_dn_n);
       const LstmGates<C> activated{gates[0][i], gates[1][i], gates[2][i], gates[3][i]};
       const LstmGates<C> of_gates =
           layer_norm_lstm_cell_backward(activated, c_before[i], dc_next, dz[3][i], dc[i]);
-      dc[i] += (C(1) - update[i]) * d[i];
+      dc[i] += (C(1) - update_c[i]) * d[i];
       dz[0][i] = of_gates.i;
       dz[1][i] = of_gates.f;
       dz[2][i] = of_gates.g;
@@ -184,7 +190,8 @@ struct LayerNormLstmUnits {
 template <class S>
 __global__ void __launch_bounds__(ROW_THREADS, 1)
     layer_norm_lstm_backward_kernel(const LoopArguments a, const CellGradient<S> g,
-                                    const LayerNorm<S, LayerNormLstmCell> norm) {
+                                    const LayerNorm<S, LayerNormLstmCell> norm,
+                                    const typename Computing<S>::type* c_after) {
   using C = typename Computing<S>::type;
   constexpr int TERMS = LayerNormLstmCell::TERMS;
   const int64_t b = blockIdx.x;
@@ -195,7 +202,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 1)
   }
 
   // The means of dn and of dn n, first of c', then of the products with W_ih and with W_hh.
-  LayerNormLstmUnits<S> row{a, g, norm, b, norm.statistics + b * norm.STATISTICS};
+  LayerNormLstmUnits<S> row{
+      a, g, norm, b, c_after + b * a.Hp, norm.statistics + b * norm.STATISTICS};
   C mean_c[2] = {};
   for (int64_t j = first; j < a.H; j += ROW_UNITS) {
     row.through_output(j);
