@@ -1,5 +1,8 @@
 """The pages of the folder docs/results: the reproductions of each task beside its source report."""
 
+import html
+import re
+
 from fusedseq.tasks.catalog import task_module
 from fusedseq.tasks.experiments import metrics
 from fusedseq.tasks.experiments.documented import EXPERIMENTS
@@ -138,7 +141,7 @@ def samples(found):
     for experiment, group in found:
         for result in group:
             lines = [
-                (sample["source"], sample["reference"], sample["hypothesis"])
+                tuple(escaped(sample[name]) for name in ("source", "reference", "hypothesis"))
                 for sample in result.get("samples", [])
             ]
             if lines:
@@ -149,6 +152,11 @@ def samples(found):
         "`<UNK>` stands for a word outside the vocabulary."
     )
     return [f"## Samples\n\n{about}", *parts] if parts else []
+
+
+def escaped(text):
+    """Returns text in which Markdown and HTML see no markup."""
+    return re.sub(r"([`|*_\\[\]])", r"\\\1", html.escape(text, quote=False))
 
 
 def command_cells(experiment, group):

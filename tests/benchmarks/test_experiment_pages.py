@@ -179,6 +179,7 @@ def test_samples_come_from_the_table_of_translations(tmp_path):
     result = results.committed()["en-fr/base"][0] | {"samples": samples}
     page = task_pages.page({"en-fr/base": [result]}, "en-fr")
     assert "| s1 | r1 | 1 |" in page
+    assert task_pages.escaped("a `b` | <UNK> & *c*") == r"a \`b\` \| &lt;UNK&gt; &amp; \*c\*"
 
 
 @pytest.mark.parametrize(
