@@ -33,7 +33,10 @@ def bert(dropout=0.0, attention="eager", **options):
 
 
 MODELS = {"gpt2": gpt2, "bert": bert}
-BLOCKS = {"gpt2": {"GPT2MLP"}, "bert": {"BertIntermediate", "BertSelfOutput", "BertOutput"}}
+BLOCKS = {
+    "gpt2": {"GPT2MLP", "Conv1D"},
+    "bert": {"BertIntermediate", "BertSelfOutput", "BertOutput"},
+}
 both = pytest.mark.parametrize("name", MODELS)
 
 

@@ -44,13 +44,22 @@ def sublayers_are_plain(module: nn.Module, *names: str) -> bool:
     kinds = (nn.Linear, nn.LayerNorm, nn.Dropout, *ours)
     for name in names:
         child = getattr(module, name)
-        is_conv = (type(child).__module__, type(child).__name__) == (
-            "transformers.pytorch_utils",
-            "Conv1D",
-        )
+        kind = (type(child).__module__, type(child).__name__)
+        is_conv = kind == ("transformers.pytorch_utils", "Conv1D") or isinstance(child, Conv1D)
         if not (type(child) in kinds or is_conv) or "forward" in vars(child) or has_hooks(child):
             return False
     return True
+
+
+class Conv1D(Accelerated, nn.Module):
+    """Conv1D: a linear layer whose weight is stored transposed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x W + b for x (..., K) and the weight W (K, N)."""
+        if not is_supported(x):
+            unfused: Tensor = super().forward(x)
+            return unfused
+        return fused.linear(x, self.weight.t(), self.bias)
 
 
 class Gpt2FeedForward(Accelerated, nn.Module):
@@ -100,20 +109,23 @@ class BertOutput(Accelerated, nn.Module):
         return found
 
 
-# {(the model, the class): (what computes it, the attribute with its activation or "")}
+GPT2, BERT = (f"models.{model}.modeling_{model}" for model in ("gpt2", "bert"))
+# {(the module in transformers, the class): (what computes it, the attribute with its activation or
+# "")}
 KINDS: dict[tuple[str, str], tuple[type[Accelerated], str]] = {
-    ("gpt2", "GPT2MLP"): (Gpt2FeedForward, "act"),
-    ("bert", "BertIntermediate"): (BertIntermediate, "intermediate_act_fn"),
-    ("bert", "BertSelfOutput"): (BertOutput, ""),
-    ("bert", "BertOutput"): (BertOutput, ""),
+    ("pytorch_utils", "Conv1D"): (Conv1D, ""),
+    (GPT2, "GPT2MLP"): (Gpt2FeedForward, "act"),
+    (BERT, "BertIntermediate"): (BertIntermediate, "intermediate_act_fn"),
+    (BERT, "BertSelfOutput"): (BertOutput, ""),
+    (BERT, "BertOutput"): (BertOutput, ""),
 }
 
 
 def find(module: nn.Module) -> tuple[type[Accelerated], str] | None:
     """Returns what computes a block of transformers and why it is left, or None for another."""
     kind = type(module)
-    for (model, name), (computed_by, attribute) in KINDS.items():
-        path = f"transformers.models.{model}.modeling_{model}"
+    for (within, name), (computed_by, attribute) in KINDS.items():
+        path = f"transformers.{within}"
         if (kind.__module__, kind.__name__) != (path, name):
             continue
         if getattr(sys.modules.get(path), name, None) is not kind:
