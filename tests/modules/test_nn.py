@@ -261,7 +261,10 @@ def test_two_segments_with_carried_state_equal_one(name, ops, device):
     torch.testing.assert_close((torch.cat([first, second], time), last), (y, state))
 
 
-@pytest.mark.parametrize("build", [nn.LSTM, nn.MogrifierLSTM])
+@pytest.mark.parametrize(
+    "build",
+    [nn.LSTM, nn.MogrifierLSTM, nn.GRU, nn.RNN, nn.PeepholeLSTM, nn.LayerNormLSTM, nn.LayerNormGRU],
+)
 def test_residual_and_sum_equal_explicit_additions(build, ops, device):
     module = build(X, X, 3, residual=True, output="sum", ops=ops).to(device)
     layers = [build(X, X, ops=ops).to(device) for _ in range(3)]
