@@ -18,7 +18,7 @@ SHORTEST = 4  # steps of the persistent kernels: csrc/cuda/recurrence/plan.h
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 HAVE_PERSISTENT_KERNELS = "lstm", "mogrifier_lstm", "mogrifier_lstm_pair"
 ORDERED = {"starts", "reverse"}  # options with which these too run the loop
-# Operators that torch computes on a GPU without `starts`: fused/hidden_state.py
+# Operators that torch computes on a GPU without `starts` and zoneout: fused/hidden_state.py
 OF_TORCH = "gru", "rnn"
 RECURRENCES = (
     *HAVE_PERSISTENT_KERNELS,
