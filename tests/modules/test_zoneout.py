@@ -59,8 +59,8 @@ def test_in_evaluation_zoneout_is_its_expectation(op):
     wanted, _ = function(*args, **options, training=False, seed=1)
     assert torch.equal(wanted, function(*args, **options, training=False, seed=2)[0])
     found = torch.stack([function(*args, **options, seed=s)[0] for s in range(2000)])
-    # The mean of 2000 masks of a unit has a standard deviation of at most 0.011, and the new and the
-    # old h differ by less than 2: the tolerance is more than five standard deviations.
+    # The mean of 2000 masks of a unit has a standard deviation of at most 0.011, and the new and
+    # the old h differ by less than 2: the tolerance is more than five standard deviations.
     torch.testing.assert_close(found.mean(0), wanted, rtol=0, atol=0.12)
     assert len(found.unique(dim=0)) > 100
 

@@ -121,7 +121,8 @@ def test_cases_reach_every_kernel_of_an_operator():
     attention = {"packed", "row", "tiled", "window", "softcap", "sinks"}
     assert found("attention") == attention
     assert found("residual_layer_norm") == {"long rows"}
-    for op in ("peephole_lstm", "layer_norm_lstm", "lstm", "mogrifier_lstm"):
+    lstms = "lstm", "mogrifier_lstm", "peephole_lstm", "layer_norm_lstm"
+    for op in (*lstms, "layer_norm_gru"):
         assert found(op) >= {"steps", "lengths", "starts", "reverse"}, op
 
 
