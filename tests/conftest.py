@@ -20,7 +20,7 @@ import torch
 from fusedseq import fused, kernels, reference
 from fusedseq.fused import check
 
-from tests.support import interpreter, slow
+from tests.support import interpreter, sampling, slow
 from tests.support.placement import exact
 
 HALVES = ["bfloat16", "float16"]
@@ -43,6 +43,9 @@ def pytest_addoption(parser):
         "--device", choices=list(DTYPES), default="cpu", help="where the operators run"
     )
     parser.addoption("--dtype", choices=DTYPES["cuda"], help="only this dtype")
+    parser.addoption(
+        "--sample", action="store_true", help="of a test marked sampled(n), only one case in n"
+    )
 
 
 def pytest_configure(config):
@@ -70,7 +73,10 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(config, items):
     device = config.getoption("device")
     selected = [item for item in items if runs_on(device, item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in selected])
+    if config.getoption("sample"):
+        selected = sampling.sample(selected, sampling.checksum_of_sources())
+    kept = sampling.identities(selected)
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = selected
     slow.mark(items)
 

@@ -181,6 +181,7 @@ def test_offset(case, device, dtype):
     check_views(case, offset, device, dtype)
 
 
+@pytest.mark.sampled(3)
 @cases(lambda case: elements(case) < 20000)
 @pytest.mark.parametrize("view", [transposed, strided, expanded])
 def test_views(case, view, device):
@@ -220,6 +221,7 @@ def test_inputs_are_not_mutated_or_returned(case, device):
     )
 
 
+@pytest.mark.sampled(3)
 @cases()
 def test_deterministic(case, device, dtype):
     """Two calls give the same bits."""

@@ -30,12 +30,15 @@ def runtime(library):
     return path if path.is_absolute() else None
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory):
-    """{instruction set: _ops.so with instrumented operators and kernels, without CUDA}"""
+@pytest.fixture(scope="module", params=SETS)
+def library(request, tmp_path_factory):
+    """_ops.so with instrumented operators and kernels of an instruction set, without CUDA."""
+    isa = request.param
+    if isa not in _load.isa("found").split():
+        pytest.skip(f"this {platform.machine()} processor does not run {isa}")
     if runtime("libasan.so") is None:
         pytest.skip(f"{CXX} has no libasan")
-    out = tmp_path_factory.mktemp("address_sanitizer")
+    out = tmp_path_factory.getbasetemp() / "address_sanitizer"  # the sets share the operators
     spec = importlib.util.spec_from_file_location("fusedseq_build", ROOT / "csrc/build.py")
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
@@ -55,14 +58,10 @@ def libraries(tmp_path_factory):
         ninja.edge("kernel", f"cpu/{name}.o", [Path(f"csrc/cpu/{name}.cpp")])
         for name in ("dispatch", "memory")
     ]
-    found = {}
-    for isa in _load.isa("found").split():
-        if isa in SETS:
-            # Without FUSEDSEQ_X86, dispatch.cpp knows one set of kernels, the one called baseline.
-            flags = f"-DFUSEDSEQ_ISA=baseline {SETS[isa]}"
-            source = Path("csrc/cpu/kernels.cpp")
-            kernels = ninja.edge("kernel", f"cpu/kernels.{isa}.o", [source], flags)
-            found[isa] = ninja.edge("link", f"{isa}.so", [*shared, kernels], "$TORCH")
+    # Without FUSEDSEQ_X86, dispatch.cpp knows one set of kernels, the one called baseline.
+    flags = f"-DFUSEDSEQ_ISA=baseline {SETS[isa]}"
+    kernels = ninja.edge("kernel", f"cpu/kernels.{isa}.o", [Path("csrc/cpu/kernels.cpp")], flags)
+    found = ninja.edge("link", f"{isa}.so", [*shared, kernels], "$TORCH")
     folder = Path.cwd()
     os.chdir(ROOT)  # the paths of csrc/build.py are relative to it
     try:
@@ -72,16 +71,14 @@ def libraries(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("isa", SETS)
-def test_no_wrong_call_touches_foreign_memory(libraries, isa):
-    if isa not in libraries:
-        pytest.skip(f"this {platform.machine()} processor does not run {isa}")
+@pytest.mark.sampled(2)
+def test_no_wrong_call_touches_foreign_memory(library):
     # libstdc++ comes second, because AddressSanitizer looks up the function that throws exceptions
     # before Python loads it.
     preload = f"{runtime('libasan.so')} {runtime('libstdc++.so')}"
     options = "detect_leaks=0:allocator_may_return_null=1:abort_on_error=0"
     process = subprocess.run(
-        [sys.executable, ROOT / "tests/support/direct_calls.py", libraries[isa], str(PAIRS)],
+        [sys.executable, ROOT / "tests/support/direct_calls.py", library, str(PAIRS)],
         env={**os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": options},
         capture_output=True,
         text=True,

@@ -108,6 +108,7 @@ def test_the_kernels_without_a_mutation_pass():
     assert not fails(path, LARGER, order=1, sms=11)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_fails(mutant):
     path = build.library("plain", "sm_90a", FEW, mutation(MUTANTS[mutant]))
@@ -134,6 +135,7 @@ def test_the_kernels_with_words_pass_without_a_mutation():
     assert not any(fails(path, WORD_CALL, order, engine="words") for order in (1, 2))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mutant", WORD_MUTANTS)
 def test_a_mutant_with_words_fails(mutant):
     change = mutation(WORD_MUTANTS[mutant], NAME_WITH_WORDS)

@@ -115,6 +115,7 @@ DEFECTS = {  # source, old text, new text, engine, options
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_fails(defect):
     source, old, new, engine, call = DEFECTS[defect]

@@ -290,6 +290,7 @@ DEFECTS = {  # file, old, new, a call that shows it and on how many SMs
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_fails(defect):
     file, old, new, args, kwargs, sms = DEFECTS[defect]

@@ -274,6 +274,7 @@ DEFECTS = {  # source, old text, new text
 ORDER_DEFECTS = [name for name in DEFECTS if "zeroed" in name or "reset" in name or "order" in name]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_fails(defect):
     source, old, new = DEFECTS[defect]

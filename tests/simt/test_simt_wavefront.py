@@ -167,6 +167,7 @@ DEFECTS = {  # file, old, new
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_fails(defect):
     file, old, new = DEFECTS[defect]
