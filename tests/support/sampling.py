@@ -1,7 +1,7 @@
 """`--sample`: of a test marked `sampled(n)` only every nth case runs, at least one.
 
-The files that decide such a test's result are hashed, and the hash chooses the cases: one state of the
-sources always runs the same cases, and another state runs others.
+The files that decide such a test's result are hashed, and the hash chooses the cases: one state of
+the sources always runs the same cases, and another state runs others.
 """
 
 import math
