@@ -30,9 +30,9 @@ test: $(INSTALLED)
 	$(PYTHON) -m pytest $(or $(ARGS),-n auto -m 'not slow' tests/operators tests/modules tests/integrations tests/tasks)
 
 # What CI runs: the tests of `make test` and the slow ones, those of compilers, simulated CUDA kernels,
-# packaging and benchmarks, and the Triton kernels in Triton's interpreter. Of the slowest tests, those
-# of seeded faults among them, every third or fourth case runs, others after each change of the sources;
-# EVERY=1 runs all.
+# packaging and benchmarks, and the Triton kernels in Triton's interpreter. Of the slowest tests and of
+# the files that compile the CUDA sources for minutes, a part runs, others after each change of the
+# sources: see tests/support/sampling.py. EVERY=1 runs all.
 SAMPLE = $(if $(EVERY),,--sample)
 test-all: test $(if $(ARGS),,test-slow test-tools test-triton)
 test-slow: $(INSTALLED)

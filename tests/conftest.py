@@ -44,7 +44,10 @@ def pytest_addoption(parser):
     )
     parser.addoption("--dtype", choices=DTYPES["cuda"], help="only this dtype")
     parser.addoption(
-        "--sample", action="store_true", help="of a test marked sampled(n), only one case in n"
+        "--sample",
+        action="store_true",
+        help="of a test marked sampled(n), only one case in n, and of the files marked "
+        "sampled_files(name, n) with the same name one in n",
     )
 
 

@@ -14,6 +14,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+pytestmark = pytest.mark.sampled(3)  # Triton's interpreter takes seconds for many cases
+
 
 def cases(predicate=lambda case: True):
     """Parametrizes a test with the cases that the predicate accepts."""
@@ -181,7 +183,6 @@ def test_offset(case, device, dtype):
     check_views(case, offset, device, dtype)
 
 
-@pytest.mark.sampled(3)
 @cases(lambda case: elements(case) < 20000)
 @pytest.mark.parametrize("view", [transposed, strided, expanded])
 def test_views(case, view, device):
@@ -221,7 +222,6 @@ def test_inputs_are_not_mutated_or_returned(case, device):
     )
 
 
-@pytest.mark.sampled(3)
 @cases()
 def test_deterministic(case, device, dtype):
     """Two calls give the same bits."""

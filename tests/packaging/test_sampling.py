@@ -1,4 +1,4 @@
-"""The cases that `--sample` leaves of a test marked `sampled(n)`."""
+"""What `--sample` leaves of the tests marked `sampled(n)` and the files marked `sampled_files`."""
 
 from types import SimpleNamespace
 
@@ -7,17 +7,24 @@ import pytest
 from tests.support import sampling
 
 
-def item(nodeid, n=None):
-    mark = n and SimpleNamespace(args=(n,))
-    return SimpleNamespace(nodeid=nodeid, get_closest_marker=lambda name: mark)
+def item(nodeid, **marks):
+    found = {name: SimpleNamespace(args=args) for name, args in marks.items()}
+    return SimpleNamespace(nodeid=nodeid, get_closest_marker=found.get)
 
 
 ITEMS = [item(f"a.py::test[{i}]") for i in range(5)]
-ITEMS += [item(f"b.py::test[{i}]", 4) for i in range(17)] + [item("b.py::other[0]", 4)]
+ITEMS += [item(f"b.py::test[{i}]", sampled=(4,)) for i in range(17)]
+ITEMS += [item("b.py::other[0]", sampled=(4,))]
+FILES = [
+    item(f"{name}{i}.py::{test}", sampled_files=(name, n))
+    for name, count, n in (("x", 9, 5), ("y", 3, 4))
+    for i in range(count)
+    for test in ("test[0]", "test[1]", "other")
+]
 
 
-def names(checksum):
-    return [found.nodeid for found in sampling.sample(ITEMS, checksum)]
+def names(checksum, items=ITEMS):
+    return [found.nodeid for found in sampling.sample(items, checksum)]
 
 
 def test_every_unmarked_test_and_one_case_in_n_run():
@@ -27,10 +34,24 @@ def test_every_unmarked_test_and_one_case_in_n_run():
     assert found[-1] == "b.py::other[0]"
 
 
-def test_other_sources_choose_other_cases():
-    assert names(1) == names(1)
-    assert {name for checksum in range(40) for name in names(checksum)} == {
-        item.nodeid for item in ITEMS
+def test_one_file_in_n_runs_and_all_of_its_tests():
+    found = names(1, ITEMS[:5] + FILES)
+    assert found[:5] == [item.nodeid for item in ITEMS[:5]]
+    files = [name.partition("::")[0] for name in found[5:]]
+    assert [file[0] for file in files] == 6 * ["x"] + 3 * ["y"]  # 9 / 5 and 3 / 4, rounded up
+    assert all(files.count(file) == 3 for file in files)
+
+
+def test_in_a_sampled_file_the_cases_are_sampled_too():
+    items = [item(f"a.py::test[{i}]", sampled=(4,), sampled_files=("x", 2)) for i in range(8)]
+    assert len(names(1, items)) == 2
+
+
+@pytest.mark.parametrize("items", [ITEMS, FILES], ids=["cases", "files"])
+def test_other_sources_choose_others(items):
+    assert names(1, items) == names(1, items)
+    assert {name for checksum in range(60) for name in names(checksum, items)} == {
+        item.nodeid for item in items
     }
 
 

@@ -15,6 +15,7 @@ from tests.simt import test_simt_embedding as words
 from tests.simt.memory import Simulated
 
 pytestmark = [
+    pytest.mark.sampled_files("PTX", 4),
     pytest.mark.skipif(
         platform.machine() != "x86_64" or not shutil.which(simt.CXX),
         reason="tests/simt needs g++ on x86-64",

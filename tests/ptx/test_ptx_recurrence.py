@@ -21,6 +21,7 @@ from tests.simt import test_simt_words as words
 from tests.simt.test_simt_recurrence import OPTIONS, lstm, mogrifier
 
 pytestmark = [
+    pytest.mark.sampled_files("PTX", 4),
     pytest.mark.skipif(
         platform.machine() != "x86_64" or not shutil.which(simt.CXX),
         reason="tests/simt needs g++ on x86-64",

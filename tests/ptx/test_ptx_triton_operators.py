@@ -17,12 +17,15 @@ from fusedseq.testing import check
 from tests.simt import build as simt
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64"
-    or not shutil.which(simt.CXX)
-    or "TRITON_INTERPRET" in os.environ,
-    reason="tests/simt needs g++ on x86-64; Triton's interpreter compiles nothing",
-)
+pytestmark = [
+    pytest.mark.sampled_files("PTX", 4),
+    pytest.mark.skipif(
+        platform.machine() != "x86_64"
+        or not shutil.which(simt.CXX)
+        or "TRITON_INTERPRET" in os.environ,
+        reason="tests/simt needs g++ on x86-64; Triton's interpreter compiles nothing",
+    ),
+]
 BF16, FP32 = torch.bfloat16, torch.float32
 DTYPES = pytest.mark.parametrize("own", [FP32, BF16], ids=str)
 

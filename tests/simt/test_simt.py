@@ -16,10 +16,13 @@ from fusedseq import reference
 from tests.simt import build
 from tests.simt.memory import NtAsgdTensor, Simulated
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or not shutil.which(build.CXX),
-    reason="tests/simt needs g++ on x86-64",
-)
+pytestmark = [
+    pytest.mark.sampled_files("simulated GPU", 5),
+    pytest.mark.skipif(
+        platform.machine() != "x86_64" or not shutil.which(build.CXX),
+        reason="tests/simt needs g++ on x86-64",
+    ),
+]
 SEEDS = pytest.mark.parametrize("seed", [0, 1, 2])
 # In the order of the enum in csrc/cuda/type.h.
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

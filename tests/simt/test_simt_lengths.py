@@ -16,10 +16,13 @@ from tests.simt.test_simt_recurrence import OPTIONS, SMALL, lstm, mogrifier
 from tests.simt.test_simt_wavefront import pair
 from tests.support.behind_lengths import assert_does_not_matter
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or not shutil.which(build.CXX),
-    reason="tests/simt needs g++ on x86-64",
-)
+pytestmark = [
+    pytest.mark.sampled_files("simulated GPU", 5),
+    pytest.mark.skipif(
+        platform.machine() != "x86_64" or not shutil.which(build.CXX),
+        reason="tests/simt needs g++ on x86-64",
+    ),
+]
 SIZE = (4, 5, 9, 17)  # T, B, X, H
 VARIED, EMPTY, FULL = [3, 0, 4, 1, 2], [0] * 5, [4] * 5
 CALLS = {

@@ -19,10 +19,13 @@ from tests.simt.test_simt_persistent import SMALL
 from tests.simt.test_simt_recurrence import mogrifier
 from tests.simt.test_simt_wavefront import pair
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or not shutil.which(build.CXX),
-    reason="tests/simt needs g++ on x86-64",
-)
+pytestmark = [
+    pytest.mark.sampled_files("simulated GPU", 5),
+    pytest.mark.skipif(
+        platform.machine() != "x86_64" or not shutil.which(build.CXX),
+        reason="tests/simt needs g++ on x86-64",
+    ),
+]
 # {direction: (source, what publishes an epoch there, the same without epoch 3 of block 1)}
 LOST = {
     "forward": (

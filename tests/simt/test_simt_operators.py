@@ -23,6 +23,7 @@ from tests.simt import build
 from tests.simt.memory import Simulated
 
 pytestmark = [
+    pytest.mark.sampled_files("simulated GPU", 5),
     pytest.mark.cpu,
     pytest.mark.skipif(
         platform.machine() != "x86_64" or not shutil.which(build.CXX),

@@ -16,10 +16,13 @@ from tests.simt.memory import Simulated
 from tests.simt.recurrence import operators
 from tests.simt.test_simt_recurrence import OPTIONS, lstm, mogrifier
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or not shutil.which(build.CXX),
-    reason="tests/simt needs g++ on x86-64",
-)
+pytestmark = [
+    pytest.mark.sampled_files("simulated GPU", 5),
+    pytest.mark.skipif(
+        platform.machine() != "x86_64" or not shutil.which(build.CXX),
+        reason="tests/simt needs g++ on x86-64",
+    ),
+]
 TYPES = [torch.bfloat16, torch.float16, torch.float32]
 RESIDENT = {"forward": "FORWARD_RESIDENT", "backward": "BACKWARD_RESIDENT"}
 ONE_VARIANT = "Launch<{}>{{p, stream}}(Variant<1, 2, false>())"

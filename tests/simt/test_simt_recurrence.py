@@ -15,10 +15,13 @@ from tests.simt import build
 from tests.simt.memory import Simulated
 from tests.simt.recurrence import TYPES, operators
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or not shutil.which(build.CXX),
-    reason="tests/simt needs g++ on x86-64",
-)
+pytestmark = [
+    pytest.mark.sampled_files("simulated GPU", 5),
+    pytest.mark.skipif(
+        platform.machine() != "x86_64" or not shutil.which(build.CXX),
+        reason="tests/simt needs g++ on x86-64",
+    ),
+]
 # Constants made smaller, so that small tensors need several chunks of steps, several slices, and
 # several units of a row for each thread.
 SMALL = {

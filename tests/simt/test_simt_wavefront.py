@@ -17,10 +17,13 @@ from tests.simt.recurrence import operators
 from tests.simt.test_simt_persistent import H200, ONE, SMALL
 from tests.simt.test_simt_recurrence import OPTIONS, mogrifier
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or not shutil.which(build.CXX),
-    reason="tests/simt needs g++ on x86-64",
-)
+pytestmark = [
+    pytest.mark.sampled_files("simulated GPU", 5),
+    pytest.mark.skipif(
+        platform.machine() != "x86_64" or not shutil.which(build.CXX),
+        reason="tests/simt needs g++ on x86-64",
+    ),
+]
 OP = "mogrifier_lstm_pair"
 TENSORS = ("W_ih", "W_hh", "b", "h0", "c0", "Q", "R")
 SIZES = [

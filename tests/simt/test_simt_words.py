@@ -16,10 +16,13 @@ from tests.simt.test_simt_lost_block import FEW_POLLS, run
 from tests.simt.test_simt_persistent import CASES, H200, RESIDENT, SMALL, check, of_one_variant
 from tests.simt.test_simt_recurrence import OPTIONS, lstm, mogrifier
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64" or not shutil.which(build.CXX),
-    reason="tests/simt needs g++ on x86-64",
-)
+pytestmark = [
+    pytest.mark.sampled_files("simulated GPU", 5),
+    pytest.mark.skipif(
+        platform.machine() != "x86_64" or not shutil.which(build.CXX),
+        reason="tests/simt needs g++ on x86-64",
+    ),
+]
 BF16 = torch.bfloat16
 # {name: (rounds, (T, B, X, H), the GPU)}; T is such that every slot of a vector is used again.
 LAYOUTS = {

@@ -1,7 +1,11 @@
-"""`--sample`: of a test marked `sampled(n)` only every nth case runs, at least one.
+"""`--sample`: only a part of the most expensive tests runs.
 
-The files that decide such a test's result are hashed, and the hash chooses the cases: one state of
-the sources always runs the same cases, and another state runs others.
+Of a test marked `sampled(n)` every nth case runs, at least one. Of the files marked
+`sampled_files(name, n)` with the same name every nth file runs, at least one: those are files that
+compile the CUDA sources for minutes before their first case.
+
+The files that decide the results of such tests are hashed, and the hash chooses: one state of the
+sources always runs the same cases, and another state runs others.
 """
 
 import math
@@ -26,17 +30,38 @@ def checksum_of_sources() -> int:
 
 
 def sample(items: Sequence[Any], checksum: int) -> list[Any]:
-    """The items without the mark, and of the cases of each marked test one in n, rounded up."""
+    """The items without a mark, of the cases of each marked test one in n, and of each name's files
+    one in n, both rounded up.
+    """
+    files: dict[tuple[str, int], set[str]] = defaultdict(set)
     cases = defaultdict(list)
     for item in items:
+        if mark := item.get_closest_marker("sampled_files"):
+            files[mark.args].add(file_of(item))
         if item.get_closest_marker("sampled"):
             cases[item.nodeid.partition("[")[0]].append(item)
-    left_out: set[int] = set()
+    skipped_files = {
+        file for (_, n), found in files.items() for file in skipped(sorted(found), n, checksum)
+    }
+    skipped_cases: set[str] = set()
     for found in cases.values():
         (n,) = found[0].get_closest_marker("sampled").args
-        found.sort(key=lambda item: zlib.crc32(item.nodeid.encode(), checksum))
-        left_out |= identities(found[math.ceil(len(found) / n) :])
-    return [item for item in items if id(item) not in left_out]
+        skipped_cases.update(skipped([item.nodeid for item in found], n, checksum))
+    return [
+        item
+        for item in items
+        if item.nodeid not in skipped_cases and file_of(item) not in skipped_files
+    ]
+
+
+def file_of(item: Any) -> str:
+    return str(item.nodeid.partition("::")[0])
+
+
+def skipped(names: Sequence[str], n: int, checksum: int) -> list[str]:
+    """All names but one in n, in the order of their hashes."""
+    ordered = sorted(names, key=lambda name: zlib.crc32(name.encode(), checksum))
+    return ordered[math.ceil(len(ordered) / n) :]
 
 
 def identities(items: Iterable[Any]) -> set[int]:

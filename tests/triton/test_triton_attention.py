@@ -8,7 +8,7 @@ import torch
 from fusedseq import fused, kernels
 from fusedseq.testing import check, run
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.sampled(3)]
 B, N = 2, 2
 BF16, FP32 = torch.bfloat16, torch.float32
 # (L, S, D, dtype) of a call that runs each kernel.
@@ -102,7 +102,6 @@ def test_keys_loaded_by_descriptors_give_the_same_bits(
     assert bool(made) == (D != 10 and "lengths" not in options)
 
 
-@pytest.mark.sampled(3)
 # Heads too wide for the row kernel run the tiled kernels at its size, a tenth of the time of a
 # tiled size.
 @pytest.mark.parametrize(
@@ -256,7 +255,7 @@ ROPES = {  # columns that are rotated, of D; whether pairs are neighbours
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("D", [10, 33, 64, 130])
 @pytest.mark.parametrize("size", SIZES)
@@ -389,7 +388,6 @@ def test_tf32_follows_torchs_setting(device):
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize(
     "options", [(), ("relative", "dropout"), ("relative", "rope")], ids="-".join
