@@ -1,6 +1,8 @@
 """With `attn_implementation="fusedseq"` outputs, losses and gradients are those of `eager`."""
 
 import importlib
+import sys
+import types
 
 import pytest
 import torch
@@ -293,8 +295,30 @@ def test_a_model_with_attention_code_of_its_own_is_refused(kind):
     cls = getattr(transformers, kind)
     config = cls.config_class(**sizes, **widths, **heads, **layers)
     config._attn_implementation = "fusedseq"
+    if cls._can_set_attn_implementation():
+        pytest.skip("this version of transformers computes its attention by AttentionInterface")
     with pytest.raises(ValueError, match="code of its own"):
         cls(config)(tokens(B, L))
+
+
+def test_a_model_outside_transformers_with_attention_code_of_its_own_is_refused(monkeypatch):
+    from fusedseq.integrations.transformers.masks import require_attention_interface
+
+    class Model(transformers.PreTrainedModel):
+        calls_attention_interface = False
+
+        @classmethod
+        def _can_set_attn_implementation(cls):
+            return cls.calls_attention_interface
+
+    module = types.ModuleType("own.modeling_own")
+    module.Model = Model
+    monkeypatch.setitem(sys.modules, "own.modeling_own", module)
+    Model.__module__ = "own.modeling_own"
+    with pytest.raises(ValueError, match=r"own\.modeling_own is code of its own"):
+        require_attention_interface("own.configuration_own")
+    Model.calls_attention_interface = True
+    require_attention_interface("own.configuration_own")
 
 
 def test_a_mask_that_is_added_to_logits_raises():
