@@ -65,6 +65,18 @@ def test_linear_falls_to_zero_and_stays_there():
     ]
 
 
+def test_cosine_equals_that_of_torch():
+    settings = {"lr_schedule": "cosine", "warmup_steps": 2, "decay_steps": 10}
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
+    wanted = [0.5]
+    for _ in range(9):
+        wanted.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert factors(13, **settings) == pytest.approx([*wanted, 0, 0, 0])
+
+
 def test_inverse_sqrt_equals_the_published_schedule():
     model, warmup = 512, 10
     published = [model**-0.5 * min(step**-0.5, step * warmup**-1.5) for step in range(1, 50)]
@@ -86,6 +98,7 @@ def test_annealing_multiplies_the_schedule(tmp_path, monkeypatch):
 KINDS = {
     "warmup": {"warmup_steps": 7},
     "linear": {"lr_schedule": "linear", "warmup_steps": 3, "decay_steps": 15},
+    "cosine": {"lr_schedule": "cosine", "warmup_steps": 3, "decay_steps": 15},
     "inverse-sqrt": {
         "lr_schedule": "inverse-sqrt",
         "warmup_steps": 5,

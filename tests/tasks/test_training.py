@@ -397,9 +397,9 @@ ERRORS = {
     ],
     "training.precision must be one of fp32, bf16, got 'fp8'": ["--set", "precision=fp8"],
     "training.accumulate must be at least 1, got 0": ["--set", "accumulate=0"],
-    "training.lr_schedule must be one of constant, linear, inverse-sqrt, got 'cosine'": [
+    "training.lr_schedule must be one of constant, linear, cosine, inverse-sqrt, got 'step'": [
         "--set",
-        "lr_schedule=cosine",
+        "lr_schedule=step",
     ],
     "training.lr_schedule inverse-sqrt needs warmup_steps of at least 1, got 0": [
         "--set",
@@ -408,6 +408,14 @@ ERRORS = {
     "training.lr_schedule linear needs decay_steps above warmup_steps = 0, got None": [
         "--set",
         "lr_schedule=linear",
+    ],
+    "training.lr_schedule cosine needs decay_steps above warmup_steps = 5, got 5": [
+        "--set",
+        "lr_schedule=cosine",
+        "--set",
+        "warmup_steps=5",
+        "--set",
+        "decay_steps=5",
     ],
     "training.warmup_steps must be at least 0, got -1": ["--set", "warmup_steps=-1"],
     "training.epochs must be at least 0, got -1": ["--epochs", "-1"],

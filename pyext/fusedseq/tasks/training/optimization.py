@@ -26,10 +26,11 @@ class TrainingSettings:
     # "sgd" or "adam"
     optimizer: str = "sgd"
     lr: float = 30.0
-    # The schedule after the warm-up: "constant", "linear" or "inverse-sqrt"; see learning_rate.py.
+    # The schedule after the warm-up: "constant", "linear", "cosine" or "inverse-sqrt"; see
+    # learning_rate.py.
     lr_schedule: str = "constant"
     warmup_steps: int = 0
-    # The step at which the schedule "linear" reaches 0.
+    # The step at which the schedules "linear" and "cosine" reach 0.
     decay_steps: int | None = None
     weight_decay: float = 0.0
     # beta1, beta2 and eps belong to Adam.
