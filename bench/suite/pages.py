@@ -116,6 +116,19 @@ def readme_numbers(machine):
     return f"{report.markdown_table(lines)}\n\n{where}"
 
 
+def readme_gains(machine):
+    """Returns a sentence with the speed-ups of another machine than that of the table."""
+    gains = []
+    for name in README:
+        line = operator_line(machine, name) if name in OPERATORS else training_line(machine, name)
+        if line:
+            label, *_, unthrottled, installed = line
+            gains.append(f"{label}: {' and '.join(filter(None, (unthrottled, installed)))}")
+    facts = machine.result["machine"]
+    where = f"{measurements.processor(facts)}, {facts['cores']} cores"
+    return f"The same speed-ups on {where}: {'; '.join(gains)}."
+
+
 def operator_line(machine, name):
     if name not in machine.cases["as-installed"]:
         return None
@@ -163,7 +176,7 @@ def files(results, root):
     found |= {root / "docs/assets" / name: svg for name, svg in pictures(front).items()}
     readme = root / "README.md"
     if readme.exists():
-        numbers = [readme_numbers(machine) for machine in machines if has_readme_cases(machine)]
+        numbers = readme_numbers(front), *map(readme_gains, filter(has_readme_cases, machines[1:]))
         found[readme] = with_numbers(readme.read_text(), "\n\n".join(numbers))
     return found
 
