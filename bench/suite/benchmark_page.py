@@ -91,8 +91,8 @@ FAMILIES = {
         "`L90-B64-N8-D64` means 90 positions, batch 64, 8 heads and 64 dimensions per head; "
         "`L1-S200` is one query over 200 cached keys, forward only. `encoder_layer` is "
         "`nn.TransformerEncoderLayer` in training, as it is and converted to this package. "
-        "`attention_varlen` is packed sequences, half as many tokens as the baselines' padded ones; "
-        "`accelerate` is a training step of a whole model, before and after.",
+        "`attention_varlen` is packed sequences, with half as many tokens as the baselines' padded "
+        "ones; `accelerate` is a training step of a whole model, before and after.",
     ),
     "Output layer, norms, activations, optimizer": (
         (
@@ -107,7 +107,7 @@ FAMILIES = {
     "Weights in 8 bits": (
         ("quantize",),
         "Inference after `fusedseq.quantize_`, which rounds weights to 8 bits and nothing else. "
-        "**torch** is torch's dynamic quantization, which rounds the activations to 8 bits as well; "
+        "**torch** is torch's dynamic quantization, which also rounds the activations to 8 bits; "
         "eager is the same module in fp32. `1-650-2600` means 1 row, 650 inputs and 2,600 outputs.",
     ),
 }

@@ -15,7 +15,7 @@ PROCESSORS = {
     "AMD EPYC family 25 model 17": "AMD EPYC (Zen 4)",
     "AMD EPYC family 26 model 2": "AMD EPYC (Zen 5)",
 }
-# The machine that the targets were set for is the first one of every page, and that of the pictures.
+# The machine that the targets were set for is the first of every page, and that of the pictures.
 FRONT = "amd-epyc-family-26-model-2-2-cores-cpu"
 RESULTS = Path(__file__).parents[1] / "results"
 

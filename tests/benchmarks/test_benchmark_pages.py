@@ -16,7 +16,7 @@ from bench.suite import (
     speedup_figure,
     unthrottled_targets,
 )
-from bench.suite.benchmark_page import markdown
+from bench.suite.benchmark_page import markdown, missed_presets
 from bench.suite.case_list import CASES
 from bench.suite.speedup_figure import Speedup
 from bench.training import compare
@@ -298,6 +298,36 @@ def test_one_mode_of_mkl_is_enough(tmp_path):
     assert "### With MKL unthrottled" not in markdown(machines)
     assert "MKL unthrottled" not in pages.readme_numbers(machines[0])
     assert "limit lifted" not in pages.pictures(machines[0])["speedup-dark.svg"]
+
+
+def test_the_machine_of_the_targets_is_the_first_one():
+    machines = measurements.load()
+    assert machines[0].slug == measurements.FRONT
+    assert len(machines) > 1
+
+
+def test_readme_has_the_gains_of_other_machines_in_a_sentence():
+    for machine in filter(pages.has_readme_cases, measurements.load()[1:]):
+        sentence = pages.readme_gains(machine)
+        for name in front_cases.README:
+            if name in machine.cases["as-installed"]:
+                gain = measurements.speedup(machine.cases["as-installed"][name][1])[0]
+                assert f"{gain:.2f}×" in sentence
+
+
+def test_a_training_step_below_its_target_is_among_the_missed_ones():
+    entry = {"ratio": {"fused / baselines": 1.2, "fused / compiled": 5.0}}
+    pairs = {"en-es/base": ({}, entry)}
+    for mode in ("as-installed", "unthrottled"):
+        assert missed_presets("now", pairs, mode) == [
+            ["en-es/base", "now", "1.20× baselines", "1.5×", ""]
+        ]
+    entry["ratio"]["fused / baselines"] = 1.5
+    assert missed_presets("now", pairs, "unthrottled") == []
+    entry["ratio"] = {"fused:bf16 / fused": 1.3, "fused:bf16 / baselines:bf16": 1.6}
+    assert missed_presets("bf16", pairs, "as-installed") == [
+        ["en-es/base", "bf16", "1.30× fused", "1.35×", ""]
+    ]
 
 
 def test_readme_gets_its_numbers_between_the_marks(tmp_path):
