@@ -1,6 +1,7 @@
 """The trainer on ptb: learning, exact resume, checkpoints, settings, the command line."""
 
 import csv
+import itertools
 import json
 import math
 import os
@@ -423,6 +424,14 @@ ERRORS = {
     "--resume: nowhere is not a directory": ["--resume", "--out", "nowhere"],
     "--device abc is not usable": ["--device", "abc"],
 }
+
+
+def test_the_order_of_settings_does_not_matter():
+    assignments = ["lr_schedule=cosine", "decay_steps=9", "warmup_steps=3"]
+    found = [override(ptb.PRESETS["awd"], order) for order in itertools.permutations(assignments)]
+    assert found == [found[0]] * 6
+    assert (found[0].training.lr_schedule, found[0].training.decay_steps) == ("cosine", 9)
+    assert override(ptb.PRESETS["awd"], ["lr=1", "lr=2"]).training.lr == 2
 
 
 @pytest.mark.parametrize("message", ERRORS)

@@ -79,9 +79,11 @@ def varied(settings: S, **sections: dict[str, Any]) -> S:
 def override(settings: S, assignments: Iterable[str]) -> S:
     """A copy with every `section.key=value` of `assignments` applied.
 
-    The section may be omitted where only one section has the key.
+    The section may be omitted where only one section has the key. Values that depend on each other
+    are checked together, so their order does not matter; of two values of one key the last counts.
     Errors: ValueError for an unknown or ambiguous key, and for a value of the wrong type
     """
+    sections: dict[str, dict[str, Any]] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
@@ -89,8 +91,8 @@ def override(settings: S, assignments: Iterable[str]) -> S:
         section, name = full_key(settings, key).split(".")
         hint = typing.get_type_hints(type(getattr(settings, section)))[name]
         value = text if hint is str else _literal(text)  # averaging=none is a string, not None
-        settings = varied(settings, **{section: {name: _convert(value, hint, f"{section}.{name}")}})
-    return settings
+        sections.setdefault(section, {})[name] = _convert(value, hint, f"{section}.{name}")
+    return varied(settings, **sections)
 
 
 def full_key(settings: Any, key: str) -> str:
