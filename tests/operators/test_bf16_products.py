@@ -5,20 +5,29 @@ bfloat16 and their products are added in fp32. All else, and by default the prod
 """
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from fusedseq import _load, fused
+from fusedseq.fused.explain import PRODUCTS
 from fusedseq.testing import (
     attention_case,
+    hidden_state_case,
     linear_case,
     linear_cross_entropy_case,
     lstm_case,
+    lstm_with_vectors_case,
     mogrifier_lstm_case,
+    mogrifier_lstm_pair_case,
     run,
+    split_cross_entropy_case,
+    varlen_case,
 )
+from torch.utils._pytree import tree_leaves
 
 pytestmark = pytest.mark.cpu
 HAS_PAIRS = _load.multiplies_bf16()
@@ -102,12 +111,27 @@ OPERATORS = {
     "attention of short sequences": attention_case(3, 2, 7, 9, 32),
     "attention by blocks": attention_case(2, 2, 70, 75, 33, "biasNLS", "lengths", causal=True),
     "attention with positions": attention_case(2, 4, 60, 60, 24, "rope", "relative5", N_kv=2),
+    "attention_varlen": varlen_case((5, 0, 33, 1, 60), (5, 3, 33, 1, 70), 2, 24),
     "linear": linear_case(150, 64, 90),
     "lstm": lstm_case(3, 9, 33, 40),
     "mogrifier_lstm": mogrifier_lstm_case(3, 9, 33, 40, 5),
     "mogrifier_lstm of a low rank": mogrifier_lstm_case(3, 9, 33, 40, 5, rank=7),
+    "mogrifier_lstm_pair": mogrifier_lstm_pair_case(3, 9, 33, 40, 40, 5, 5),
+    "peephole_lstm": lstm_with_vectors_case("peephole_lstm", 3, 9, 33, 40),
+    "layer_norm_lstm": lstm_with_vectors_case("layer_norm_lstm", 3, 9, 33, 40),
+    "gru": hidden_state_case("gru", 3, 9, 33, 40),
+    "layer_norm_gru": hidden_state_case("layer_norm_gru", 3, 9, 33, 40),
+    "rnn": hidden_state_case("rnn", 3, 9, 33, 40),
     "linear_cross_entropy": linear_cross_entropy_case(40, 33, 300),
+    "split_cross_entropy": split_cross_entropy_case(40, 33, 300, (50, 120)),
 }
+
+
+def test_every_operator_with_products_has_a_case_and_a_word_in_the_docs():
+    assert {case.op for case in OPERATORS.values()} == {*PRODUCTS}
+    page = (Path(__file__).parents[2] / "docs/precision.md").read_text()
+    named = page.partition("This holds for")[2].partition(".")[0]
+    assert {*re.findall("`(.+?)`", named)} == {*PRODUCTS}
 
 
 @ONLY_WITH_PAIRS
@@ -177,6 +201,46 @@ def test_the_set_without_pairs_computes_bf16_in_fp32():
     command = [sys.executable, "-c", program]
     process = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert process.stdout.split() == [isa, "True"]
+
+
+def explained_under_autocast(dtype, op, *args, **kwargs):
+    with torch.autocast("cpu", dtype):
+        return fused.explain(op, *args, **kwargs)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_explain_says_what_a_call_under_autocast_does(name):
+    """fp32 tensors give the text of bf16 tensors, and the results are bf16."""
+    case = OPERATORS[name]
+    in_fp32, in_bf16 = (case.inputs(dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    of_bf16 = fused.explain(case.op, *in_bf16[0], **in_bf16[1])
+    args, kwargs = in_fp32
+    assert "bfloat16" in of_bf16
+    assert explained_under_autocast(torch.bfloat16, case.op, *args, **kwargs) == of_bf16
+    assert "bfloat16" not in fused.explain(case.op, *args, **kwargs)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        results = tree_leaves(getattr(fused, case.op)(*args, **kwargs))
+        is_loss = case.op.endswith("cross_entropy")
+        assert {t.dtype for t in results} == {torch.float32 if is_loss else torch.bfloat16}
+        with torch.autocast("cpu", enabled=False):
+            assert "bfloat16" not in fused.explain(case.op, *args, **kwargs)
+
+
+def test_explain_leaves_the_dtypes_that_autocast_leaves():
+    x, wide = torch.randn(200, 96), torch.randn(200, 96, dtype=torch.float64)
+    for op, args, dtype in (
+        ("linear", (wide, wide), "float64"),
+        ("linear", (x.half(), x.half()), "float16"),
+        ("linear", (), "bfloat16"),
+        ("dropout", (x, 0.5, 1), "float32"),
+        ("dropout", (), "float32"),
+        ("bias_activation_dropout", (x.bfloat16(), x[0]), "bfloat16"),
+        # The widest of the dtypes, as that of a sum.
+        ("residual_layer_norm", (x.bfloat16(), x), "float32"),
+        ("residual_layer_norm", (x.bfloat16(), x.bfloat16()), "bfloat16"),
+    ):
+        text = explained_under_autocast(torch.bfloat16, op, *args)
+        assert text.startswith(f"{op} on cpu, {dtype}: "), text
 
 
 def test_explain_says_how_products_are_computed():

@@ -3,10 +3,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fusedseq import _load, kernels, reference
-from fusedseq.fused import autograd, hidden_state, int8_weight, lstm_cudnn, recurrence_plan
+from fusedseq.fused import (
+    autocast,
+    autograd,
+    hidden_state,
+    int8_weight,
+    lstm_cudnn,
+    recurrence_plan,
+)
 
 # {operator: (file of its CPU kernel, how it computes)}
 CPU_KERNELS = {
@@ -75,7 +82,8 @@ CPU_KERNELS = {
     "weight_drop": ("csrc/cpu/pointwise/dropout.h", "the mask computed in the same pass"),
 }
 
-# The operators whose products on the CPU may multiply bfloat16 numbers.
+# The operators with matrix products, which on the CPU may multiply bfloat16 numbers. Autocast casts
+# their operands.
 PRODUCTS = (
     "attention",
     "attention_varlen",
@@ -91,6 +99,7 @@ PRODUCTS = (
     "rnn",
     "split_cross_entropy",
 )
+UNCAST = ("alibi", "class_weights", "rope")  # arguments of these that autocast leaves as they are
 
 WITHOUT_ROUNDS = "by the operator mogrifier_lstm without rounds, which has zoneout"
 
@@ -129,8 +138,11 @@ CALLS = {
 def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     """Returns which kernel a call of an operator runs, and why, in one line of text.
 
+    The dtype in it is the one in which the kernel gets the tensors: where autocast is on, that of
+    the call under autocast.
+
     op: a function of `fusedseq.fused`, or its name
-    args, kwargs: the arguments of the call; without any, a call on the CPU in fp32
+    args, kwargs: the arguments of the call; without any, a call on the CPU with fp32 tensors
     Errors: ValueError for an unknown operator.
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", str(op))
@@ -138,8 +150,8 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
         raise ValueError(f"explain: op must be one of {', '.join(CPU_KERNELS)}, got {name}")
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     device = tensors[0].device.type if tensors else "cpu"
-    floats = [t.dtype for t in tensors if t.is_floating_point()]
-    dtype = str(floats[0] if floats else torch.float32).removeprefix("torch.")
+    args, kwargs = under_autocast(name, device, args, kwargs)
+    dtype = dtype_of_call(name, device, args, kwargs)
     if name in THROUGH_REFERENCE and tensors and 0 in tensors[0].shape[-1:]:
         return f"{name} on {device}: fusedseq.reference.{name}, as rows of width 0 need no kernel"
     if name in hidden_state.OF_TORCH and device == "cuda" and is_of_torch(name, args, kwargs):
@@ -160,6 +172,33 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     file, how = on_cpu(name, dtype, len(tensors), args, kwargs)
     isa, threads = _load.isa("used"), torch.get_num_threads()
     return f"{name} on cpu, {dtype}: {file}, {isa}, {threads} threads; {how}"
+
+
+def under_autocast(name: str, device: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns the arguments of a call in the dtypes to which the public function casts them under
+    autocast."""
+    if not autocast.is_on(device):
+        return args, kwargs
+    if name == "residual_layer_norm":
+        tensors = autocast.promote(device, *args, *kwargs.values())
+        return tensors[: len(args)], dict(zip(kwargs, tensors[len(args) :], strict=True))
+    if name not in PRODUCTS:
+        return args, kwargs
+    kept = {option: kwargs[option] for option in UNCAST if option in kwargs}
+    args, cast = tree_map(lambda leaf: autocast.cast(device, leaf)[0], (args, kwargs))
+    return args, cast | kept
+
+
+def dtype_of_call(name: str, device: str, args: Any, kwargs: Any) -> str:
+    """Returns the dtype of the first float tensor; without one, that of a call with fp32 tensors.
+
+    args, kwargs: as `under_autocast` returns them
+    """
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if not tensors:
+        tensors = under_autocast(name, device, (torch.empty(0),), {})[0]
+    floats = [t.dtype for t in tensors if t.is_floating_point()]
+    return str(floats[0] if floats else torch.float32).removeprefix("torch.")
 
 
 def has_kernel(op: str, device: str) -> bool:
