@@ -157,6 +157,12 @@ The same for bf16 tensors, whose products torch computes with oneDNN, which take
 dot products of bfloat16 numbers. So do the kernels here, see [precision](precision.md). MKL and its
 limit play no part in these products.
 """
+OVER_FP32 = """How many times as fast the fused operator is in bf16 as in fp32, of the cases above
+that were measured on this machine in both. Those marked "two runs" were measured at different
+times, and their ratio includes what has changed between the two.
+"""
+# The least of these ratios that is asked for.
+TARGETS_OVER_FP32 = {"attention": 1.0, "mogrifier_lstm": 1.55}
 BF16_TRAINING = """Whole training steps with `training.precision=bf16`, which is bf16 autocast, on
 the real texts: `fused:bf16` is the model with the operators of fusedseq, `fused` the same in fp32,
 and `baselines:bf16` the model in plain PyTorch under the same autocast.
@@ -209,6 +215,7 @@ def section(machine, is_front):
     if machine.bf16:
         parts += [BF16, operator_table(machine.bf16.values()), gemm_sentence(machine)]
         parts.append(report.targets_met([*machine.bf16.values()]) + ".")
+        parts += over_fp32(machine)
         parts += bf16_training(machine)
     if any(machine.cases["unthrottled"]) or any(machine.presets["unthrottled"]):
         parts += unthrottled(machine)
@@ -225,6 +232,23 @@ def gemm_sentence(machine):
         f"Kernels for {facts['isa']}, commit `{(result['commit'] or 'unknown')[:12]}`, "
         f"{result['date'][:10]}. Products of two 2048 × 2048 matrices, in GFLOP/s: {measured}."
     )
+
+
+def over_fp32(machine):
+    """Returns the table of our own times in bf16 and in fp32, of the cases with both."""
+    lines = [["case", "bf16 ms", "fp32 ms", "fp32 / bf16", "target"]]
+    for name, (result, entry) in machine.bf16.items():
+        exact = machine.cases["as-installed"].get(name.removesuffix("-bfloat16"))
+        if exact is None:
+            continue
+        ours, theirs = (e["median"]["fused"] for e in (entry, exact[1]))
+        target = TARGETS_OVER_FP32.get(entry["op"])
+        runs = "" if result["date"] == exact[0]["date"] else ", two runs"
+        met = "" if target is None else f"≥ {target:g}×: {report.MARK[theirs / ours >= target]}"
+        disturbed = " *" * (metrics.disturbed(entry) or metrics.disturbed(exact[1]))
+        times = [report.three_digits(t * 1e3) for t in (ours, theirs)]
+        lines.append([name + disturbed, *times, f"{theirs / ours:.2f}×{runs}", met])
+    return [OVER_FP32, report.markdown_table(lines)] if len(lines) > 1 else []
 
 
 def heading(machine):

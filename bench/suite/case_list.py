@@ -236,6 +236,19 @@ CASES = [
     mogrifier_pair(35, 20, 650, full=True),
     embedding(100_000, sparse=True, full=True),
     linear(1024, 768, 3072, targets=(Target("eager", 1.0),), dtype=torch.bfloat16, full=True),
+    # The product alone, with few rows.
+    *(
+        linear(
+            M,
+            2600,
+            1300,
+            targets=(Target("eager", 1.0),),
+            backward=False,
+            dtype=torch.bfloat16,
+            full=True,
+        )
+        for M in (70, 20)
+    ),
     mogrifier(70, 70, 650, Target("eager", 1.9), dtype=torch.bfloat16, full=True),
     mogrifier(35, 20, 650, Target("eager", 2.8), dtype=torch.bfloat16, full=True),
     lstm(35, 64, 256, 256, Target("torch", 1.1), dtype=torch.bfloat16, full=True),

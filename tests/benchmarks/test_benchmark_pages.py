@@ -92,6 +92,47 @@ def test_bf16_has_a_table_of_its_own(tmp_path):
     assert "in GFLOP/s: torch.mm 800 and own GEMM 900" in table
 
 
+def test_bf16_stands_beside_our_own_fp32(tmp_path):
+    """Only cases with both, whose targets are of the ratio of the two times of `fused`."""
+    source = max(measurements.RESULTS.glob("*-cpu.json"))
+    result = json.loads(source.read_text())
+    known = result["rows"][0] | {"bars": [], "others busy": 0.0}
+    rates = {"torch.mm": 4e11}
+    result["gemm"] = {"torch.float32": rates, "torch.bfloat16": rates}
+
+    def entry(op, case, dtype, seconds):
+        name = f"{op}-{case}" + "-bfloat16" * (dtype == "bfloat16")
+        median = {"fused": seconds, "eager": 9.0}
+        return known | {"op": op, "name": name, "dtype": dtype, "median": median}
+
+    def table(date, *entries):
+        (tmp_path / "bf16.json").write_text(json.dumps(result | {"date": date, "rows": entries}))
+        text = markdown(measurements.load(tmp_path))
+        return text[text.index("### bf16") :].partition("How many times as fast the fused")[2]
+
+    exact = [
+        entry("mogrifier_lstm", "T1", "float32", 0.016),
+        entry("attention", "L1-forward", "float32", 0.004),
+        entry("norm", "1x1", "float32", 0.002),
+    ]
+    first, later = "2031-01-01", "2031-01-02"
+    in_bf16 = [
+        entry("mogrifier_lstm", "T1", "bfloat16", 0.01),
+        entry("attention", "L1-forward", "bfloat16", 0.005),
+        entry("norm", "1x1", "bfloat16", 0.001),
+        entry("attention", "L2", "bfloat16", 0.005),
+    ]
+    shown = table(first, *exact, *in_bf16)
+    assert "| mogrifier_lstm-T1-bfloat16 | 10 | 16 | 1.60× | ≥ 1.55×: met |" in shown
+    assert "| attention-L1-forward-bfloat16 | 5 | 4 | 0.80× | ≥ 1×: MISSED |" in shown
+    assert "| norm-1x1-bfloat16 | 1 | 2 | 2.00× |  |" in shown
+    assert "attention-L2" not in shown
+    (tmp_path / "fp32.json").write_text(json.dumps(result | {"date": first, "rows": exact}))
+    in_bf16[0]["others busy"] = 0.5
+    assert "| mogrifier_lstm-T1-bfloat16 * | 10 | 16 | 1.60×, two runs |" in table(later, *in_bf16)
+    assert not table(later, in_bf16[-1])
+
+
 @pytest.fixture
 def peers_result():
     """A result of `bench.peers` that nothing has measured."""
