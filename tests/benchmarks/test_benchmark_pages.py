@@ -5,7 +5,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from fusedseq.acceleration import gains
+from fusedseq.acceleration import awd_lstm, gains, hugging_face, replace
 
 from bench.suite import (
     accelerated_gains,
@@ -294,25 +294,61 @@ def test_every_unthrottled_target_is_of_a_case():
     assert {*unthrottled_targets.PRESETS} <= {*compare.PRESETS["speed"]}
 
 
-def test_gains_of_accelerate(tmp_path, monkeypatch):
+def gains_of(tmp_path, results):
+    """The gains of a machine whose results are {(MKL mode, case): {provider: seconds}}."""
     source = max(measurements.RESULTS.glob("*-cpu.json"))
     result = json.loads(source.read_text())
     (known,) = (e for e in result["rows"] if e["name"] == "linear-1400-400-10000")
-    rows = []
-    for name, mode, seconds in (
-        ("linear-1-2-3", "forward+backward", 0.02),
-        ("linear-4-5-6", "forward+backward", 0.035),
-        ("linear-4-5-6-forward", "forward", 0.9),
-        ("lstm-T1-B1-1-1", "forward+backward", 0.01),
-    ):
-        median = {"fused": 0.01, "eager": seconds}
-        rows.append(known | {"name": name, "mode": mode, "median": median, "bars": []})
-    (tmp_path / source.name).write_text(json.dumps(result | {"rows": rows}))
+    for mkl_mode in {mode for mode, _ in results}:
+        rows = [
+            known
+            | {"name": name, "median": {"fused": 0.01, **seconds}, "bars": []}
+            | {"mode": "forward" if name.endswith("-forward") else "forward+backward"}
+            for (mode, name), seconds in results.items()
+            if mode == mkl_mode
+        ]
+        content = json.dumps(result | {"rows": rows, "mkl": mkl_mode})
+        (tmp_path / f"{mkl_mode}.json").write_text(content)
     (machine,) = measurements.load(tmp_path)
-    assert accelerated_gains.of(machine) == {"LSTM": [1.0, 1.0], "Linear": [2.0, 3.5]}
-    monkeypatch.setattr(gains, "measured", lambda: accelerated_gains.of(machine))
-    shown = [gains.of(kind) for kind in ("LSTM", "Linear", "GRU")]
-    assert shown == ["1.00x", "2.00x to 3.50x", "unknown"]
+    return accelerated_gains.of(machine)
+
+
+def test_gains_of_accelerate(tmp_path, monkeypatch):
+    seconds = {
+        "linear-1-2-3": {"eager": 0.02},
+        "linear-4-5-6": {"eager": 0.035},
+        "linear-4-5-6-forward": {"eager": 0.9},
+        "lstm-T1-B1-1-1": {"eager": 0.005, "torch": 0.01},
+        "lstm-T1-B1-1-1-bidirectional": {"eager": 0.04, "torch": 0.04},
+        "accelerate-bert-1": {"torch": 0.0126},
+    }
+    found = gains_of(tmp_path, {("as-installed", name): s for name, s in seconds.items()})
+    assert found == {"LSTM": [1.0, 1.0], "BERT layer": [1.26, 1.26], "Linear": [2.0, 3.5]}
+    monkeypatch.setattr(gains, "measured", lambda: found)
+    shown = [gains.of(kind) for kind in ("LSTM", "Linear", "GRU", "BertOutput", "GPT2MLP")]
+    whole = "1.26x of a whole BERT layer"
+    assert shown == ["1.00x", "2.00x to 3.50x", "unknown", whole, "unknown"]
+
+
+def test_gains_over_unthrottled_baselines_come_before_those_as_installed(tmp_path):
+    seconds = {
+        ("as-installed", "linear-1-2-3"): {"eager": 0.021},
+        ("unthrottled", "linear-1-2-3"): {"eager": 0.0089},
+        ("as-installed", "linear-4-5-6"): {"eager": 0.012},
+    }
+    assert gains_of(tmp_path, seconds) == {"Linear": [0.89, 1.2]}
+
+
+def test_every_gain_of_accelerate_has_a_case_and_a_kind():
+    names = [case.name for case in CASES]
+    for kind in accelerated_gains.CASES:
+        assert any(accelerated_gains.stands_for(name, kind) for name in names), kind
+    assert {*gains.MEASURED_WITHIN.values()} <= {*accelerated_gains.CASES}
+    replaced = {kind.__name__ for kind in replace.KINDS} | {*awd_lstm.KINDS}
+    replaced |= {name for _, name in hugging_face.KINDS}
+    assert {kind for kind in gains.MEASURED_WITHIN if "attention of" not in kind} <= replaced
+    unknown = replaced - {*gains.MEASURED_WITHIN} - {*accelerated_gains.CASES}
+    assert unknown == {"RNN", "Embedding"}
 
 
 def test_files_of_make_gpu_are_ignored(tmp_path):

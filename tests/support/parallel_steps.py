@@ -9,6 +9,7 @@ import fusedseq
 import torch
 import torch.distributed as dist
 from fusedseq import nn
+from fusedseq.acceleration.deferred_logits import DeferredLogits
 from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -46,6 +47,31 @@ def accelerated_encoder():
     model = torch.nn.TransformerEncoderLayer(E, 2, 16, 0.0, batch_first=True)
     fusedseq.accelerate(model)
     return model
+
+
+class RecurrentModel(torch.nn.Module):
+    """A language model of torch's modules, which returns its logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(V, E)
+        self.lstm = torch.nn.LSTM(E, E, 2, batch_first=True)
+        self.decoder = torch.nn.Linear(E, V)
+
+    def forward(self, ids):
+        return self.decoder(self.lstm(self.embedding(ids))[0])
+
+
+def accelerated_language_model():
+    model = RecurrentModel()
+    fusedseq.accelerate(model, loss=torch.nn.CrossEntropyLoss())
+    return model
+
+
+def loss_of_logits(module, ids):
+    logits = module(ids[:, :-1])
+    assert isinstance(logits, DeferredLogits) != dist.is_initialized()
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
 def language_model(module, ids):
@@ -115,6 +141,7 @@ OBJECTIVES: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
     "Embedding": (lambda: nn.Embedding(V, E), of_result, ids, ("",)),
     "LearnedPositions": (lambda: nn.LearnedPositions(T, E, batch_first=True), of_result, x, ("",)),
     "accelerated encoder layer": (accelerated_encoder, of_result, x, ()),
+    "accelerated LSTM with its loss": (accelerated_language_model, loss_of_logits, ids, ()),
     "LanguageModel": (lm, language_model, ids, ("recurrent",)),
     "tied LanguageModel": (lambda: lm(tied=True), language_model, ids, ("recurrent",)),
     "SplitCrossEntropy": (

@@ -4,6 +4,20 @@ import json
 from functools import cache
 from importlib import resources
 
+BERT, GPT2 = "BERT layer", "GPT-2 layer"
+# {the kind of module: the whole block or model that was measured with all of its modules replaced}
+MEASURED_WITHIN = {
+    "MultiheadAttention": "TransformerEncoderLayer",
+    "TransformerDecoderLayer": "Transformer",
+    "Conv1D": GPT2,
+    "GPT2MLP": GPT2,
+    "attention of gpt2": GPT2,
+    "BertIntermediate": BERT,
+    "BertSelfOutput": BERT,
+    "BertOutput": BERT,
+    "attention of bert": BERT,
+}
+
 
 @cache
 def measured() -> dict[str, list[float]]:
@@ -15,6 +29,11 @@ def measured() -> dict[str, list[float]]:
 
 
 def of(kind: str) -> str:
-    """Returns the range of a kind of module as "1.00x to 4.10x", or "unknown"."""
-    ends = dict.fromkeys(f"{gain:.2f}x" for gain in measured().get(kind, ()))
-    return " to ".join(ends) or "unknown"
+    """Returns the range of a kind of module as "1.00x to 4.10x", "1.26x of a whole BERT layer", or
+    "unknown".
+    """
+    whole = MEASURED_WITHIN.get(kind)
+    ends = dict.fromkeys(f"{gain:.2f}x" for gain in measured().get(whole or kind, ()))
+    if not ends:
+        return "unknown"
+    return " to ".join(ends) + (f" of a whole {whole}" if whole else "")

@@ -31,6 +31,18 @@ def recurrent_reason(module: Any) -> Reason:
     return ""
 
 
+def lstm_reason(module: Any) -> Reason:
+    """The results behind these reasons are lstm's in docs/benchmarks.md, and fusedseq.nn.lstm."""
+    if module.proj_size:
+        return (
+            "torch multiplies (4H, proj_size) recurrent weights at each step, and the operator "
+            "(4H, H)"
+        )
+    if module.bidirectional:
+        return "torch's bidirectional LSTM was as fast with batches of 8 or more, or faster"
+    return recurrent_reason(module)
+
+
 def attention_reason(module: Any) -> Reason:
     if module.bias_k is not None or module.add_zero_attn:
         return "add_bias_kv and add_zero_attn are not supported"
@@ -51,7 +63,7 @@ def layer_reason(module: Any) -> Reason:
 
 # {torch's class: (its replacement, why a module of it is left)}
 KINDS: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], Reason]]] = {
-    nn.LSTM: (torch_modules.LSTM, recurrent_reason),
+    nn.LSTM: (torch_modules.LSTM, lstm_reason),
     nn.GRU: (torch_modules.GRU, recurrent_reason),
     nn.RNN: (torch_modules.RNN, recurrent_reason),
     nn.MultiheadAttention: (torch_modules.MultiheadAttention, attention_reason),
@@ -103,7 +115,8 @@ def accelerate(
     TransformerEncoderLayer and TransformerDecoderLayer, also inside TransformerEncoder,
     TransformerDecoder and Transformer, Dropout, Embedding and Linear) gets a subclass of its class.
     The object, its parameters, their names, and its hooks stay the same, so optimizers, tied
-    weights and state dicts go on working. AWD-LSTM's WeightDrop and LockedDropout, and blocks of
+    weights and state dicts go on working. An LSTM that is bidirectional or has a proj_size is left:
+    torch computes it as fast or faster. AWD-LSTM's WeightDrop and LockedDropout, and blocks of
     GPT-2 and BERT in transformers, are treated the same, and models of transformers get the
     attention implementation "fusedseq".
 
@@ -193,7 +206,8 @@ def candidate(
         )
     if (block := hugging_face.find(module)) is not None:
         computed_by, reason = block
-        return Candidate(extend(computed_by, type(module)), reason, "unknown")
+        gain = gains.of(type(module).__name__)
+        return Candidate(extend(computed_by, type(module)), reason, gain)
     if (named := awd_lstm.KINDS.get(type(module).__name__)) is not None:
         computed_by, reason_of = named
         gain = gains.of(type(module).__name__)
@@ -224,8 +238,9 @@ def transformers_models(model: nn.Module, report: Report) -> list[nn.Module]:
         configurations.append(known.config)
         reason = hugging_face.attention_reason(known)
         if known.config._attn_implementation != hugging_face.ATTENTION:
-            row = (name, f"attention of {type(known).__name__}", not reason, reason)
-            report.entries.append(Entry(*row))
+            kind = f"attention of {type(known).__name__}"
+            gain = "unknown" if reason else gains.of(f"attention of {known.config.model_type}")
+            report.entries.append(Entry(name, kind, not reason, reason, gain))
         if not reason:
             found.append(known)
     return found

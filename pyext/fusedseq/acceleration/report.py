@@ -14,7 +14,8 @@ class Entry:
     replaced: whether the fused operators compute it, or would without dry_run
     reason: why it was left as it is, "" if it was replaced
     gain: how many times as fast a training step of this kind of module was in docs/benchmarks.md,
-        from the least to the greatest, or "unknown"
+        from the least to the greatest, or that of a whole block or model that has such modules, or
+        "unknown"
     """
 
     name: str

@@ -34,12 +34,17 @@ def is_supported(x: Any) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Returns whether somebody reads or changes what goes into the module or comes out of it."""
+    """Returns whether somebody reads or changes what goes into the module or comes out of it.
+
+    Hooks of all modules, such as torch.nn.modules.module.register_module_forward_hook adds, are
+    among them. Hooks of a state dict are not: a fused layer leaves its sublayers where they are.
+    """
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
+        or torch.nn.modules.module._has_any_global_hook()
     )
 
 
