@@ -35,23 +35,25 @@ def stands_for(name, kind):
     )
 
 
-def of(machine):
-    """Returns {kind: [the least gain, the greatest]} of forward and backward in fp32.
+def of(machines):
+    """Returns {kind: [the least gain, the greatest]} of forward and backward in fp32, on all
+    machines.
 
-    A case's gain is over the provider with MKL unthrottled where that was measured, and otherwise
-    with MKL as installed. Kinds without a result are left out.
+    A case's gain is over the provider with MKL unthrottled where that was measured on the machine,
+    and otherwise with MKL as installed. Kinds without a result are left out.
     """
     found = {}
-    # Of equal names the later ones count.
-    cases = machine.cases["as-installed"] | machine.cases["unthrottled"]
-    for name, (_, entry) in cases.items():
-        for kind, (_, against) in CASES.items():
-            if entry["mode"] == "forward" or not stands_for(name, kind):
-                continue
-            if (gain := metrics.gain(entry, against)) is not None:
-                found.setdefault(kind, []).append(round(gain, 2))
+    for machine in machines:
+        # Of equal names the later ones count.
+        cases = machine.cases["as-installed"] | machine.cases["unthrottled"]
+        for name, (_, entry) in cases.items():
+            for kind, (_, against) in CASES.items():
+                if entry["mode"] == "forward" or not stands_for(name, kind):
+                    continue
+                if (gain := metrics.gain(entry, against)) is not None:
+                    found.setdefault(kind, []).append(round(gain, 2))
     return {kind: [min(found[kind]), max(found[kind])] for kind in CASES if kind in found}
 
 
-def text(machine):
-    return json.dumps(of(machine), indent=1) + "\n"
+def text(machines):
+    return json.dumps(of(machines), indent=1) + "\n"

@@ -172,7 +172,7 @@ def files(results, root):
     machines = measurements.load(results)
     front = machines[0]
     found = {root / "docs/benchmarks.md": markdown(machines)}
-    found[root / accelerated_gains.PATH] = accelerated_gains.text(front)
+    found[root / accelerated_gains.PATH] = accelerated_gains.text(machines)
     found |= {root / "docs/assets" / name: svg for name, svg in pictures(front).items()}
     readme = root / "README.md"
     if readme.exists():

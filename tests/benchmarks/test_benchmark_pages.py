@@ -309,8 +309,7 @@ def gains_of(tmp_path, results):
         ]
         content = json.dumps(result | {"rows": rows, "mkl": mkl_mode})
         (tmp_path / f"{mkl_mode}.json").write_text(content)
-    (machine,) = measurements.load(tmp_path)
-    return accelerated_gains.of(machine)
+    return accelerated_gains.of(measurements.load(tmp_path))
 
 
 def test_gains_of_accelerate(tmp_path, monkeypatch):
@@ -337,6 +336,17 @@ def test_gains_over_unthrottled_baselines_come_before_those_as_installed(tmp_pat
         ("as-installed", "linear-4-5-6"): {"eager": 0.012},
     }
     assert gains_of(tmp_path, seconds) == {"Linear": [0.89, 1.2]}
+
+
+def test_gains_are_those_of_all_machines(tmp_path):
+    gains_of(tmp_path, {("as-installed", "linear-1-2-3"): {"eager": 0.02}})
+    other = json.loads((tmp_path / "as-installed.json").read_text())
+    other["machine"]["cpu"] = "another"
+    other["rows"][0]["median"]["eager"] = 0.011
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    machines = measurements.load(tmp_path)
+    assert len(machines) == 2
+    assert accelerated_gains.of(machines) == {"Linear": [1.1, 2.0]}
 
 
 def test_every_gain_of_accelerate_has_a_case_and_a_kind():
