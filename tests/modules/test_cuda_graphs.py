@@ -34,6 +34,13 @@ class Attention(nn.MultiheadAttention):
 MODULES = {  # each has something random in training mode
     "LSTM": lambda: nn.LSTM(E, E, 2, dropout=0.3, weight_drop=0.3),
     "MogrifierLSTM": lambda: nn.MogrifierLSTM(E, E, 2, dropout=0.3, weight_drop=0.3),
+    "GRU by cuDNN": lambda: nn.GRU(E, E, 2, dropout=0.3),
+    "GRU by the loop": lambda: nn.GRU(E, E, 2, dropout=0.3, zoneout_h=0.3, weight_drop=0.3),
+    "RNN by cuDNN": lambda: nn.RNN(E, E, 2, dropout=0.3),
+    "RNN by the loop": lambda: nn.RNN(E, E, 2, dropout=0.3, zoneout_h=0.3, weight_drop=0.3),
+    "PeepholeLSTM": lambda: nn.PeepholeLSTM(E, E, 2, dropout=0.3, weight_drop=0.3),
+    "LayerNormLSTM": lambda: nn.LayerNormLSTM(E, E, 2, dropout=0.3, weight_drop=0.3),
+    "LayerNormGRU": lambda: nn.LayerNormGRU(E, E, 2, dropout=0.3, weight_drop=0.3),
     "MultiheadAttention": lambda: Attention(E, 2, 0.3),
     "FeedForward": lambda: nn.FeedForward(E, 2 * E, 0.3),
     "TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(E, 2, 2 * E, 0.3),

@@ -13,6 +13,11 @@ RECURRENT = {"dropout": 0.3, "weight_drop": 0.4}
 MODULES = {
     "LSTM": lambda: nn.LSTM(E, 6, 2, **RECURRENT),
     "MogrifierLSTM": lambda: nn.MogrifierLSTM(E, 6, 2, **RECURRENT),
+    "GRU": lambda: nn.GRU(E, 6, 2, **RECURRENT),
+    "RNN": lambda: nn.RNN(E, 6, 2, **RECURRENT),
+    "PeepholeLSTM": lambda: nn.PeepholeLSTM(E, 6, 2, **RECURRENT),
+    "LayerNormLSTM": lambda: nn.LayerNormLSTM(E, 6, 2, **RECURRENT),
+    "LayerNormGRU": lambda: nn.LayerNormGRU(E, 6, 2, **RECURRENT),
     "MultiheadAttention": lambda: nn.MultiheadAttention(E, 2, 0.3, positions=nn.RelativeBias(2)),
     "TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(E, 2, 16, 0.3),
 }

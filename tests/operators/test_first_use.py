@@ -110,20 +110,63 @@ def test_cases_of_recurrences_reach_the_persistent_kernels():
 def test_cases_of_recurrences_have_steps_in_another_order(op):
     options = [case.inputs()[1] for case in compare.cases_of(op)]
     assert any(compare.ORDERED & given.keys() for given in options)
-    if op in compare.OF_TORCH:  # which torch's operators do not have
-        assert all("starts" in given for given in options)
+    if op in compare.BY_CUDNN:  # which does not compute these
+        loops = "starts", "zoneout_h", "weight_drop"
+        assert all(any(given.get(name) is not None for name in loops) for given in options)
 
 
 def test_cases_reach_every_kernel_of_an_operator():
     def found(op):
         return set().union(*(compare.features(op, case) for case in compare.cases_of(op)))
 
-    attention = {"packed", "row", "tiled", "window", "softcap", "sinks"}
-    assert found("attention") == attention
+    assert found("attention") >= {"packed", "row", "split", "tiled", "packed sequences"}
     assert found("residual_layer_norm") == {"long rows"}
     lstms = "lstm", "mogrifier_lstm", "peephole_lstm", "layer_norm_lstm"
-    for op in (*lstms, "layer_norm_gru"):
+    for op in (*lstms, "gru", "rnn", "layer_norm_gru"):
         assert found(op) >= {"steps", "lengths", "starts", "reverse"}, op
+        if op != "lstm":  # whose zoneout mogrifier_lstm computes
+            assert "zoneout_h" in found(op), op
+        if op in ("lstm", "gru", "rnn", "layer_norm_gru"):
+            assert "weight_drop" in found(op)
+
+
+def test_every_option_of_attention_is_compared_in_the_kernels_of_every_size():
+    """As far as a test case has it; packed sequences are calls of the same registered operator."""
+    chosen = compare.cases_of("attention")
+    assert {case.op for case in chosen} == {"attention", "attention_varlen"}
+    found = set().union(*(compare.features("attention", case) for case in chosen))
+    cases = [case for case in testing.CASES if case.op in ("attention", "attention_varlen")]
+    cases = [case for case in cases if all(t.numel() for t in case.inputs()[0][:3])]
+    assert found == set().union(*(compare.features("attention", case) for case in cases))
+    everywhere = "bias", "mask", "relative_keys", "alibi", "rope", "causal", "dropout"
+    for kernels in ("packed", "row", "tiled", "packed sequences"):
+        assert found >= {f"{option}, {kernels}" for option in everywhere}, kernels
+    assert found >= {f"{option}, tiled" for option in (*compare.IN_TILES, "wide heads")}
+
+
+def test_attention_s_features_are_those_of_the_plan_of_its_kernels():
+    pytest.importorskip("triton")
+    from fusedseq.kernels.attention.plan import PLAIN, parts_of_keys, plan
+
+    for case in testing.CASES:
+        args, options = case.inputs()
+        if case.op != "attention" or not all(t.numel() for t in args[:3]):
+            continue
+        (B, N, L, D), S = args[0].shape, args[1].size(2)
+        in_tiles = bool({"window", "softcap", "sinks"} & options.keys())
+        chosen = plan(L, S, D, 2, PLAIN, in_tiles)
+        parts = 0 if in_tiles else parts_of_keys(chosen, B * N, L, S, D)
+        assert ("split" if parts else chosen.family) in compare.features("attention", case), case.id
+
+
+def test_wrong_packed_sequences_count(guarded, monkeypatch):
+    """The kernels of `attention` that only attention_varlen calls are compared too."""
+    right = fused.attention_varlen
+    monkeypatch.setattr(fused, "attention_varlen", lambda *args, **more: 1.1 * right(*args, **more))
+    guarded()
+    x = torch.randn(1, 1, 3, 4)
+    with pytest.warns(RuntimeWarning, match=r"attention: the kernels disagree"):
+        fused.attention(x, x, x)
 
 
 def test_sizes_of_the_features_are_those_of_the_kernels():
@@ -144,7 +187,7 @@ def test_a_comparison_is_small(op):
         for t in tree_leaves(case.inputs())
         if isinstance(t, torch.Tensor)
     ]
-    assert sum(t.numel() for t in tensors) < 100_000
+    assert sum(t.numel() for t in tensors) < 200_000
     assert len(list(compare._pairs(op))) <= 25
 
 

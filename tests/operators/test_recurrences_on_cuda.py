@@ -11,7 +11,7 @@ from importlib import import_module
 import pytest
 import torch
 from fusedseq import _load, fused
-from fusedseq.fused import lstm_cudnn, recurrence_plan
+from fusedseq.fused import cudnn_recurrence, lstm_cudnn, recurrence_plan
 from fusedseq.testing import (
     convert,
     differentiable,
@@ -153,7 +153,7 @@ def test_cudnn_rounds_to_tf32_only_where_products_do(own, matmul, inside):
     before = rnn.fp32_precision, torch.backends.cuda.matmul.fp32_precision
     try:
         rnn.fp32_precision, torch.backends.cuda.matmul.fp32_precision = "tf32", matmul
-        with lstm_cudnn.products_of(own):
+        with cudnn_recurrence.products_of(own):
             assert rnn.fp32_precision == inside
         assert rnn.fp32_precision == "tf32"
     finally:
@@ -310,17 +310,27 @@ def test_other_lstm_cells_run_the_loop(op):
 
 @needs_cuda_code
 @pytest.mark.parametrize("op", ["gru", "rnn"])
-def test_torch_computes_a_gru_that_it_can(monkeypatch, op):
-    """Also in reverse and with lengths and a weight drop; not with `starts` or zoneout."""
-    options = {"lengths": [3, 0, 5, 1], "reverse": True, "weight_drop": 0.3, "seed": 3}
+def test_cudnn_computes_a_gru_that_it_can(monkeypatch, op):
+    """Also in reverse and with lengths; not with `starts`, zoneout or a weight drop, whose mask is
+    the loop's, and not in dtypes that torch does not give to cuDNN."""
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda x: True)
+    options = {"lengths": [3, 0, 5, 1], "reverse": True}
+    drop = {"weight_drop": 0.3, "seed": 3}
 
-    def explained(**options):
+    def explained(dtype=HALF, **options):
         with FakeTensorMode():
-            args, kwargs = on_cuda(hidden_state_case(op, 5, 4, 6, 5, **options), HALF)
+            args, kwargs = on_cuda(hidden_state_case(op, 5, 4, 6, 5, **options), dtype)
             return fused.explain(op, *args, **kwargs)
 
-    assert f"torch.{op}" in explained()
-    assert f"torch.{op}" in explained(**options)
+    assert "cuDNN" in explained()
+    assert "cuDNN" in explained(**options)
+    assert "cuDNN" in explained(torch.float32, **options)
+    assert "cuDNN" in explained(**options, **drop, training=False)
+    assert "loop.cu" in explained(**options, **drop)
+    assert "loop.cu" in explained(torch.float64)
+    if op == "rnn":
+        assert "cuDNN" in explained(relu=True)
+        assert "loop.cu" in explained(relu=True, lengths=[3, 0, 5, 1])
     assert "loop.cu" in explained(**options, starts=[(1, 0)])
     assert "loop.cu" in explained(**options, zoneout_h=0.1)
     monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")

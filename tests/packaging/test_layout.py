@@ -262,7 +262,7 @@ def test_operators_use_the_stable_abi_alone():
 def test_no_device_decision_is_made_in_python():
     """The dispatcher chooses the kernel of a device. These files only report or check its choice,
     or call cuDNN, which no registered operator can."""
-    exceptions = ("explain.py", "check.py", "lstm_cudnn.py", "hidden_state.py")
+    exceptions = ("explain.py", "check.py", "lstm_cudnn.py", "cudnn_recurrence.py")
     for part in ("fused", "nn", "models"):
         for path in files(part):
             if path.name in exceptions:

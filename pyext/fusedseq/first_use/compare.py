@@ -13,16 +13,22 @@ from fusedseq.first_use.verdicts import AGREES, DISAGREES, LOOP_ALONE, Verdict
 
 FEW = 2  # cases of an operator, and as many again for the persistent kernels of a recurrence
 MAX_PACKED, MAX_ROW = 16, 128  # keys of the attention kernels: kernels/attention/plan.py
+MAX_WIDTH = 64  # of a head in its row kernels
+MAX_SPLIT, MIN_SPLIT = 4, 512  # queries and keys with which the keys are processed in parts
 MAX_COLUMNS = 4096  # of a row that one tile holds: kernels/residual_layer_norm.py
 SHORTEST = 4  # steps of the persistent kernels: csrc/cuda/recurrence/plan.h
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 HAVE_PERSISTENT_KERNELS = "lstm", "mogrifier_lstm", "mogrifier_lstm_pair"
 ORDERED = {"starts", "reverse"}  # options with which these too run the loop
-# Operators that torch computes on a GPU without `starts` and zoneout: fused/hidden_state.py
-OF_TORCH = "gru", "rnn"
+# Operators that cuDNN computes on a GPU, if no option of a call needs the loop: `needs_loop`
+BY_CUDNN = "gru", "rnn"
+# {registered operator: public functions beside its own that call it}
+CALLERS = {"attention": ("attention_varlen",)}
+# Options of attention that the tiled kernels alone compute: kernels/attention/call.py
+IN_TILES = {"window", "softcap", "sinks"}
 RECURRENCES = (
     *HAVE_PERSISTENT_KERNELS,
-    *OF_TORCH,
+    *BY_CUDNN,
     "peephole_lstm",
     "layer_norm_lstm",
     "layer_norm_gru",
@@ -34,21 +40,58 @@ def features(op: str, case: Any) -> set[str]:
     is compared.
     """
     args, kwargs = case.inputs()
-    if op == "attention":
-        keys = max(args[0].size(2), args[1].size(2))
-        size = "packed" if keys <= MAX_PACKED else "row" if keys <= MAX_ROW else "tiled"
-        return {size} | {"window", "softcap", "sinks"} & kwargs.keys()
+    if op in ("attention", "attention_varlen"):
+        return attention_features(case.op, args[0], args[1], kwargs)
     if op == "residual_layer_norm":
         return {"long rows"} if args[0].size(-1) > MAX_COLUMNS else set()
     if op in RECURRENCES:
         given = {name for name in ("starts", "reverse", "lengths") if kwargs.get(name) is not None}
+        given |= {name for name in ("zoneout_h", "zoneout_c") if kwargs.get(name)}
+        given |= {"weight_drop"} if drops_weights(kwargs) else set()
         return given | ({"steps"} if len(args[0]) >= SHORTEST else set())
     return set()
 
 
+def drops_weights(options: dict[str, Any]) -> bool:
+    return bool(options.get("weight_drop") and options.get("training", True))
+
+
+def needs_loop(options: dict[str, Any]) -> bool:
+    """Whether cuDNN never computes a call of `gru` or `rnn` with these options."""
+    return "starts" in options or bool(options.get("zoneout_h")) or drops_weights(options)
+
+
+def attention_features(
+    op: str, q: torch.Tensor, k: torch.Tensor, options: dict[str, Any]
+) -> set[str]:
+    """Returns the kernels that a call in bf16 runs, alone and with each of its options: every
+    option is compiled into the kernels of every size.
+    """
+    L, S, D = q.size(-2), k.size(-2), q.size(-1)
+    if op == "attention_varlen":  # whose q and k are (rows, heads, D)
+        kernels_of_size = "packed sequences"
+    elif IN_TILES & options.keys():
+        kernels_of_size = "tiled"
+    elif max(L, S) <= MAX_PACKED:
+        kernels_of_size = "packed"
+    elif S <= MAX_ROW and L <= 4 * MAX_ROW and D <= MAX_WIDTH:
+        kernels_of_size = "row"
+    else:
+        kernels_of_size = "split" if L <= MAX_SPLIT and S >= MIN_SPLIT else "tiled"
+    given = {name for name, value in options.items() if value is not None and value is not False}
+    given -= {"seed", "scale", "offset", "rope_interleaved"}
+    if options.get("rope_interleaved") is False:
+        given.add("halves of rope")
+    if q.size(1) != k.size(1):
+        given.add("shared keys")
+    if D > MAX_WIDTH:
+        given.add("wide heads")
+    return {kernels_of_size} | {f"{option}, {kernels_of_size}" for option in given}
+
+
 def cases_of(op: str) -> list[Any]:
     """Returns the operator's smallest cases that are not empty and run its kernels on a GPU, and
-    the smallest with each of the `features`.
+    few more which together have all `features` of its cases.
     """
     from fusedseq.testing import CASES
 
@@ -59,20 +102,23 @@ def cases_of(op: str) -> list[Any]:
         options = case.inputs()[1]
         if op == "lstm":  # mogrifier_lstm computes an LSTM with zoneout
             return not (options.get("zoneout_h") or options.get("zoneout_c"))
-        return op not in OF_TORCH or "starts" in options
+        return op not in BY_CUDNN or needs_loop(options)
 
     def is_ordered(case: Any) -> bool:
         return bool(ORDERED & case.inputs()[1].keys())
 
-    sized = [(case, tensors(case)) for case in CASES if case.op == op and runs_kernels(case)]
+    ops = op, *CALLERS.get(op, ())
+    sized = [(case, tensors(case)) for case in CASES if case.op in ops and runs_kernels(case)]
     sized = [(case, ts) for case, ts in sized if ts and all(t.numel() for t in ts)]
     sized.sort(key=lambda found: sum(t.numel() for t in found[1]))
     few = [case for case, _ in sized[:FEW]]
-    seen = {feature for case in few for feature in features(op, case)}
-    for case, _ in sized[FEW:]:
-        if new := features(op, case) - seen:
-            few.append(case)
-            seen |= new
+    found = [(case, features(op, case)) for case, _ in sized]
+    left = {feature for _, its in found for feature in its}
+    left -= {feature for _, its in found[:FEW] for feature in its}
+    while left:  # the case with most of those that are left, and of several the smallest
+        case, its = max(found, key=lambda pair: len(pair[1] & left))
+        few.append(case)
+        left -= its
     if op in HAVE_PERSISTENT_KERNELS:
         others = [(case, is_ordered(case), len(ts[0])) for case, ts in sized[FEW:]]
         long = [case for case, ordered, steps in others if not ordered and steps >= SHORTEST]
@@ -93,7 +139,7 @@ def disagreement(op: str, device: torch.device) -> str:
         args, kwargs = convert(case.inputs(), device, dtype)
         name = f"case {case.id} in {str(dtype).removeprefix('torch.')}"
         try:
-            check(op, args, kwargs)
+            check(case.op, args, kwargs)
         except TypeError as error:
             if str(dtype) not in str(error):  # the dtype is not supported there
                 raise

@@ -154,8 +154,8 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     dtype = dtype_of_call(name, device, args, kwargs)
     if name in THROUGH_REFERENCE and tensors and 0 in tensors[0].shape[-1:]:
         return f"{name} on {device}: fusedseq.reference.{name}, as rows of width 0 need no kernel"
-    if name in hidden_state.OF_TORCH and device == "cuda" and is_of_torch(name, args, kwargs):
-        return f"{name} on {device}, {dtype}: torch.{name}, which uses cuDNN where it can"
+    if device == "cuda" and name in hidden_state.BY_CUDNN and is_by_cudnn(name, args, kwargs):
+        return f"{name} on {device}, {dtype}: cuDNN, through torch, in place of the loop"
     called = "mogrifier_lstm" if is_with_zoneout(name, kwargs) else CALLS.get(name, name)
     if not has_kernel(called, device):
         return (
@@ -246,10 +246,10 @@ def is_with_zoneout(name: str, given: Mapping[str, Any]) -> bool:
     return name == "lstm" and bool(given.get("zoneout_h") or given.get("zoneout_c"))
 
 
-def is_of_torch(name: str, args: Any, kwargs: Any) -> bool:
+def is_by_cudnn(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether cuDNN computes a call of `gru` or `rnn`."""
     given = inspect.signature(getattr(reference, name)).bind(*args, **kwargs).arguments
-    zoneout_h = given.get("zoneout_h", 0.0)
-    return hidden_state.is_of_torch(name, given["x"], given.get("starts"), zoneout_h)
+    return hidden_state.is_by_cudnn(name, **given)
 
 
 def on_cpu(

@@ -26,8 +26,9 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """Computes `fusedseq.reference.gru` with one kernel call for the whole sequence, as `lstm`.
 
-    On CUDA, calls without `starts` and zoneout are computed by torch.gru, which uses cuDNN where it
-    can, unless torch uses deterministic algorithms only; all others by a loop over the steps.
+    On CUDA, calls in fp32, bf16 and fp16 without `starts`, zoneout and weight drop are computed by
+    cuDNN, unless torch uses deterministic algorithms only; all others, and those that torch.compile
+    or torch.func traces, by a loop over the steps.
 
     Errors: those of `lstm`.
     """

@@ -1,18 +1,19 @@
 """What the recurrent operators whose state is h alone have in common: gru, rnn, layer_norm_gru."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedseq._load import variable
-from fusedseq.fused import autocast, autograd, check, int8_weight
+from fusedseq import reference
+from fusedseq.fused import autocast, autograd, check, cudnn_recurrence, int8_weight
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.lstm import check_sequence, pad, saved_dtypes
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
-from fusedseq.fused.weight_drop import weight_drop
+from fusedseq.fused.transforms import is_transformed
 from fusedseq.reference.steps import flip_sequences, mask_of_steps
 
 GATES = {"gru": 3, "rnn": 1, "layer_norm_gru": 3}  # of W_ih and W_hh, for each hidden unit
@@ -22,7 +23,7 @@ SLOTS = {"gru": 4, "rnn": 1, "layer_norm_gru": 6}  # saved pre-activations or pr
 VECTORS = {"layer_norm_gru": ("gamma_ih", "gamma_hh")}
 STATISTICS = {"layer_norm_gru": 2}  # saved for each row and step
 TENSORS = ("x", "W_ih", "W_hh", "b", "h0")
-OF_TORCH = ("gru", "rnn")  # operators that torch has too
+BY_CUDNN = ("gru", "rnn")  # operators that cuDNN has too
 
 
 def call(op: str, given: Named) -> tuple[Tensor, Tensor]:
@@ -49,51 +50,58 @@ def call(op: str, given: Named) -> tuple[Tensor, Tensor]:
     cast = autocast.cast(x.device.type, *(a[name] for name in names))
     a |= dict(zip(names, cast, strict=True))
     a["W_ih"], a["W_hh"] = int8_weight.dequantized(a["W_ih"], a["W_hh"])
-    if is_of_torch(op, x, a["starts"], a["zoneout_h"]):
-        return by_torch(op, a)
+    if is_by_cudnn(op, **a):
+        return by_cudnn(op, a)
     if op in VECTORS:
         a["norm"] = torch.cat([a[name] for name in VECTORS[op]])
     y, h, *_ = autograd.call_by_name(op, a)
     return y, h
 
 
-def is_of_torch(op: str, x: Tensor, starts: Tensor | None, zoneout_h: float) -> bool:
-    """Whether torch's own recurrences compute a call: on CUDA, where they use cuDNN, which has
-    kernels for whole sequences; the loop of csrc/cuda/recurrence/loop.cu launches two for a step.
+def is_by_cudnn(
+    op: str,
+    x: Tensor,
+    lengths: Tensor | Sequence[int] | None = None,
+    *,
+    relu: bool = False,
+    starts: Tensor | None = None,
+    zoneout_h: float = 0.0,
+    weight_drop: float = 0.0,
+    training: bool = True,
+    **_: Any,
+) -> bool:
+    """Whether cuDNN computes a call, given its arguments by name: it has kernels for whole
+    sequences, while the loop of csrc/cuda/recurrence/loop.cu launches two for a step.
 
-    Not with `starts` or zoneout, which torch's do not have, not if torch is to use deterministic
-    algorithms, since cuDNN's are not always, and not if FUSEDSEQ_RECURRENCE selects the loop.
+    Not with `starts`, zoneout or a weight drop, which cuDNN does not have, and not while
+    torch.compile or torch.func traces the call. Not with lengths and ReLUs: cuDNN computes the
+    steps past a length too, and the state of an RNN with ReLUs can overflow there, so that its
+    gradient is NaN.
     """
-    if op not in OF_TORCH or not x.is_cuda or starts is not None or zoneout_h:
+    if op not in BY_CUDNN or is_transformed():
         return False
-    return not (
-        torch.are_deterministic_algorithms_enabled() or variable("FUSEDSEQ_RECURRENCE", "loop")
-    )
+    if starts is not None or zoneout_h or (weight_drop and training):
+        return False
+    if x.size(1) == 0 or (relu and lengths is not None):
+        return False
+    return cudnn_recurrence.accepts(x) and cudnn_recurrence.may_replace_loop()
 
 
-def by_torch(op: str, a: Named) -> tuple[Tensor, Tensor]:
-    """Computes a call without `starts` and zoneout with torch's own recurrences.
-
-    a: the checked arguments by name
-    """
-    if a["weight_drop"]:
-        W_hh = weight_drop(a["W_hh"], a["weight_drop"], a["seed"], variational=a["variational"])
-        a = a | {"W_hh": W_hh, "weight_drop": 0.0}
-    x, h0, b, lengths = a["x"], a["h0"], a["b"], a["lengths"]
+def by_cudnn(op: str, a: Named) -> tuple[Tensor, Tensor]:
+    """Computes a call by cuDNN.    a: the checked arguments by name"""
+    x, h0, lengths = a["x"], a["h0"], a["lengths"]
     alive = mask_of_steps(lengths, x)
     if alive is not None:
         x = torch.where(alive, x, 0.0)
     if a["reverse"]:
         x = flip_sequences(x, lengths)
-    parameters = [a["W_ih"], a["W_hh"]]
-    if b is not None:  # torch has a bias of each product
-        H = h0.size(1)
-        last = b[(GATES[op] - 1) * H :] if op == "gru" else torch.zeros_like(b)
-        pad_h = (2 * H, 0) if op == "gru" else (0, 0)
-        parameters += [b[: GATES[op] * H], torch.nn.functional.pad(last[-H:], pad_h)]
-    function = torch.gru if op == "gru" else torch.rnn_relu if a["relu"] else torch.rnn_tanh
-    y, h = function(x, h0[None], parameters, b is not None, 1, 0.0, a["training"], False, False)
-    h = h[0]
+    mode, oracle = cudnn_recurrence.GRU, getattr(reference, op)
+    if op == "rnn":
+        mode = cudnn_recurrence.RELU if a["relu"] else cudnn_recurrence.TANH
+        oracle = functools.partial(oracle, relu=a["relu"])
+    weights = a["W_ih"].contiguous(), a["W_hh"].contiguous()
+    b = None if a["b"] is None else a["b"].contiguous()
+    y, h = cudnn_recurrence.call(mode, oracle, x.contiguous(), *weights, b, h0.contiguous())
     if alive is not None:
         # The state after a sequence's last step, or the initial one of a sequence without steps.
         last_step = (lengths - 1).clamp(min=0)[None, :, None].expand(1, *h0.shape)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import autocast, autograd, check, int8_weight, lstm_cudnn
+from fusedseq.fused import autocast, autograd, check, cudnn_recurrence, int8_weight, lstm_cudnn
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
@@ -97,7 +97,8 @@ def lstm(
         y, h, c, *_ = autograd.call_by_name("mogrifier_lstm", locals() | WITHOUT_ROUNDS)
         return y, (h, c)
     if lstm_cudnn.supports(x, W_ih, W_hh, b, h0, c0, lengths, weight_drop, starts, reverse):
-        y, h, c = lstm_cudnn.CudnnLstm.apply(reference.lstm, x, W_ih, W_hh, b, h0, c0)  # type: ignore[no-untyped-call]
+        mode = cudnn_recurrence.LSTM
+        y, h, c = cudnn_recurrence.call(mode, reference.lstm, x, W_ih, W_hh, b, h0, c0)
     else:
         y, h, c, *_ = autograd.call_by_name(OP, locals())
     return y, (h, c)

@@ -27,9 +27,9 @@ def rnn(
 ) -> tuple[Tensor, Tensor]:
     """Computes `fusedseq.reference.rnn` with one kernel call for the whole sequence, as `lstm`.
 
-    On CUDA, calls without `starts` and zoneout are computed by torch.rnn_tanh or torch.rnn_relu,
-    which use cuDNN where they can, unless torch uses deterministic algorithms only; all others by a
-    loop over the steps.
+    On CUDA, calls in fp32, bf16 and fp16 without `starts`, zoneout and weight drop, and with `relu`
+    without lengths, are computed by cuDNN, unless torch uses deterministic algorithms only; all
+    others, and those that torch.compile or torch.func traces, by a loop over the steps.
 
     Errors: those of `lstm`.
     """
