@@ -78,6 +78,13 @@ def test_a_library_that_is_not_listed_is_named(tmp_path):
     ]
 
 
+def test_a_library_that_does_not_name_torch_is_refused(tmp_path):
+    code = 'extern "C" int aoti_torch_abi_version(); auto f = aoti_torch_abi_version;'
+    assert problems(compile_code(tmp_path, code, "-shared", "-fPIC")) == [
+        "_ops: does not name libtorch_cpu.so, whose symbols it uses"
+    ]
+
+
 def test_the_command_fails_with_the_name_of_the_symbol(tmp_path):
     code = 'extern "C" int aoti_torch_newer(); int f() { return aoti_torch_newer(); }'
     library = compile_code(tmp_path, code, "-shared", "-fPIC")

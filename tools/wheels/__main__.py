@@ -113,7 +113,8 @@ def build_aarch64_wheel(sources: Path, out: Path) -> Path:
             _PYTHON_HOST_PLATFORM="linux-aarch64",
             CXX=CROSS_COMPILER,
             CXXFLAGS="-Werror",
-            LDFLAGS=f"-L{folder}",
+            # The linker would not name libraries of which it finds no symbol in use.
+            LDFLAGS=f"-L{folder} -Wl,--no-as-needed",
             FUSEDSEQ_CUDA="0",
         )
 

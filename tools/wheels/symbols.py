@@ -55,7 +55,8 @@ def numbers(version: str) -> list[int]:
 
 
 def problems(name: str, used: Uses, allowed: dict[str, Any] = ALLOWED) -> Iterator[str]:
-    """Yields a sentence for every library and symbol that is not allowed.
+    """Yields a sentence for every library and symbol that is not allowed, and for every library that
+    is missing.
 
     name: of the library, up to the first dot: _ops, _C or _autograd
     """
@@ -66,6 +67,10 @@ def problems(name: str, used: Uses, allowed: dict[str, Any] = ALLOWED) -> Iterat
     for needed in used.libraries:
         if not matches(needed, [*allowed["system"]["libraries"], *own["libraries"]]):
             yield f"{name}: needs the library {needed}"
+    if any(not version and matches(symbol, own["symbols"]) for symbol, version in used.symbols):
+        for library in own.get("required", ()):
+            if library not in used.libraries:
+                yield f"{name}: does not name {library}, whose symbols it uses"
     for symbol, version in used.symbols:
         family, _, number = version.rpartition("_")
         limit = allowed["versions"].get(family)
