@@ -75,7 +75,7 @@ def operators() -> ctypes.CDLL:
         torch.ops.load_library(str(LIBRARY))
     except OSError as error:
         built = build_info().get("torch", "unknown")
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error.__cause__ or error).split())  # the loader's own words
         raise ImportError(
             f"fusedseq: {LIBRARY}, built with torch {built}, does not load under torch "
             f"{torch.__version__}: {reason}"

@@ -4,8 +4,8 @@
 
 It makes a directory with the wheel, a Python and the C libraries of Debian for arm64, and torch for
 aarch64, and runs `python -m fusedseq info` there for every --cpu, or PROGRAM (the arguments of that
-Python). It needs the packages qemu-user-static, binutils-aarch64-linux-gnu and
-gcc-aarch64-linux-gnu of Debian, pip and apt-get; nothing is installed on this system.
+Python). It needs Debian's apt-get and its packages qemu-user-static and
+g++-aarch64-linux-gnu; nothing is installed on this system.
 
 Recent wheels of torch for aarch64 are CUDA builds. Of the CUDA libraries that they are linked with,
 gigabytes, nothing is called without a GPU: a stand-in defines their symbols as functions that
@@ -13,18 +13,19 @@ return 100, cudaErrorNoDevice.
 """
 
 import argparse
-import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 
 from tools.wheels.__main__ import run
+from tools.wheels.symbols import readelf, uses
 
-TOOLS = ("qemu-aarch64-static", "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-readelf", "apt-get")
+TOOLS = ("qemu-aarch64-static", "aarch64-linux-gnu-gcc", "apt-get", "dpkg-deb")
 # With and without the instruction bfdot, whose kernels are baseline_bf16.
 PROCESSORS = ("max", "cortex-a57")
 VERSION = "{}.{}".format(*sys.version_info)
@@ -64,7 +65,7 @@ def unpack_debian(root: Path) -> None:
 
 
 def install_packages(wheel: Path, torch: str, site: Path) -> None:
-    """Installs torch, what it imports, and the wheel into a directory, without running any of it."""
+    """Installs torch, what it imports, and the wheel into a directory; runs nothing of them."""
     options = [
         *("install", "-q", "--no-deps", "--no-compile", "--only-binary=:all:", "--upgrade"),
         *("--disable-pip-version-check", "--implementation=cp", f"--python-version={VERSION}"),
@@ -74,16 +75,11 @@ def install_packages(wheel: Path, torch: str, site: Path) -> None:
     run(sys.executable, "-m", "pip", *options, torch, *PYTHON_PACKAGES, wheel)
 
 
-def needed_libraries(library: Path) -> list[str]:
-    """The names of the libraries that a library is linked with."""
-    return re.findall(r"\(NEEDED\).*\[(.+)\]", run("aarch64-linux-gnu-readelf", "-dW", library))
-
-
-def symbols(library: Path) -> tuple[set[str], set[str]]:
+def defined_and_undefined(library: Path) -> tuple[set[str], set[str]]:
     """The names that a library defines, and those that it must have from others."""
     defined, undefined = set(), set()
-    table = run("aarch64-linux-gnu-readelf", "--dyn-syms", "-W", library)
-    for line in table.splitlines():
+    for line in readelf("--dyn-syms", library).splitlines():
+        # Number, value, size, type, binding, visibility, section, name@version (index).
         fields = line.split()
         if len(fields) >= 8 and fields[0].rstrip(":").isdigit():
             name = fields[7].partition("@")[0]
@@ -102,14 +98,14 @@ def stand_in_for_cuda(root: Path, site: Path) -> Path | None:
     """
     present = {p.name for p in [*site.rglob("*.so*"), *root.rglob("*.so*")]}
     libraries = [*(site / "torch/lib").glob("*.so*")]
-    absent = {n for library in libraries for n in needed_libraries(library)} - present
+    absent = {n for library in libraries for n in uses(library).libraries} - present
     if not absent:
         return None
     defined, undefined = set(), set()
     program = root / f"usr/bin/python{VERSION}"  # defines Python's own interface
     others = [*root.glob("lib/aarch64-linux-gnu/*.so*"), *root.glob("usr/lib/*-gnu/*.so*"), program]
     for library in [*libraries, *others]:
-        of_library = symbols(library)
+        of_library = defined_and_undefined(library)
         defined |= of_library[0]
         undefined |= of_library[1] if library in libraries else set()
     folder = root / "stand-ins"
@@ -150,25 +146,49 @@ def main() -> None:
     )
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--cpu", action="append", help="QEMU's names; by default max, cortex-a57")
-    parser.add_argument("--torch", default="torch==2.11.0", help="by default %(default)s")
+    built_with = f"torch=={version('torch').partition('+')[0]}"
+    parser.add_argument("--torch", default=built_with, help="by default %(default)s")
     parser.add_argument("--root", type=Path, help="where to make it, and to leave it")
     parser.add_argument("program", nargs="*", help="by default -m fusedseq info")
     args = parser.parse_args()
     if platform.machine() != "x86_64" or (reason := missing()):
         print(f"NOT CHECKED: the wheel for aarch64 under emulation, since {reason}")
         return
-    failed = []
     with tempfile.TemporaryDirectory() as temporary:
         root = (args.root or Path(temporary)).resolve()
-        python = make(args.wheel.resolve(), args.torch, root)
-        for cpu in args.cpu or PROCESSORS:
-            print(f"\nemulated processor: {cpu}", flush=True)
-            command = ["qemu-aarch64-static", "-cpu", cpu, *python]
-            program = args.program or ["-m", "fusedseq", "info"]
-            if subprocess.run([*command, *program], cwd=root, env=os.environ).returncode:
-                failed.append(cpu)
+        try:
+            python = make(args.wheel.resolve(), args.torch, root)
+        except SystemExit as error:  # of a download, mostly
+            print(f"NOT CHECKED: the wheel for aarch64 under emulation: {error}")
+            return
+        program = args.program or ["-m", "fusedseq", "info"]
+        failed = run_on_each(args.cpu or PROCESSORS, [*python, *program], root)
     if failed:
         sys.exit(f"emulated: failed on {', '.join(failed)}")
+
+
+def run_on_each(processors: Iterable[str], command: list[str], root: Path) -> list[str]:
+    """Runs a command on all emulated processors at once; returns those on which it failed.
+
+    Prints the output of each.
+    """
+    processes = {
+        cpu: subprocess.Popen(
+            ["qemu-aarch64-static", "-cpu", cpu, *command],
+            cwd=root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for cpu in processors
+    }
+    failed = []
+    for cpu, process in processes.items():
+        output, _ = process.communicate()
+        print(f"\nemulated processor: {cpu}\n{output}", flush=True)
+        if process.returncode:
+            failed.append(cpu)
+    return failed
 
 
 if __name__ == "__main__":

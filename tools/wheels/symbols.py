@@ -55,8 +55,8 @@ def numbers(version: str) -> list[int]:
 
 
 def problems(name: str, used: Uses, allowed: dict[str, Any] = ALLOWED) -> Iterator[str]:
-    """Yields a sentence for every library and symbol that is not allowed, and for every library that
-    is missing.
+    """Yields a sentence for every library and symbol that is not allowed, and for every library
+    that is missing.
 
     name: of the library, up to the first dot: _ops, _C or _autograd
     """
