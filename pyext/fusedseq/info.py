@@ -23,6 +23,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="print the facts only, without running the operators",
     )
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        default=["float32"],
+        choices=["float32", "float64", "bfloat16"],
+        help="compare the operators in these dtypes (default: float32); in bfloat16 the products "
+        "are those of the processor's instructions for it, where it has any",
+    )
 
 
 def run(args: Namespace) -> int:
@@ -33,7 +41,8 @@ def run(args: Namespace) -> int:
     devices = [*["cpu"] * loaded, *gpus(report)]
     triton(report)
     for device in devices if loaded and not args.no_check else []:
-        operators(report, device)
+        for dtype in args.dtype:
+            operators(report, device, dtype)
     for device in devices[1:] if loaded else []:
         kernel_choice(report, device)
     return report.close()
@@ -208,12 +217,14 @@ def first_use(report: Report, device: str, verified: bool, path: Any, found: Any
             report.wrong(f"{name}, {op}", f"{verdict.found}: {verdict.why}; cached in {path}")
 
 
-def operators(report: Report, device: str) -> None:
+def operators(report: Report, device: str, dtype: str = "float32") -> None:
     """Compares every operator with its oracle on small cases, forward and backward."""
+    import torch
+
     from fusedseq import fused, reference
     from fusedseq.testing import CASES, check, differentiable
 
-    print(f"\noperators on {device}, float32, compared with their oracles")
+    print(f"\noperators on {device}, {dtype}, compared with their oracles")
     for op in reference.__all__:
         cases = [
             case
@@ -223,7 +234,7 @@ def operators(report: Report, device: str) -> None:
         ]
         errors = []
         for case in cases:
-            args, kwargs = case.inputs(device)
+            args, kwargs = case.inputs(device, getattr(torch, dtype))
             try:
                 errors.append(check(op, args, kwargs))
             except Exception as error:

@@ -52,6 +52,16 @@ def test_an_instruction_set_that_the_machine_lacks_is_an_error():
     assert "got avx1024" in process.stdout
 
 
+def test_the_operators_are_compared_in_every_dtype_that_is_named():
+    process = run("info", "--dtype", "bfloat16", "float64")
+    assert process.returncode == 0, process.stdout
+    for dtype in ("bfloat16", "float64"):
+        found = process.stdout.partition(f"operators on cpu, {dtype}, compared")[2]
+        (line,) = re.findall(r"^linear +(.*)$", found.partition("\noperators")[0], re.M)
+        assert f"on cpu, {dtype}: " in line
+    assert "float32, compared" not in process.stdout
+
+
 def report_on_cpu(capsys):
     report = info.Report()
     info.operators(report, "cpu")

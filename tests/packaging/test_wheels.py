@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.wheels import symbols
+from tools.wheels import emulated, symbols
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pyext/fusedseq"
@@ -182,3 +182,37 @@ def test_every_function_that_is_bound_to_its_oldest_version_exists(tmp_path):
     if os.uname().machine == "x86_64":
         assert ("dlmopen", "GLIBC_2.3.4") in symbols.uses(program).symbols
     subprocess.run([program], check=True, env=os.environ | {"LD_BIND_NOW": "1"})
+
+
+def test_the_emulator_that_is_missing_is_named(tmp_path):
+    command = [sys.executable, "-m", "tools.wheels.emulated", tmp_path / "a.whl"]
+    process = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"PATH": ""}, capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith("NOT CHECKED: the wheel for aarch64 under emulation, since")
+
+
+def test_other_kernels_than_the_processor_should_use_are_a_failure(tmp_path, monkeypatch):
+    emulator = tmp_path / "qemu-aarch64-static"
+    emulator.write_text('#!/bin/sh\necho "CPU kernels used           baseline, found"\nexit $3\n')
+    emulator.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    programs = {"old": ["0"], "new": ["0"], "broken": ["3"]}
+    assert emulated.failures(programs, tmp_path, {"old": "baseline", "new": "baseline_bf16"}) == [
+        "the kernels used on new must be baseline_bf16",
+        "the program on broken has failed with code 3",
+    ]
+
+
+def test_defined_and_undefined_symbols_are_told_apart(tmp_path):
+    code = """extern "C" {
+    int other(); int absent() __attribute__((weak));
+    int own() { return other() + (absent ? absent() : 0); }
+    }"""
+    defined, undefined = emulated.defined_and_undefined(
+        compile_code(tmp_path, code, "-shared", "-fPIC")
+    )
+    assert "own" in defined
+    assert "other" in undefined
+    assert not {"absent", "own"} & undefined

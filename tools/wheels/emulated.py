@@ -3,38 +3,41 @@
     python -m tools.wheels.emulated dist/fusedseq-...-aarch64.whl [--cpu NAME ...] [PROGRAM ...]
 
 It makes a directory with the wheel, a Python and the C libraries of Debian for arm64, and torch for
-aarch64, and runs `python -m fusedseq info` there for every --cpu, or PROGRAM (the arguments of that
-Python). It needs Debian's apt-get and its packages qemu-user-static and
-g++-aarch64-linux-gnu; nothing is installed on this system.
+aarch64, and runs `fusedseq info` there for every --cpu, in fp32 and in bf16, or PROGRAM (the
+arguments of that Python, after a `--`). It needs Debian's apt-get and its packages qemu-user-static
+and g++-aarch64-linux-gnu; nothing is installed on this system. The exit code is 0 if nothing failed,
+also where the environment cannot be made: then a line begins with NOT CHECKED.
 
-Recent wheels of torch for aarch64 are CUDA builds. Of the CUDA libraries that they are linked with,
+Wheels of torch for aarch64 are CUDA builds. Of the CUDA libraries that they are linked with,
 gigabytes, nothing is called without a GPU: a stand-in defines their symbols as functions that
 return 100, cudaErrorNoDevice.
 """
 
 import argparse
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
 from tools.wheels.__main__ import run
 from tools.wheels.symbols import readelf, uses
 
-TOOLS = ("qemu-aarch64-static", "aarch64-linux-gnu-gcc", "apt-get", "dpkg-deb")
-# With and without the instruction bfdot, whose kernels are baseline_bf16.
-PROCESSORS = ("max", "cortex-a57")
+TOOLS = ("qemu-aarch64-static", "aarch64-linux-gnu-gcc", "apt-get", "dpkg-deb", "readelf")
+# {QEMU's name of a processor: the kernels that must be used on it}. The first has the instruction
+# bfdot, the second does not.
+PROCESSORS = {"max": "baseline_bf16", "cortex-a57": "baseline"}
+INFO = ("-m", "fusedseq", "info", "--dtype", "float32", "bfloat16")
 VERSION = "{}.{}".format(*sys.version_info)
 DEBIAN = (
     *(f"python{VERSION}-minimal", f"libpython{VERSION}-minimal", f"libpython{VERSION}-stdlib"),
     *("libc6", "libgcc-s1", "libstdc++6", "libgomp1", "zlib1g", "libexpat1", "libffi8"),
     *("libssl3", "libbz2-1.0", "liblzma5", "libuuid1", "libsqlite3-0", "libtinfo6"),
 )
-# What torch and this package import. Their versions follow from torch's own requirements.
+# What torch and this package import.
 PYTHON_PACKAGES = (
     *("typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock"),
     *("fsspec", "numpy"),
@@ -44,6 +47,8 @@ PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux2014", "manylinux_2_1
 
 def missing() -> str | None:
     """Returns what this machine lacks for an emulation, in words; None if it has everything."""
+    if platform.machine() != "x86_64":
+        return f"this machine is {platform.machine()}, not x86_64"
     tools = [tool for tool in TOOLS if not shutil.which(tool)]
     return f"this machine has no {', '.join(tools)}" if tools else None
 
@@ -64,15 +69,15 @@ def unpack_debian(root: Path) -> None:
         run("dpkg-deb", "-x", package, root)
 
 
-def install_packages(wheel: Path, torch: str, site: Path) -> None:
-    """Installs torch, what it imports, and the wheel into a directory; runs nothing of them."""
+def install(site: Path, *packages: str | Path) -> None:
+    """Installs packages into a directory, without what they depend on; runs nothing of them."""
     options = [
         *("install", "-q", "--no-deps", "--no-compile", "--only-binary=:all:", "--upgrade"),
         *("--disable-pip-version-check", "--implementation=cp", f"--python-version={VERSION}"),
         *(f"--platform={name}_aarch64" for name in PLATFORMS),
         *("--target", site),
     ]
-    run(sys.executable, "-m", "pip", *options, torch, *PYTHON_PACKAGES, wheel)
+    run(sys.executable, "-m", "pip", *options, *packages)
 
 
 def defined_and_undefined(library: Path) -> tuple[set[str], set[str]]:
@@ -120,16 +125,12 @@ def stand_in_for_cuda(root: Path, site: Path) -> Path | None:
     return folder / "libsymbols.so"
 
 
-def make(wheel: Path, torch: str, root: Path) -> list[str]:
-    """Makes everything in `root`; returns the command that starts the emulated Python, without the
-    emulator's choice of a processor."""
-    site = root / "site-packages"
-    unpack_debian(root)
-    install_packages(wheel, torch, site)
-    preloaded = stand_in_for_cuda(root, site)
+def python_command(root: Path, preloaded: Path | None) -> list[str]:
+    """Returns the command that starts the emulated Python, without the name of the emulator and its
+    choice of a processor."""
     variables = {
         "PYTHONHOME": root / "usr",
-        "PYTHONPATH": site,
+        "PYTHONPATH": root / "site-packages",
         "PYTHONDONTWRITEBYTECODE": "1",
         "LD_LIBRARY_PATH": root / "stand-ins",
         **({"LD_PRELOAD": preloaded} if preloaded else {}),
@@ -138,57 +139,64 @@ def make(wheel: Path, torch: str, root: Path) -> list[str]:
     return ["-L", str(root), *given, str(root / f"usr/bin/python{VERSION}")]
 
 
+def failures(programs: dict[str, list[str]], root: Path, kernels: dict[str, str]) -> list[str]:
+    """Runs programs at the same time, each on its processor; returns a sentence for each that
+    failed.
+
+    programs: {QEMU's name of a processor: the arguments of the emulator}
+    kernels: {QEMU's name of a processor: the kernels that `fusedseq info` must say it uses}
+    """
+    processes = {
+        cpu: subprocess.Popen(
+            ["qemu-aarch64-static", "-cpu", cpu, *program],
+            cwd=root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for cpu, program in programs.items()
+    }
+    found = []
+    for cpu, process in processes.items():
+        output, _ = process.communicate()
+        print(f"\nemulated processor: {cpu}\n{output}", flush=True)
+        if process.returncode:
+            found.append(f"the program on {cpu} has failed with code {process.returncode}")
+        elif cpu in kernels and not re.search(rf"^CPU kernels used +{kernels[cpu]},", output, re.M):
+            found.append(f"the kernels used on {cpu} must be {kernels[cpu]}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.wheels.emulated",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("wheel", type=Path)
-    parser.add_argument("--cpu", action="append", help="QEMU's names; by default max, cortex-a57")
     built_with = f"torch=={version('torch').partition('+')[0]}"
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--cpu", action="append", help=f"by default {' and '.join(PROCESSORS)}")
     parser.add_argument("--torch", default=built_with, help="by default %(default)s")
-    parser.add_argument("--root", type=Path, help="where to make it, and to leave it")
-    parser.add_argument("program", nargs="*", help="by default -m fusedseq info")
+    parser.add_argument("--root", type=Path, help="where to make the directory, which is then left")
+    parser.add_argument("program", nargs="*", help=f"by default {' '.join(INFO)}")
     args = parser.parse_args()
-    if platform.machine() != "x86_64" or (reason := missing()):
-        print(f"NOT CHECKED: the wheel for aarch64 under emulation, since {reason}")
-        return
+    not_checked = "NOT CHECKED: the wheel for aarch64 under emulation, since"
+    if reason := missing():
+        return print(f"{not_checked} {reason}")
     with tempfile.TemporaryDirectory() as temporary:
         root = (args.root or Path(temporary)).resolve()
         try:
-            python = make(args.wheel.resolve(), args.torch, root)
-        except SystemExit as error:  # of a download, mostly
-            print(f"NOT CHECKED: the wheel for aarch64 under emulation: {error}")
-            return
-        program = args.program or ["-m", "fusedseq", "info"]
-        failed = run_on_each(args.cpu or PROCESSORS, [*python, *program], root)
-    if failed:
-        sys.exit(f"emulated: failed on {', '.join(failed)}")
-
-
-def run_on_each(processors: Iterable[str], command: list[str], root: Path) -> list[str]:
-    """Runs a command on all emulated processors at once; returns those on which it failed.
-
-    Prints the output of each.
-    """
-    processes = {
-        cpu: subprocess.Popen(
-            ["qemu-aarch64-static", "-cpu", cpu, *command],
-            cwd=root,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for cpu in processors
-    }
-    failed = []
-    for cpu, process in processes.items():
-        output, _ = process.communicate()
-        print(f"\nemulated processor: {cpu}\n{output}", flush=True)
-        if process.returncode:
-            failed.append(cpu)
-    return failed
+            unpack_debian(root)
+            install(root / "site-packages", args.torch, *PYTHON_PACKAGES)
+        except SystemExit as error:
+            return print(f"{not_checked} a download has failed: {error}")
+        install(root / "site-packages", args.wheel.resolve())
+        python = python_command(root, stand_in_for_cuda(root, root / "site-packages"))
+        program = [*python, *(args.program or INFO)]
+        programs = {cpu: program for cpu in args.cpu or PROCESSORS}
+        found = failures(programs, root, {} if args.program else PROCESSORS)
+    if found:
+        sys.exit("\n".join(f"emulated: {sentence}" for sentence in found))
 
 
 if __name__ == "__main__":
