@@ -5,8 +5,8 @@
 It makes a directory with the wheel, a Python and the C libraries of Debian for arm64, and torch for
 aarch64, and runs `fusedseq info` there for every --cpu, in fp32 and in bf16, or PROGRAM (the
 arguments of that Python, after a `--`). It needs Debian's apt-get and its packages qemu-user-static
-and g++-aarch64-linux-gnu; nothing is installed on this system. The exit code is 0 if nothing failed,
-also where the environment cannot be made: then a line begins with NOT CHECKED.
+and g++-aarch64-linux-gnu; nothing is installed on this system. The exit code is 0 if nothing
+failed, also where the environment cannot be made: then a line begins with NOT CHECKED.
 
 Wheels of torch for aarch64 are CUDA builds. Of the CUDA libraries that they are linked with,
 gigabytes, nothing is called without a GPU: a stand-in defines their symbols as functions that
@@ -182,18 +182,20 @@ def main() -> None:
     args = parser.parse_args()
     not_checked = "NOT CHECKED: the wheel for aarch64 under emulation, since"
     if reason := missing():
-        return print(f"{not_checked} {reason}")
+        print(f"{not_checked} {reason}")
+        return
     with tempfile.TemporaryDirectory() as temporary:
         root = (args.root or Path(temporary)).resolve()
         try:
             unpack_debian(root)
             install(root / "site-packages", args.torch, *PYTHON_PACKAGES)
         except SystemExit as error:
-            return print(f"{not_checked} a download has failed: {error}")
+            print(f"{not_checked} a download has failed: {error}")
+            return
         install(root / "site-packages", args.wheel.resolve())
         python = python_command(root, stand_in_for_cuda(root, root / "site-packages"))
         program = [*python, *(args.program or INFO)]
-        programs = {cpu: program for cpu in args.cpu or PROCESSORS}
+        programs = dict.fromkeys(args.cpu or PROCESSORS, program)
         found = failures(programs, root, {} if args.program else PROCESSORS)
     if found:
         sys.exit("\n".join(f"emulated: {sentence}" for sentence in found))
