@@ -3,10 +3,10 @@
     python -m tools.wheels.emulated dist/fusedseq-...-aarch64.whl [--cpu NAME ...] [PROGRAM ...]
 
 It makes a directory with the wheel, a Python and the C libraries of Debian for arm64, and torch for
-aarch64, and runs `fusedseq info` there for every --cpu, in fp32 and in bf16, or PROGRAM (the
-arguments of that Python, after a `--`). It needs Debian's apt-get and its packages qemu-user-static
-and g++-aarch64-linux-gnu; nothing is installed on this system. The exit code is 0 if nothing
-failed, also where the environment cannot be made: then a line begins with NOT CHECKED.
+aarch64, and runs `fusedseq info` there for every --cpu, or PROGRAM (the arguments of that Python,
+after a `--`). It needs Debian's apt-get and its packages qemu-user-static and
+g++-aarch64-linux-gnu; nothing is installed on this system. The exit code is 0 if nothing failed,
+also where the environment cannot be made: then a line begins with NOT CHECKED.
 
 Wheels of torch for aarch64 are CUDA builds. Of the CUDA libraries that they are linked with,
 gigabytes, nothing is called without a GPU: a stand-in defines their symbols as functions that
@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 from tools.wheels.__main__ import run
@@ -28,9 +27,11 @@ from tools.wheels.symbols import readelf, uses
 
 TOOLS = ("qemu-aarch64-static", "aarch64-linux-gnu-gcc", "apt-get", "dpkg-deb", "readelf")
 # {QEMU's name of a processor: the kernels that must be used on it}. The first has the instruction
-# bfdot, the second does not.
-PROCESSORS = {"max": "baseline_bf16", "cortex-a57": "baseline"}
-INFO = ("-m", "fusedseq", "info", "--dtype", "float32", "bfloat16")
+# bfdot, the second does not. In fp32 both have the same kernels, so the first computes in bf16.
+PROCESSORS = {"max": "baseline_bf16", "neoverse-n1": "baseline"}
+DTYPES = {"max": "bfloat16"}  # for others fp32
+# The oldest supported torch. Under these stand-ins torch 2.13 crashes when it is imported.
+TORCH = "torch==2.11.0"
 VERSION = "{}.{}".format(*sys.version_info)
 DEBIAN = (
     *(f"python{VERSION}-minimal", f"libpython{VERSION}-minimal", f"libpython{VERSION}-stdlib"),
@@ -139,6 +140,11 @@ def python_command(root: Path, preloaded: Path | None) -> list[str]:
     return ["-L", str(root), *given, str(root / f"usr/bin/python{VERSION}")]
 
 
+def info_of(cpu: str) -> list[str]:
+    """Returns the arguments with which Python runs `fusedseq info` for a processor."""
+    return ["-m", "fusedseq", "info", "--dtype", DTYPES.get(cpu, "float32")]
+
+
 def failures(programs: dict[str, list[str]], root: Path, kernels: dict[str, str]) -> list[str]:
     """Runs programs at the same time, each on its processor; returns a sentence for each that
     failed.
@@ -173,12 +179,11 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    built_with = f"torch=={version('torch').partition('+')[0]}"
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--cpu", action="append", help=f"by default {' and '.join(PROCESSORS)}")
-    parser.add_argument("--torch", default=built_with, help="by default %(default)s")
+    parser.add_argument("--torch", default=TORCH, help="by default %(default)s")
     parser.add_argument("--root", type=Path, help="where to make the directory, which is then left")
-    parser.add_argument("program", nargs="*", help=f"by default {' '.join(INFO)}")
+    parser.add_argument("program", nargs="*", help="by default -m fusedseq info")
     args = parser.parse_args()
     not_checked = "NOT CHECKED: the wheel for aarch64 under emulation, since"
     if reason := missing():
@@ -194,8 +199,9 @@ def main() -> None:
             return
         install(root / "site-packages", args.wheel.resolve())
         python = python_command(root, stand_in_for_cuda(root, root / "site-packages"))
-        program = [*python, *(args.program or INFO)]
-        programs = dict.fromkeys(args.cpu or PROCESSORS, program)
+        programs = {
+            cpu: [*python, *(args.program or info_of(cpu))] for cpu in args.cpu or PROCESSORS
+        }
         found = failures(programs, root, {} if args.program else PROCESSORS)
     if found:
         sys.exit("\n".join(f"emulated: {sentence}" for sentence in found))
