@@ -28,9 +28,11 @@ from tools.wheels.symbols import readelf, uses
 TOOLS = ("qemu-aarch64-static", "aarch64-linux-gnu-gcc", "apt-get", "dpkg-deb", "readelf")
 # {QEMU's name of a processor: the kernels that must be used on it}. The first has the instruction
 # bfdot, the second does not. In fp32 both have the same kernels, so the first computes in bf16.
+# The BLAS in torch's wheel, NVIDIA's NVPL, does not run on processors as old as cortex-a57.
 PROCESSORS = {"max": "baseline_bf16", "neoverse-n1": "baseline"}
 DTYPES = {"max": "bfloat16"}  # for others fp32
-# The oldest supported torch. Under these stand-ins torch 2.13 crashes when it is imported.
+# The oldest supported torch. torch 2.13 crashes under this emulation when it is imported, after it
+# has read the sizes of the caches of the emulator's machine.
 TORCH = "torch==2.11.0"
 VERSION = "{}.{}".format(*sys.version_info)
 DEBIAN = (
