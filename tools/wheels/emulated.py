@@ -136,6 +136,8 @@ def python_command(root: Path, preloaded: Path | None) -> list[str]:
         "PYTHONPATH": root / "site-packages",
         "PYTHONDONTWRITEBYTECODE": "1",
         "LD_LIBRARY_PATH": root / "stand-ins",
+        # The programs run at the same time, and threads that wait for each other spin.
+        "OMP_NUM_THREADS": "1",
         **({"LD_PRELOAD": preloaded} if preloaded else {}),
     }
     given = [part for name, value in variables.items() for part in ("-E", f"{name}={value}")]
