@@ -83,7 +83,7 @@ step with five rounds, and 3 of 14 backward. It would need
 
 def estimate():
     """Returns the last sections of the page."""
-    flags, words = _C.exchange_cycles(False), _C.exchange_cycles(True)
+    flags, words = _C.exchange_cycles("flags"), _C.exchange_cycles("words")
     saved = 1 - words / flags
     return TAIL.format(flags=flags, words=words, saved=saved, fence=600, period=4)
 
