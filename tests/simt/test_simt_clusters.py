@@ -41,6 +41,9 @@ LAYOUTS = {
     "rings of two stages": (2, (3, 17, 130, 260), {"sms": 44, "shared": 88000}),
 }
 
+# For builds that have the narrow variant alone.
+NARROW = {"halves": (1, (2, 17, 4, 150), {"sms": 26})}
+
 
 @pytest.fixture(scope="module")
 def libraries():
