@@ -64,11 +64,12 @@ py::dict layout(const fusedseq::cuda::Layout& l) {
 // The protocol of a name; `function` is for the message.
 fusedseq::cuda::Protocol protocol_of(const std::string& name, const char* function) {
   using fusedseq::cuda::Protocol;
-  for (const auto& [known, protocol] : {std::pair("estimate", Protocol::by_estimate),
-                                        {"flags", Protocol::flags},
-                                        {"words", Protocol::words},
-                                        {"clusters", Protocol::clusters}})
-    if (name == known) return protocol;
+  static const std::map<std::string, Protocol> KNOWN{{"estimate", Protocol::by_estimate},
+                                                     {"flags", Protocol::flags},
+                                                     {"words", Protocol::words},
+                                                     {"clusters", Protocol::clusters}};
+  const auto found = KNOWN.find(name);
+  if (found != KNOWN.end()) return found->second;
   throw py::value_error(std::string(function) +
                         ": protocol must be estimate, flags, words or clusters, got " + name);
 }

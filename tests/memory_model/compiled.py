@@ -44,6 +44,7 @@ KINDS = (
         r"\.multicast::cluster$",
     ),
     ("shared store", r"st\.shared\."),
+    ("staged load", r"ld\.shared\.v4\.u32$"),  # of a stage of a cluster's ring
     ("shared load", r"ld\.shared\."),
     ("end", r"(ret|exit)$"),
     ("end of .noreturn", r"fall_through$"),  # inlined() writes it; nothing must reach it
@@ -106,7 +107,7 @@ WORD_RULES = {
 }
 
 
-# Of kernels in clusters of two blocks. A stage of a ring is read by loads of 16 bytes.
+# Of kernels in clusters of two blocks.
 CLUSTER_RULES = {
     "barriers in shared memory are initialized before a barrier of the cluster": (
         ("init",),
@@ -130,14 +131,14 @@ CLUSTER_RULES = {
         ("copy",),
     ),
     "a stage is read before it is released": (
-        ("shared load",),
+        ("staged load",),
         ("syncwarp",),
         ("arrival",),
     ),
     "a stage is read after a wait for its bytes": (
-        ("barrier", "cluster barrier"),
+        ("barrier", "cluster barrier", "arrival"),
         ("phase",),
-        ("arrival",),
+        ("staged load",),
     ),
     "a barrier stands between the waits and the release": (
         ("phase",),
@@ -147,7 +148,7 @@ CLUSTER_RULES = {
     "a barrier of the block or the cluster stands between stores to shared memory and loads": (
         ("shared store",),
         ("barrier", "cluster barrier"),
-        ("shared load",),
+        ("shared load", "staged load"),
     ),
     "a barrier of the cluster stands at the end": (("arrival",), ("cluster barrier",), ("end",)),
     **{

@@ -150,6 +150,8 @@ def test_clusters_have_the_instructions_and_order_that_the_programs_assume():
     products = code("persistent_products.cuh")
     halves = "own = ring.rank ? KSlice{second, s.end} : KSlice{s.begin, second};"
     assert halves in products
+    # The same place in both blocks, whatever columns they own.
+    assert "ptx::dynamic_shared() + (l.shared - WARPS * (bytes + of_barriers));" in ring
     assert "wait(v, own, epoch);" in products
     assert "wait_for(ring.arrived(at), at.turn & 1);" in products
     assert "__syncwarp(); if (lane == 0) ring.release(at);" in products

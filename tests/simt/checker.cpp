@@ -41,10 +41,8 @@ Cell& cell(uintptr_t a) {
 }
 
 std::string name_of(const Access& a) {
-  constexpr unsigned COPIES = 1u << 30;  // from this number on they are no blocks: cluster.cpp
-  return a.block >= COPIES ? "a bulk copy"
-                           : "thread " + std::to_string(a.thread) + " of block " +
-                                 std::to_string(a.block);
+  if (a.block >= COPIES_FROM) return "a bulk copy";
+  return "thread " + std::to_string(a.thread) + " of block " + std::to_string(a.block);
 }
 
 void require_before(const Access& a, const Access& now, const SharedClock& clock, const char* what,

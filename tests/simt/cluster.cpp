@@ -8,6 +8,7 @@
 // is a thread of its own, whose accesses follow that fence, and precede what follows the wait for
 // its barrier.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <unordered_map>
@@ -24,7 +25,6 @@ struct Cluster {
 
 namespace {
 
-constexpr unsigned COPIES_FROM = 1u << 30;  // number of the first copying thread's block, in clocks
 constexpr unsigned LATE = 16;               // mean number of turns of waiting loops until a copy
 constexpr uint64_t MAGIC = 0xBA221E2BA221E2ED;  // in a barrier's memory
 constexpr long MOST_BYTES = (1 << 20) - 1;      // PTX ISA: the valid range of tx-count

@@ -117,6 +117,7 @@ void start_exchange(bool delays);  // delays: other blocks may see relaxed store
 void undo_for(const SharedClock&, uintptr_t p, unsigned char* bytes, size_t n);
 
 // cluster.cpp
+constexpr unsigned COPIES_FROM = 1u << 30;  // in clocks, the number of the first bulk copy's block
 void start_clusters(unsigned blocks, unsigned size);
 void join_cluster(Block&);
 void end_thread_of_cluster(Block&);  // after a thread of the block has ended

@@ -144,7 +144,9 @@ def test_a_gpu_without_clusters_has_none(libraries):
 # The kernels without clusters are left out, which shortens compilation.
 ONE = {
     f"persistent_{direction}.cu": {
-        f"with_variant<{0 if kind == 'float' else resident}>(l, Launch<{kind}>{{p, stream}})": "0"
+        f"with_variant<{0 if kind == 'float' else resident}>(l, Launch<{kind}>{{p, stream}})": (
+            "l.blocks ? nullptr : nullptr"
+        )
         for kind in ("__nv_bfloat16", "__half", "float")
     }
     for direction, resident in RESIDENT.items()

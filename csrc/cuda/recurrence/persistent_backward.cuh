@@ -181,8 +181,8 @@ __device__ __forceinline__ S* BackwardBlock<S, V, LINKED>::load_rounds(S* to, in
   return to;
 }
 
-// All weights of the block, which is all of its shared memory but for the partial sums at the end,
-// and with clusters the rings behind them.
+// All weights of the block, which is all of its shared memory but for the partial sums behind them,
+// and with clusters the rings at the end.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::load_weights() {
   S* to = reinterpret_cast<S*>(ptx::dynamic_shared());
@@ -211,9 +211,8 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::load_weights() {
         load_to_shared<V, V::RESIDENT, 8, Neighbours::columns>(to, columns_x.count, int(4 * H), ih);
     resident_W_ih.template load<S>(columns_x.count, int(4 * H), g.warp, g.lane, ih);
   }
-  constexpr int SUMS = V::SPLIT * V::PASS * 16 * STRIDE;
-  g.partial = reinterpret_cast<float*>(to) + g.number * SUMS;
-  if constexpr (V::CLUSTERS) g.ring.start(g.partial + SUMS, p.l, g.warp, g.lane);
+  g.partial = reinterpret_cast<float*>(to) + g.number * V::SPLIT * V::PASS * 16 * STRIDE;
+  if constexpr (V::CLUSTERS) g.ring.start(p.l, g.warp, g.lane);
 }
 
 // The gradients of the final state, and the state's mask, which is the same in every step.

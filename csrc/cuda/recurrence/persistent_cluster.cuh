@@ -27,6 +27,7 @@
 // Nothing of this has run on a GPU.
 #pragma once
 #include <cuda/cluster.cuh>
+#include <cuda/ptx.cuh>
 
 #include "cuda/recurrence/persistent_exchange.cuh"
 
@@ -61,15 +62,17 @@ struct ClusterRing {
   }
 
   // Places the rings of all warps of a block, and initializes this warp's barriers. All threads
-  // call it; a barrier of the cluster must follow. to: behind the weights and the partial sums
-  __device__ __forceinline__ void start(void* to, const Layout& l, int warp, int lane) {
+  // call it; a barrier of the cluster must follow. The rings are at the end of the shared memory,
+  // as plan.h counts it: there they have the same place in both blocks, of which one may own fewer
+  // columns, and so have fewer weights before the rings.
+  __device__ __forceinline__ void start(const Layout& l, int warp, int lane) {
     rank = ptx::cluster_rank();
     stages = l.stages;
     tiles = (int(l.rows) + 15) / 16;
-    const int bytes = stages * 2 * tiles * FRAGMENT;
-    staged = static_cast<char*>(to) + warp * bytes;
-    barriers = reinterpret_cast<uint64_t*>(static_cast<char*>(to) + WARPS * bytes) +
-               warp * stages * 2;
+    const int bytes = stages * 2 * tiles * FRAGMENT, of_barriers = stages * 2 * 8;
+    char* first = ptx::dynamic_shared() + (l.shared - WARPS * (bytes + of_barriers));
+    staged = first + warp * bytes;
+    barriers = reinterpret_cast<uint64_t*>(first + WARPS * bytes + warp * of_barriers);
     position = {0, 0};
     if (lane == 0) {
       for (int i = 0; i < 2 * stages; ++i)

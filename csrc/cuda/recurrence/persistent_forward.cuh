@@ -195,8 +195,8 @@ __device__ __forceinline__ S* ForwardBlock<S, V, LINKED>::load_rounds(S* to, int
   return to;
 }
 
-// All weights of the block, which is all of its shared memory but for the partial sums at the end,
-// and with clusters the rings behind them.
+// All weights of the block, which is all of its shared memory but for the partial sums behind them,
+// and with clusters the rings at the end.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::load_weights() {
   S* to = reinterpret_cast<S*>(ptx::dynamic_shared());
@@ -220,9 +220,8 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::load_weights() {
     to = load_to_shared<V, V::RESIDENT, 8 * V::N_GATES, Neighbours::rows>(to, columns, X, ih);
     resident_W_ih.template load<S>(columns, X, g.warp, g.lane, ih);
   }
-  constexpr int SUMS = V::SPLIT * V::PASS * 16 * GATE_STRIDE;
-  g.partial = reinterpret_cast<float*>(to) + g.number * SUMS;
-  if constexpr (V::CLUSTERS) g.ring.start(g.partial + SUMS, p.l, g.warp, g.lane);
+  g.partial = reinterpret_cast<float*>(to) + g.number * V::SPLIT * V::PASS * 16 * GATE_STRIDE;
+  if constexpr (V::CLUSTERS) g.ring.start(p.l, g.warp, g.lane);
 }
 
 // h0, c0, and the state's mask, which is the same in every step.
