@@ -34,12 +34,13 @@ class Clusters:
     """clusters: of two blocks    stages: of a ring
     vectors, owners, slots, instructions: as of exchange.Exchange; owners are numbers of blocks
 
-    A warp has two lanes: lane 0 waits for flags, copies, arrives and frees; lane 1 waits for flags
-    and reads what lane 0 has copied. A vector takes one stage of the ring of a warp.
+    Lane 0 of a warp copies, arrives and frees; all lanes wait for flags and read what lane 0 has
+    copied. A vector takes one stage of the ring of a warp.
     """
 
     clusters: int = 1
     warps: int = 1
+    lanes: int = 2
     stages: int = 1
     vectors: tuple = ("h", "h", "h")
     owners: dict | None = None
@@ -65,12 +66,12 @@ class Clusters:
             f"{self.name(block)}.{warp}{lane}": self.thread(block, warp, lane)
             for block in range(2 * self.clusters)
             for warp in range(self.warps)
-            for lane in range(2)
+            for lane in range(self.lanes)
         }
 
     def thread(self, block, warp, lane):
         texts = CLUSTER_INSTRUCTIONS | (self.instructions or {})
-        text, rank, number = [], block % 2, warp * 2 + lane
+        text, rank, number = [], block % 2, warp * self.lanes + lane
         pair = block - rank, block - rank + 1
 
         def do(name, **values):
@@ -90,7 +91,7 @@ class Clusters:
             if number == 0:
                 do("release", flag=f"f{block}", epoch=epoch)
             for i, owner in enumerate(self.half(warp, kind, rank)):
-                if i % 2 == lane:
+                if i % self.lanes == lane:
                     do("acquire", register=f"f{own}_{i}", flag=f"f{owner}", epoch=epoch)
             do("syncwarp")
             if lane == 0:

@@ -166,7 +166,7 @@ CLUSTER_MUTANTS = {
 }
 CLUSTER_CALL = mogrifier((3, 5, 9, 17), BF16, **OPTIONS["dropped"])
 # Slices of several k-steps, so that both blocks of a cluster copy.
-CLUSTER_LARGER = mogrifier((2, 17, 4, 150), BF16, 1)
+CLUSTER_LARGER = mogrifier((2, 17, 4, 156), BF16, 1)
 
 
 def test_the_kernels_with_clusters_pass_without_a_mutation():

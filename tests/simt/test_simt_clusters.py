@@ -13,7 +13,7 @@ from fusedseq import _C
 from tests.simt import build
 from tests.simt.memory import Simulated
 from tests.simt.test_simt_lost_block import run
-from tests.simt.test_simt_persistent import CASES, H200, RESIDENT, SMALL, check
+from tests.simt.test_simt_persistent import CASES, H200, ONE, RESIDENT, check
 from tests.simt.test_simt_recurrence import OPTIONS, lstm, mogrifier
 
 pytestmark = [
@@ -42,12 +42,12 @@ LAYOUTS = {
 }
 
 # For builds that have the narrow variant alone.
-NARROW = {"halves": (1, (2, 17, 4, 150), {"sms": 26})}
+NARROW = {"halves": (1, (2, 17, 4, 156), {"sms": 26})}
 
 
 @pytest.fixture(scope="module")
 def libraries():
-    return {mode: build.library(mode, SMALL) for mode in ("plain", "checked")}
+    return {mode: build.library(mode, ONE) for mode in ("plain", "checked")}
 
 
 def plan(steps, B, X, H, rounds, protocol="clusters", element=2, has_clusters=True, **gpu):
@@ -140,20 +140,19 @@ def test_a_gpu_without_clusters_has_none(libraries):
 
 # ---- defects
 
-
-# The kernels without clusters are left out, which shortens compilation.
-ONE = {
-    f"persistent_{direction}.cu": {
-        f"with_variant<{0 if kind == 'float' else resident}>(l, Launch<{kind}>{{p, stream}})": (
-            "l.blocks ? nullptr : nullptr"
-        )
-        for kind in ("__nv_bfloat16", "__half", "float")
+# The narrow variant in bf16 alone, which compiles fast.
+FEW = ONE | {
+    "persistent_clusters.cu": {
+        "return launch<__half>(p, stream);": "return nullptr;",
+        **{
+            f"launch(clusters_{direction}_kernel<S, ClusterVariant<true>>, p, stream)": "nullptr"
+            for direction in RESIDENT
+        },
     }
-    for direction, resident in RESIDENT.items()
 }
 PLAIN = "lstm", *lstm((6, 5, 8, 18), BF16, True, True)
 # With slices of several k-steps in both directions, so that both blocks of a cluster copy.
-MOGRIFIER = "mogrifier_lstm", *mogrifier((3, 20, 20, 180), BF16, rounds=1)
+MOGRIFIER = "mogrifier_lstm", *mogrifier(NARROW["halves"][1], BF16, rounds=1)
 CLUSTER, PRODUCTS = "persistent_cluster.cuh", "persistent_products.cuh"
 DEFECTS = {  # file, old, new
     "no wait for the flags": (PRODUCTS, "    wait(v, own, epoch);\n\n", "    __syncwarp();\n\n"),
@@ -213,21 +212,20 @@ BESIDES = {
 }
 
 
-def test_the_kernels_without_a_defect_pass():
-    for mode in ("plain", "checked"):
-        path = build.library(mode, ONE)
+def test_the_kernels_without_a_defect_pass(libraries):
+    for path in libraries.values():
         check(path, *PLAIN, order=1, engine="clusters")
-    check(build.library("plain", ONE), *MOGRIFIER, order=1, engine="clusters", sms=18)
+    check(libraries["plain"], *MOGRIFIER, order=1, engine="clusters", sms=26)
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_fails(defect):
     file, old, new = DEFECTS[defect]
-    changes = {**ONE, file: {old: new, **BESIDES.get(defect, {})}}
+    changes = {**FEW, file: {old: new, **BESIDES.get(defect, {})}}
     path = build.library("plain", changes)
     for order in range(1, 6):
-        for call, sms in ((PLAIN, 4), (MOGRIFIER, 18)):
+        for call, sms in ((PLAIN, 4), (MOGRIFIER, 26)):
             try:
                 check(path, *call, order=order, engine="clusters", sms=sms)
             except (AssertionError, RuntimeError):
@@ -247,7 +245,7 @@ RACES = {  # a defect that only the checked build can show for certain: its mess
 @pytest.mark.parametrize("defect", RACES)
 def test_the_checked_build_reports_a_race(defect):
     file, old, new = DEFECTS[defect]
-    path = build.library("checked", {**ONE, file: {old: new}})
+    path = build.library("checked", {**FEW, file: {old: new}})
     with pytest.raises(RuntimeError, match=RACES[defect]):
         check(path, "lstm", *lstm((6, 5, 8, 18), BF16), order=1, engine="clusters")
 
@@ -276,7 +274,7 @@ LOST = {  # file, old, new, message
 def test_what_is_lost_is_an_error_that_names_its_block(what):
     """There is one row, so that few threads do anything but poll."""
     file, old, new, message = LOST[what]
-    with Simulated(build.library("plain", {**ONE, **FEW_POLLS, file: {old: new}})) as kernels:
+    with Simulated(build.library("plain", {**FEW, **FEW_POLLS, file: {old: new}})) as kernels:
         kernels.device(sms=4)
         call = mogrifier((4, 1, 10, 18), BF16, rounds=5)
         with pytest.raises(RuntimeError, match=rf"block \d+ \(warp group 0\) {message}"):

@@ -44,14 +44,20 @@ const char* launch(const Backward& p, cudaStream_t stream) {
                   : launch(clusters_backward_kernel<S, ClusterVariant<false>>, p, stream);
 }
 
+// Launches the kernel of a dtype, of 16 bits.
+template <class P>
+const char* launch_of_type(Type type, const P& p, cudaStream_t stream) {
+  if (type == Type::bf16) return launch<__nv_bfloat16>(p, stream);
+  return launch<__half>(p, stream);
+}
+
 }  // namespace
 
 const char* clusters_forward(const Recurrence& r, const Layout& l, const Product& product,
                              void* memory, void* stream) {
   return run_forward(r, l, product, memory, static_cast<cudaStream_t>(stream),
                      [&](const Forward& p, cudaStream_t s) {
-                       return r.type == Type::bf16 ? launch<__nv_bfloat16>(p, s)
-                                                   : launch<__half>(p, s);
+                       return launch_of_type(r.type, p, s);
                      });
 }
 
@@ -59,8 +65,7 @@ const char* clusters_backward(const RecurrenceBackward& b, const Layout& l, void
                               void* stream) {
   return run_backward(b, l, memory, static_cast<cudaStream_t>(stream),
                       [&](const Backward& p, cudaStream_t s) {
-                        return b.forward.type == Type::bf16 ? launch<__nv_bfloat16>(p, s)
-                                                            : launch<__half>(p, s);
+                        return launch_of_type(b.forward.type, p, s);
                       });
 }
 
