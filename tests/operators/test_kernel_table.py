@@ -358,7 +358,10 @@ def test_a_table_selects_the_protocol_of_the_exchange(forgotten, engine, number,
     table = kernel_table.Table(gpu, {key: f"persistent {engine}"})
     kernel_table.use(table)
     assert explained().count(text) == 2
+    without = "forward and backward by flags, since clusters do not fit there"
     assert (text in explained(clusters=False)) == (engine == "words")
+    assert (without in explained(clusters=False)) == (engine == "clusters")
+    assert "by flags" not in explained()
     assert measured(132, 90, 2, 2, 4, 8, 3, 0, 0) == number
     kernel_table.forget(table)
     assert text not in explained()

@@ -149,6 +149,22 @@ def layout(direction: str, found: dict[str, Any]) -> str:
     return f"{direction} {slices}{replicas}{units}{inputs}, {groups}, {shared}{registers}{exchange}"
 
 
+def refused(protocol: str, found: dict[str, Any]) -> list[str]:
+    """Says which directions of a plan have flags although the kernel table names another protocol."""
+    sign = {"words": "words", "clusters": "stages"}.get(protocol)
+    with_flags = [
+        direction
+        for direction in ("forward", "backward")
+        if sign and found[direction]["blocks"] and not found[direction][sign]
+    ]
+    if not with_flags:
+        return []
+    return [
+        f"{' and '.join(with_flags)} by flags, since {protocol} do not fit there: the page GPU plans"
+        " says what they need"
+    ]
+
+
 def explain_pair(gpu: Gpu, *args: Any, **kwargs: Any) -> str:
     """Says whether both layers run in one launch, why, and with which layouts."""
     try:
@@ -189,4 +205,5 @@ def explain(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> str:
     if not (found["forward"]["blocks"] or found["backward"]["blocks"]):
         return f"{LOOP[op]}; not persistent: {found['why']}"
     layouts = (layout(direction, found[direction]) for direction in ("forward", "backward"))
-    return f"{PERSISTENT}: {found['why']}; {'; '.join(layouts)}"
+    text = f"{PERSISTENT}: {found['why']}; {'; '.join(layouts)}"
+    return "; ".join([text, *refused(protocol, found)])
