@@ -17,7 +17,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 }
 __device__ __forceinline__ uint32_t shared_address(const void* p, uint32_t rank) {
   uint32_t a;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(shared_address(p)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(a)
+               : "r"(shared_address(p)), "r"(rank));
   return a;
 }
 

@@ -119,20 +119,21 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "cpu_features", &cpu_features,
       "Which instruction sets this machine has, of those that the kernels can use: {name: bool}.");
-  m.def("recurrence_plan", &recurrence_plan, py::arg("steps"), py::arg("B"), py::arg("X"),
-        py::arg("H"), py::arg("rounds"), py::arg("on_x"), py::arg("on_h"), py::arg("element"),
-        py::arg("sms"), py::arg("shared"), py::arg("cooperative"),
-        py::arg("shortest") = fusedseq::cuda::SHORTEST, py::arg("protocol") = "estimate",
-        py::arg("clusters") = false,
-        "Whether the persistent kernels run a recurrence on a GPU, why, and their layouts: "
-        "csrc/cuda/recurrence/plan.h.\n"
-        "on_x, on_h: number of distinct weights of the rounds on x and on h; element: bytes of the "
-        "tensors' dtype;\n"
-        "sms, shared, cooperative: the GPU's multiprocessors, its bytes of shared memory for a "
-        "block, and whether it has cooperative launches;\n"
-        "protocol: \"words\" where words that carry their own validity fit, \"clusters\" where flags "
-        "in clusters of two blocks do, \"flags\", or what the \"estimate\" favours;\n"
-        "clusters: whether the GPU has clusters of blocks: compute capability 9.0 or later.");
+  m.def(
+      "recurrence_plan", &recurrence_plan, py::arg("steps"), py::arg("B"), py::arg("X"),
+      py::arg("H"), py::arg("rounds"), py::arg("on_x"), py::arg("on_h"), py::arg("element"),
+      py::arg("sms"), py::arg("shared"), py::arg("cooperative"),
+      py::arg("shortest") = fusedseq::cuda::SHORTEST, py::arg("protocol") = "estimate",
+      py::arg("clusters") = false,
+      "Whether the persistent kernels run a recurrence on a GPU, why, and their layouts: "
+      "csrc/cuda/recurrence/plan.h.\n"
+      "on_x, on_h: number of distinct weights of the rounds on x and on h; element: bytes of the "
+      "tensors' dtype;\n"
+      "sms, shared, cooperative: the GPU's multiprocessors, its bytes of shared memory for a "
+      "block, and whether it has cooperative launches;\n"
+      "protocol: \"words\" where words that carry their own validity fit, \"clusters\" where flags "
+      "in clusters of two blocks do, \"flags\", or what the \"estimate\" favours;\n"
+      "clusters: whether the GPU has clusters of blocks: compute capability 9.0 or later.");
   m.def("exchange_cycles", &exchange_cycles, py::arg("protocol"),
         "The estimate of the cycles of one exchange between blocks on an H100; not measured.");
   m.def(

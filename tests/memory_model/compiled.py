@@ -130,21 +130,13 @@ CLUSTER_RULES = {
         ("announcement",),
         ("copy",),
     ),
-    "a stage is read before it is released": (
-        ("staged load",),
-        ("syncwarp",),
-        ("arrival",),
-    ),
+    "a stage is read before it is released": (("staged load",), ("syncwarp",), ("arrival",)),
     "a stage is read after a wait for its bytes": (
         ("barrier", "cluster barrier", "arrival"),
         ("phase",),
         ("staged load",),
     ),
-    "a barrier stands between the waits and the release": (
-        ("phase",),
-        ("barrier",),
-        ("release",),
-    ),
+    "a barrier stands between the waits and the release": (("phase",), ("barrier",), ("release",)),
     "a barrier of the block or the cluster stands between stores to shared memory and loads": (
         ("shared store",),
         ("barrier", "cluster barrier"),

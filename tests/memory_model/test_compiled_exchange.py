@@ -7,14 +7,7 @@ import re
 import pytest
 
 from tests.memory_model.clusters import CLUSTER_INSTRUCTIONS
-from tests.memory_model.compiled import (
-    CLUSTER_RULES,
-    RULES,
-    WORD_RULES,
-    broken,
-    counts,
-    kernels,
-)
+from tests.memory_model.compiled import CLUSTER_RULES, RULES, WORD_RULES, broken, counts, kernels
 from tests.memory_model.exchange import INSTRUCTIONS, SOURCE, Handover
 from tests.memory_model.words import WORD_INSTRUCTIONS
 from tests.ptx import build
@@ -178,7 +171,9 @@ def test_every_path_keeps_the_rules(file):
     in_clusters = {name: graph for name, graph in found.items() if "copy" in counts(graph)}
     assert len(in_clusters) == {"persistent_clusters": 8}.get(file, 0)
     for name, graph in in_clusters.items():
-        assert not {"UNKNOWN", "fence", "load", "word load", "word store"} & set(counts(graph)), name
+        assert not {"UNKNOWN", "fence", "load", "word load", "word store"} & set(counts(graph)), (
+            name
+        )
         for rule in CLUSTER_RULES:
             assert not list(broken(graph, rule)), (name, rule)
     exchanging = {

@@ -330,7 +330,9 @@ def test_torch_computes_a_gru_that_it_can(monkeypatch, op):
     assert "loop.cu" in explained()
 
 
-def call_with_two_layers(monkeypatch, function, dtype, H=650, gpu=(132, 232448, True, True), **options):
+def call_with_two_layers(
+    monkeypatch, function, dtype, H=650, gpu=(132, 232448, True, True), **options
+):
     monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
     with FakeTensorMode():
         args, kwargs = on_cuda(mogrifier_lstm_pair_case(70, 20, 30, H, H, 5, 5, **options), dtype)
@@ -347,7 +349,10 @@ def call_with_two_layers(monkeypatch, function, dtype, H=650, gpu=(132, 232448, 
         ),
         ({"dtype": torch.bfloat16, "H": 1150}, "one layer after the other: .*half of the GPU"),
         ({"dtype": torch.float32}, "one layer after the other: .*bfloat16"),
-        ({"dtype": HALF, "gpu": (132, 232448, False, True)}, "one layer after the other: .*cooperative"),
+        (
+            {"dtype": HALF, "gpu": (132, 232448, False, True)},
+            "one layer after the other: .*cooperative",
+        ),
     ],
     ids=str,
 )

@@ -234,9 +234,7 @@ def mbarrier(g, item):
     raise PtxError("unknown mbarrier")
 
 
-BULK_COPY = (
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-)
+BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
 
 
 def bulk_copy(g, item):
@@ -330,8 +328,7 @@ def stmatrix(g, item):
 
 
 def cp(g, item):
-    """Data Movement and Conversion Instructions: cp.async, commit_group and wait_group; bulk copies.
-    """
+    """Data Movement and Conversion Instructions: cp.async, commit_group and wait_group; bulk copies."""
     if item.opcode == BULK_COPY:
         return bulk_copy(g, item)
     g.uses_warp = True

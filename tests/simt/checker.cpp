@@ -51,9 +51,9 @@ void require_before(const Access& a, const Access& now, const SharedClock& clock
       (a.block == now.block && a.thread == now.thread) ||
       happens_before(a.block, a.thread, a.epoch, clock))
     return;
-  fault_in_kernel("race on %s memory: %s at %s, then %s at %s, %s",
-                  of_shared ? "shared" : "global", name_of(a).c_str(), line_of(a.pc).c_str(),
-                  name_of(now).c_str(), line_of(now.pc).c_str(), what);
+  fault_in_kernel("race on %s memory: %s at %s, then %s at %s, %s", of_shared ? "shared" : "global",
+                  name_of(a).c_str(), line_of(a.pc).c_str(), name_of(now).c_str(),
+                  line_of(now.pc).c_str(), what);
 }
 
 void see_cell(Cell& c, const Access& now, const SharedClock& clock, bool write, bool of_shared) {

@@ -1,5 +1,5 @@
-// Thread block clusters: barriers of a cluster, barriers in shared memory (mbarrier) and bulk copies
-// to the shared memory of a cluster's blocks.
+// Thread block clusters: barriers of a cluster, barriers in shared memory (mbarrier) and bulk
+// copies to the shared memory of a cluster's blocks.
 //
 // A bulk copy is done some time after it was started, to each of its blocks at another time: only
 // then are its bytes read and written, and counted at the block's barrier. It belongs to the
@@ -25,7 +25,7 @@ struct Cluster {
 
 namespace {
 
-constexpr unsigned LATE = 16;               // mean number of turns of waiting loops until a copy
+constexpr unsigned LATE = 16;  // mean number of turns of waiting loops until a copy
 constexpr uint64_t MAGIC = 0xBA221E2BA221E2ED;  // in a barrier's memory
 constexpr long MOST_BYTES = (1 << 20) - 1;      // PTX ISA: the valid range of tx-count
 
@@ -45,7 +45,8 @@ struct Copy {
   void* pc;
 };
 std::unordered_map<uintptr_t, Mbarrier> barriers;
-std::map<std::pair<uintptr_t, unsigned>, unsigned> agents;  // {(barrier, block that starts): number}
+std::map<std::pair<uintptr_t, unsigned>, unsigned>
+    agents;  // {(barrier, block that starts): number}
 std::vector<unsigned> agent_epochs;
 std::vector<Copy> copies;  // that are not done, in the order in which they were started
 std::vector<std::unique_ptr<Cluster>> clusters;
@@ -68,8 +69,10 @@ Block& block_with(const void* p, size_t bytes, const char* what) {
   for (Block* b : f.owner->cluster->members)
     if (b && Range{uintptr_t(dynamic_shared(*b)), dynamic_bytes}.has(uintptr_t(p), bytes))
       return *b;
-  fault_in_kernel("thread %u of block %u: %s outside of the shared memory of its cluster, or of a "
-                  "block that has ended", f.number, f.owner->number, what);
+  fault_in_kernel(
+      "thread %u of block %u: %s outside of the shared memory of its cluster, or of a "
+      "block that has ended",
+      f.number, f.owner->number, what);
 }
 
 // The barrier at p in the shared memory of block b.
@@ -81,7 +84,8 @@ Mbarrier& barrier_at(void* p, const Block& b, bool by_others) {
     fault_in_kernel("thread %u of block %u uses a barrier that is not initialised, or overwritten",
                     current().number, current().owner->number);
   if (by_others && !found->second.fenced)
-    fault_in_kernel("a barrier of block %u is used by others without fence.mbarrier_init", b.number);
+    fault_in_kernel("a barrier of block %u is used by others without fence.mbarrier_init",
+                    b.number);
   return found->second;
 }
 
@@ -197,8 +201,9 @@ void cluster_wait(int line) {
   Fiber& f = current();
   Cluster& c = own_cluster(line);
   if (!f.cluster_phase)
-    fault_in_kernel("line %d: thread %u of block %u waits at its cluster's barrier before it arrives",
-                    line, f.number, f.owner->number);
+    fault_in_kernel(
+        "line %d: thread %u of block %u waits at its cluster's barrier before it arrives", line,
+        f.number, f.owner->number);
   if (c.phase < f.cluster_phase) {
     f.state = State::cluster;
     f.line = line;

@@ -49,8 +49,8 @@ void hide(const Fiber& f, void* p, size_t bytes) {
   line.push_back(stored);
 }
 
-// Replaces in `bytes`, read from memory at p, what the reader (a fiber, or a clock) does not see yet
-// by the old bytes. Returns these bytes: bit i is set if byte i was replaced.
+// Replaces in `bytes`, read from memory at p, what the reader (a fiber, or a clock) does not see
+// yet by the old bytes. Returns these bytes: bit i is set if byte i was replaced.
 template <class Reader>
 unsigned undo(const Reader& reader, uintptr_t p, unsigned char* bytes, size_t n) {
   const auto at = delayed.find(p >> 4);

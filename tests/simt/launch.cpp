@@ -91,11 +91,13 @@ int refused(const Launch& l) {
     return refuse(INVALID_VALUE, "%s: %zu bytes of dynamic shared memory, %zu are allowed",
                   name().c_str(), l.shared, most_shared(l.kernel));
   if (l.cluster > 1 && (device.capability < 90 || !l.cooperative))
-    return refuse(NOT_SUPPORTED, "%s: clusters, in tests/simt of cooperative launches from compute "
-                  "capability 9.0 on", name().c_str());
+    return refuse(NOT_SUPPORTED,
+                  "%s: clusters, in tests/simt of cooperative launches from compute "
+                  "capability 9.0 on",
+                  name().c_str());
   if (l.grid.x % l.cluster)
-    return refuse(INVALID_CONFIGURATION, "%s: %u blocks in clusters of %u", name().c_str(), l.grid.x,
-                  l.cluster);
+    return refuse(INVALID_CONFIGURATION, "%s: %u blocks in clusters of %u", name().c_str(),
+                  l.grid.x, l.cluster);
   if (!l.cooperative) return SUCCESS;
   if (!device.cooperative)
     return refuse(NOT_SUPPORTED, "%s: the device has no cooperative launch", name().c_str());

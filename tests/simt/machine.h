@@ -29,11 +29,11 @@ struct Fiber : Thread {
   Collective collective;
   unsigned lanes;
   void* arguments;
-  unsigned epoch;        // see order.h
-  SharedClock clock;     // what is ordered before the thread's next access
-  SharedClock fenced;    // its clock at its last fence, which its atomics publish
-  SharedClock received;  // read by its atomics; its next fence joins it to the clock
-  SharedClock proxied;   // its clock at its last proxy fence, which its bulk copies have
+  unsigned epoch;          // see order.h
+  SharedClock clock;       // what is ordered before the thread's next access
+  SharedClock fenced;      // its clock at its last fence, which its atomics publish
+  SharedClock received;    // read by its atomics; its next fence joins it to the clock
+  SharedClock proxied;     // its clock at its last proxy fence, which its bulk copies have
   unsigned cluster_phase;  // 1 + the phase of the cluster's barrier at which it has arrived, or 0
 };
 struct Warp {
@@ -49,7 +49,7 @@ struct Block {
   unsigned number, slot, threads, alive;  // slot: its place among the resident blocks
   Barrier barriers[16];                   // 0: __syncthreads
   std::vector<Warp> warps;
-  Cluster* cluster;       // null in a launch without clusters
+  Cluster* cluster;     // null in a launch without clusters
   const Warp* starved;  // a warp that is not scheduled for a while, or null
   std::vector<Fiber*> fibers, ready;
   size_t taken;  // how many of `ready` have run

@@ -122,8 +122,12 @@ void report_deadlock() {
       const int s = int(b->fibers[i]->state);
       if (!waiting[s]++) first[s] = b->fibers[i];
     }
-  const char* where[] = {"run", "at a barrier of their block", "at grid.sync",
-                         "for lanes of their warp", "at the barrier of their cluster", ""};
+  const char* where[] = {"run",
+                         "at a barrier of their block",
+                         "at grid.sync",
+                         "for lanes of their warp",
+                         "at the barrier of their cluster",
+                         ""};
   std::string text;
   for (int s = 0; s < int(State::done); ++s) {
     if (!waiting[s]) continue;

@@ -49,7 +49,8 @@ const char* lost_wait() {
   const bool words = r->waiting & LostWait::WORDS, copies = r->waiting & LostWait::COPIES;
   char shown[40] = "it is still empty";
   if (copies) std::strcpy(shown, "they are not complete");
-  if (!words && !copies) std::snprintf(shown, sizeof shown, "it shows epoch %u", unsigned(r->shown));
+  if (!words && !copies)
+    std::snprintf(shown, sizeof shown, "it shows epoch %u", unsigned(r->shown));
   std::snprintf(
       text, sizeof text,
       "a persistent kernel waited without end: block %u (warp group %u) read %s of block "

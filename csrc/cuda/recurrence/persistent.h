@@ -1,6 +1,6 @@
 // Host functions of the persistent kernels: persistent_forward.cu, persistent_backward.cu, for
-// clusters of blocks persistent_clusters.cu and, for two layers in one launch, wavefront.cu. Functions that return const char* return an error
-// message, or null.
+// clusters of blocks persistent_clusters.cu and, for two layers in one launch, wavefront.cu.
+// Functions that return const char* return an error message, or null.
 #pragma once
 #include "cuda/product.h"
 #include "cuda/recurrence/arguments.h"
@@ -9,9 +9,9 @@
 namespace fusedseq::cuda {
 
 // What the functions below return, compared by its address, if the driver refuses the cooperative
-// launch, or would refuse it: fewer blocks are resident at a time than the device's attributes say, as under limits of
-// MPS, on a part of a GPU (MIG), or beside another process. Nothing has been computed then, and the
-// loop computes the same.
+// launch, or would refuse it: fewer blocks are resident at a time than the device's attributes say,
+// as under limits of MPS, on a part of a GPU (MIG), or beside another process. Nothing has been
+// computed then, and the loop computes the same.
 inline constexpr char LAUNCH_REFUSED[] =
     "the driver refused the cooperative launch, as not all of its blocks can be resident";
 

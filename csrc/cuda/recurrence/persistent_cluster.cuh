@@ -1,16 +1,17 @@
-// How the two blocks of a cluster load an exchanged vector once (V::CLUSTERS; compute capability 9.0
-// and later, 16-bit types, one group of warps). Flags, slots and epochs are those of
+// How the two blocks of a cluster load an exchanged vector once (V::CLUSTERS; compute
+// capability 9.0 and later, 16-bit types, one group of warps). Flags, slots and epochs are those of
 // persistent_exchange.cuh.
 //
-// The warps of the same number in both blocks read the same k-steps. Each waits for the flags of the
-// blocks that own one half of these k-steps, and copies this half from the L2 cache to the shared
-// memory of both blocks: bulk copies with multicast. What crosses from the L2 cache to the SMs is
-// half of what it is without clusters.
+// The warps of the same number in both blocks read the same k-steps. Each waits for the flags of
+// the blocks that own one half of these k-steps, and copies this half from the L2 cache to the
+// shared memory of both blocks: bulk copies with multicast. What crosses from the L2 cache to the
+// SMs is half of what it is without clusters.
 //
 // A warp receives the k-steps in stages of a ring in shared memory. Stage i of a vector holds the
 // i-th k-step of the first half, copied by the block with rank 0, and the i-th of the second half,
 // copied by the other one. A stage has two barriers, each with two arrivals a phase:
-//   arrived: the copying warps of both blocks arrive with the bytes of their copies, so that a phase
+//   arrived: the copying warps of both blocks arrive with the bytes of their copies, so that a
+//   phase
 //     is complete when all bytes have arrived. They do so after their wait for flags; so what has
 //     been released with the epoch happens before what follows the wait for the phase, as it does
 //     without clusters.
@@ -19,10 +20,11 @@
 // Bulk copies belong to the asynchronous proxy: a fence between the proxies stands between these
 // waits, for the flags and for the release of the stage, and each copy.
 //
-// Why a slot of the vector in global memory is not overwritten while it is copied: a block publishes
-// an epoch after it has received all of the vector before, including what the other block copies for
-// it, and every block waits, itself or by the other block of its cluster, for the flags of all
-// blocks. The argument of persistent_exchange.cuh then holds with "has received" for "reads".
+// Why a slot of the vector in global memory is not overwritten while it is copied: a block
+// publishes an epoch after it has received all of the vector before, including what the other block
+// copies for it, and every block waits, itself or by the other block of its cluster, for the flags
+// of all blocks. The argument of persistent_exchange.cuh then holds with "has received" for
+// "reads".
 //
 // Nothing of this has run on a GPU.
 #pragma once
@@ -54,7 +56,9 @@ struct ClusterRing {
     at.stage = 0;
     ++at.turn;
   }
-  __device__ __forceinline__ uint64_t* arrived(Position at) const { return barriers + 2 * at.stage; }
+  __device__ __forceinline__ uint64_t* arrived(Position at) const {
+    return barriers + 2 * at.stage;
+  }
   __device__ __forceinline__ uint64_t* released(Position at) const { return arrived(at) + 1; }
   // The fragment of row tile m of k-step `half` of a stage.
   __device__ __forceinline__ char* fragment(Position at, int half, int m) const {

@@ -55,18 +55,16 @@ const char* launch_of_type(Type type, const P& p, cudaStream_t stream) {
 
 const char* clusters_forward(const Recurrence& r, const Layout& l, const Product& product,
                              void* memory, void* stream) {
-  return run_forward(r, l, product, memory, static_cast<cudaStream_t>(stream),
-                     [&](const Forward& p, cudaStream_t s) {
-                       return launch_of_type(r.type, p, s);
-                     });
+  return run_forward(
+      r, l, product, memory, static_cast<cudaStream_t>(stream),
+      [&](const Forward& p, cudaStream_t s) { return launch_of_type(r.type, p, s); });
 }
 
 const char* clusters_backward(const RecurrenceBackward& b, const Layout& l, void* memory,
                               void* stream) {
-  return run_backward(b, l, memory, static_cast<cudaStream_t>(stream),
-                      [&](const Backward& p, cudaStream_t s) {
-                        return launch_of_type(b.forward.type, p, s);
-                      });
+  return run_backward(
+      b, l, memory, static_cast<cudaStream_t>(stream),
+      [&](const Backward& p, cudaStream_t s) { return launch_of_type(b.forward.type, p, s); });
 }
 
 }  // namespace fusedseq::cuda

@@ -95,10 +95,10 @@ inline int most_shared() {
 }
 
 // A cooperative launch, in clusters of `cluster` blocks: blocks wait for each other, so all of them
-// must run at the same time; the driver refuses the launch if they do not fit. How many clusters fit
-// depends on how many SMs each part of the GPU has that a cluster cannot leave. The kernel is always allowed the device's maximum
-// of shared memory: a limit of this launch's size could be lowered by another host thread, with a
-// smaller layer, before the launch.
+// must run at the same time; the driver refuses the launch if they do not fit. How many clusters
+// fit depends on how many SMs each part of the GPU has that a cluster cannot leave. The kernel is
+// always allowed the device's maximum of shared memory: a limit of this launch's size could be
+// lowered by another host thread, with a smaller layer, before the launch.
 template <class P>
 const char* launch_persistent(void (*kernel)(const P), int blocks, int64_t shared, const P& p,
                               cudaStream_t stream, int cluster = 1) {

@@ -89,7 +89,8 @@ struct cudaLaunchConfig_t {
 inline unsigned simt_cluster(const cudaLaunchConfig_t& c) {
   for (unsigned i = 0; i < c.numAttrs; ++i)
     if (c.attrs[i].id == cudaLaunchAttributeClusterDimension)
-      return c.attrs[i].val.clusterDim.x * c.attrs[i].val.clusterDim.y * c.attrs[i].val.clusterDim.z;
+      return c.attrs[i].val.clusterDim.x * c.attrs[i].val.clusterDim.y *
+             c.attrs[i].val.clusterDim.z;
   return 1;
 }
 template <class... P, class... A>
