@@ -1,6 +1,6 @@
-"""The exchange in clusters of two blocks under the PTX memory model: no copy takes an old or a newer
-vector, no thread reads an old or a newer stage of a ring, no access races, and without any link of
-the protocol one of these happens.
+"""The exchange in clusters of two blocks under the PTX memory model: no copy takes an old or a
+newer vector, no thread reads an old or a newer stage of a ring, no access races, and each link of
+the protocol is needed to show this.
 
 The model has neither proxies nor asynchronous copies: clusters.py says what stands for them, and
 docs/gpu-proofs.md what is therefore assumed.

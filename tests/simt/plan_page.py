@@ -67,8 +67,9 @@ estimate says that they save more than a quarter. It says so of no size: flags a
 From compute capability 9.0 on there is a third way: with flags, but in clusters of two neighbouring
 blocks that load each vector once. A block waits for the flags of one half of the vector and copies
 this half to the shared memory of both blocks, by bulk copies with multicast
-(`csrc/cuda/recurrence/persistent_cluster.cuh`), forward and backward. What crosses from the L2 cache
-to the SMs is then half. `fusedseq tune-kernels` measures these variants as "persistent clusters".
+(`csrc/cuda/recurrence/persistent_cluster.cuh`), forward and backward. What crosses from the L2
+cache to the SMs is then half. `fusedseq tune-kernels` measures these variants as "persistent
+clusters".
 
 The plan has clusters where they are asked for and
 
@@ -77,14 +78,15 @@ The plan has clusters where they are asked for and
 - the number of blocks of a replica is even. It is not made even: H 650 on an H100 takes 130 blocks,
   but H 912 takes 131, and has no clusters;
 - the rings fit, in which the copies arrive: a stage takes {stage:,} bytes of a block with 17 to 32
-  rows, and half of it with fewer. At H 650 and 20 rows with five rounds an H100 has room for all {forward}
-  useful stages forward, and for {backward} of 11 backward. Two are the fewest, except where one is all of a
-  vector.
+  rows, and half of it with fewer. At H 650 and 20 rows with five rounds an H100 has room for the
+  {forward} stages that are of use forward, and for {backward} of 11 backward. Two are the fewest,
+  except where one holds all of a vector.
 
-Otherwise the layout is that of flags. The number of clusters that a GPU holds at a time is asked for
-at the launch: where it is too small, as in a part of a GPU whose numbers of SMs are odd, the loop
-runs. GPUs of compute capability 12.0 have clusters, but NVIDIA documents multicast as slow on other
-targets than 9.0a and 10.x; the plan does not tell them apart.
+Otherwise the layout is that of flags. All options of the operators are supported. A table of
+kernels that names clusters where they do not fit has no effect, and `fused.explain` says so. The
+launch asks how many clusters the GPU holds at a time: where they are too few, as in a part of a GPU
+whose numbers of SMs are odd, the loop runs. ptxas advises that multicast may be slow in machine
+code for sm_100 and sm_120, unlike that for sm_90a; the plan does not tell these GPUs apart.
 
 An estimate, not a measurement: an exchange takes {clusters:,} cycles with clusters on an H100, and
 {flags:,} with flags. Of the 900 cycles of a load half are transfer, of which clusters save half. A

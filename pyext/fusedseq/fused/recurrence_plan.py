@@ -150,7 +150,7 @@ def layout(direction: str, found: dict[str, Any]) -> str:
 
 
 def refused(protocol: str, found: dict[str, Any]) -> list[str]:
-    """Says which directions of a plan have flags although the kernel table names another protocol."""
+    """Says which directions of a plan have flags although the table names another protocol."""
     sign = {"words": "words", "clusters": "stages"}.get(protocol)
     with_flags = [
         direction
@@ -160,8 +160,8 @@ def refused(protocol: str, found: dict[str, Any]) -> list[str]:
     if not with_flags:
         return []
     return [
-        f"{' and '.join(with_flags)} by flags, since {protocol} do not fit there: the page GPU plans"
-        " says what they need"
+        f"{' and '.join(with_flags)} by flags, since {protocol} do not fit there: the page"
+        " docs/gpu-plans.md says what they need"
     ]
 
 
