@@ -328,7 +328,7 @@ def stmatrix(g, item):
 
 
 def cp(g, item):
-    """Data Movement and Conversion Instructions: cp.async, commit_group, wait_group, cp.async.bulk."""
+    """Data Movement and Conversion Instructions: cp.async and its groups; cp.async.bulk."""
     if item.opcode == BULK_COPY:
         return bulk_copy(g, item)
     g.uses_warp = True
