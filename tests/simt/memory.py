@@ -120,6 +120,7 @@ KERNELS = {
     "probe_device": [c_int] * 3 + [c_bool] + [c_void_p] * 3,
     "probe_turn_around": [c_int] * 3 + [c_void_p],
     "probe_product": [c_int, c_int] + [c_void_p] * 3,
+    "probe_cluster": [c_int, c_int] + [c_void_p] * 3,
     "dropout": [c_int, *[c_int64] * 3, *[c_void_p] * 3, c_uint64, c_double, c_bool],
     "nt_asgd_norm": [*TABLE, c_void_p, c_void_p, c_bool],
     "nt_asgd_step": [*TABLE, c_void_p, c_bool, *[c_double] * 4],
