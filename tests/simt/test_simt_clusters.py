@@ -218,8 +218,26 @@ def test_the_kernels_without_a_defect_pass(libraries):
     check(libraries["plain"], *MOGRIFIER, order=1, engine="clusters", sms=26)
 
 
+# What the checked build reports of a defect.
+RACES = {
+    "no proxy fence": "race on global memory: .*, then a bulk copy",
+    "no wait for the copies": "(race on|uninitialised) shared memory",
+    "a wait for the other half's flags": "race on global memory: .*, then a bulk copy",
+    "no wait for the release": "race on shared memory: .*, then a bulk copy",
+    "a release of the own block only": "race on shared memory: .*, then a bulk copy",
+    "no cluster barrier at the start": "race on shared memory|a barrier that is not initialised",
+}
+# These show in the numbers only if a block falls behind the other one of its cluster by a whole
+# exchange, which the simulation seldom lets it do.
+ONLY_CHECKED = (
+    "no wait for the release",
+    "a release of the own block only",
+    "no cluster barrier at the start",
+)
+
+
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("defect", [name for name in DEFECTS if name not in ONLY_CHECKED])
 def test_a_defect_fails(defect):
     file, old, new = DEFECTS[defect]
     changes = {**FEW, file: {old: new, **BESIDES.get(defect, {})}}
@@ -233,12 +251,6 @@ def test_a_defect_fails(defect):
     pytest.fail("no call has shown the defect")
 
 
-RACES = {  # a defect that only the checked build can show for certain: its message
-    "no proxy fence": "race on (global|shared) memory",
-    "no wait for the release": "race on shared memory",
-    "no wait for the copies": "(race on|uninitialised) shared memory|reads uninitialised",
-    "a wait for the other half's flags": "race on global memory",
-}
 
 
 @pytest.mark.sampled(4)
