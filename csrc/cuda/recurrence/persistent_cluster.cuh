@@ -9,14 +9,15 @@
 //
 // A warp receives the k-steps in stages of a ring in shared memory. Stage i of a vector holds the
 // i-th k-step of the first half, copied by the block with rank 0, and the i-th of the second half,
-// copied by the other one. A stage has two barriers, each with two arrivals a phase:
-//   arrived: the copying warps of both blocks arrive with the bytes of their copies, so that a
-//   phase
-//     is complete when all bytes have arrived. They do so after their wait for flags; so what has
-//     been released with the epoch happens before what follows the wait for the phase, as it does
-//     without clusters.
-//   released: the reading warps of both blocks arrive when they have read the stage. A warp waits
-//     for it before it copies to the stage again, since it also writes the other block's memory.
+// copied by the other one. A stage has two barriers, each with two arrivals a phase.
+// At the barrier `arrived` the copying warps of both blocks arrive with the bytes of their copies,
+// so that a phase is complete when all bytes have been copied. They do so after their wait for
+// flags; so what has been released with the epoch happens before what follows the wait for the
+// phase, as it does without clusters.
+// At the barrier `released` the reading warps of both blocks arrive when they have read the stage.
+// A warp waits for it before it copies to the stage again, since it also writes the other block's
+// memory.
+//
 // Bulk copies belong to the asynchronous proxy: a fence between the proxies stands between these
 // waits, for the flags and for the release of the stage, and each copy.
 //
