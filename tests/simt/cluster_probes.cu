@@ -1,5 +1,5 @@
-// A kernel for tests/simt/test_simt.py: the blocks of a cluster copy for each other. It is correct or
-// has one defect, which must be reported.
+// A kernel for tests/simt/test_simt.py: the blocks of a cluster copy for each other. It is correct
+// or has one defect, which must be reported.
 #include <cuda_runtime.h>
 
 #include <cuda/cluster.cuh>
@@ -68,8 +68,10 @@ __global__ void share(Defect defect, uint32_t* x, uint32_t* flag, uint32_t* y) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) const char* probe_cluster(
-    int defect, int blocks, uint32_t* x, uint32_t* flag, uint32_t* y) {
+extern "C" __attribute__((visibility("default"))) const char* probe_cluster(int defect, int blocks,
+                                                                            uint32_t* x,
+                                                                            uint32_t* flag,
+                                                                            uint32_t* y) {
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeCooperative;
   attributes[0].val.cooperative = 1;

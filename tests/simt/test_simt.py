@@ -384,7 +384,9 @@ def test_a_defect_in_a_cluster_is_found(kernels, mode, defect):
             messages.append(str(error))
     assert found >= (len(MORE_SEEDS) / 2 if defect != "NO_END" else 1)
     if mode == "checked" and defect == "NO_FENCE_OF_PROXIES":
-        race = r"race on global memory: .*cluster_probes\.cu:\d+, then a bulk copy at .*cluster_probes"
+        race = (
+            r"race on global memory: .*cluster_probes\.cu:\d+, then a bulk copy at .*cluster_probes"
+        )
         assert len(messages) == len(MORE_SEEDS)
         assert all(re.search(race, message) for message in messages)
 

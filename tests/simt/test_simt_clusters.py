@@ -251,8 +251,6 @@ def test_a_defect_fails(defect):
     pytest.fail("no call has shown the defect")
 
 
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("defect", RACES)
 def test_the_checked_build_reports_a_race(defect):
