@@ -21,7 +21,6 @@ enum Defect {
   TWICE,
   MISALIGNED,
   OUTSIDE,
-  NO_END,
   NO_ARRIVAL
 };
 
@@ -63,7 +62,7 @@ __global__ void share(Defect defect, uint32_t* x, uint32_t* flag, uint32_t* y) {
     ptx::pause();
   for (int j = i; j < 2 * ELEMENTS; j += ELEMENTS)
     y[blockIdx.x * 2 * ELEMENTS + j] = staged[j];
-  if (defect != NO_END) ptx::cluster_sync();
+  ptx::cluster_sync();
 }
 
 }  // namespace
