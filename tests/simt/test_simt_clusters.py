@@ -262,19 +262,21 @@ def test_the_checked_build_reports_a_race(defect):
 
 # ---- lost blocks
 
-FEW_POLLS = {"lost_wait.h": {"MAX_POLLS = 1u << 26": "MAX_POLLS = 500"}}
-LOST = {  # file, old, new, message
+FEW_POLLS = {"MAX_POLLS = 1u << 26": "MAX_POLLS = 1500"}
+LOST = {  # changes of the bounds, file, old, new, message
     "an epoch": (
+        FEW_POLLS,
         "persistent_forward.cuh",
         "    } else {\n      g.publish(epoch);",
         "    } else if (epoch != 3 || g.block != 1) {\n      g.publish(epoch);",
-        r"read the flag of block 1 500 times for epoch 3, and it shows epoch 2\.",
+        r"read the flag of block 1 1500 times for epoch 3, and it shows epoch 2\.",
     ),
     "copies": (
+        FEW_POLLS | {"MAX_BARRIER_POLLS = 16 * MAX_POLLS": "MAX_BARRIER_POLLS = MAX_POLLS"},
         CLUSTER,
         "ptx::copy_to_both(",
         "if (at.turn < 2 || blockIdx.x != 0) ptx::copy_to_both(",
-        r"read the barrier for copies of block [01] 8000 times for epoch \d, and they are not "
+        r"read the barrier for copies of block [01] 1500 times for epoch \d, and they are not "
         r"complete\.",
     ),
 }
@@ -283,8 +285,9 @@ LOST = {  # file, old, new, message
 @pytest.mark.parametrize("what", LOST)
 def test_what_is_lost_is_an_error_that_names_its_block(what):
     """There is one row, so that few threads do anything but poll."""
-    file, old, new, message = LOST[what]
-    with Simulated(build.library("plain", {**FEW, **FEW_POLLS, file: {old: new}})) as kernels:
+    bounds, file, old, new, message = LOST[what]
+    changes = {**FEW, "lost_wait.h": bounds, file: {old: new}}
+    with Simulated(build.library("plain", changes)) as kernels:
         kernels.device(sms=4)
         call = mogrifier((4, 1, 10, 18), BF16, rounds=5)
         with pytest.raises(RuntimeError, match=rf"block \d+ \(warp group 0\) {message}"):
