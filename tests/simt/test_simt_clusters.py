@@ -262,17 +262,16 @@ def test_the_checked_build_reports_a_race(defect):
 
 # ---- lost blocks
 
-FEW_POLLS = {"MAX_POLLS = 1u << 26": "MAX_POLLS = 1500"}
 LOST = {  # changes of the bounds, file, old, new, message
     "an epoch": (
-        FEW_POLLS,
+        {"MAX_POLLS = 1u << 26": "MAX_POLLS = 1500"},
         "persistent_forward.cuh",
         "    } else {\n      g.publish(epoch);",
         "    } else if (epoch != 3 || g.block != 1) {\n      g.publish(epoch);",
         r"read the flag of block 1 1500 times for epoch 3, and it shows epoch 2\.",
     ),
     "copies": (
-        FEW_POLLS | {"MAX_BARRIER_POLLS = 16 * MAX_POLLS": "MAX_BARRIER_POLLS = MAX_POLLS"},
+        {"MAX_POLLS = 1u << 26": "MAX_POLLS = 3000", "16 * MAX_POLLS": "MAX_POLLS / 2"},
         CLUSTER,
         "ptx::copy_to_both(",
         "if (at.turn < 2 || blockIdx.x != 0) ptx::copy_to_both(",
