@@ -82,11 +82,12 @@ The plan has clusters where they are asked for and
   {forward} stages that are of use forward, and for {backward} of 11 backward. Two are the fewest,
   except where one holds all of a vector.
 
-Otherwise the layout is that of flags. All options of the operators are supported. A table of
-kernels that names clusters where they do not fit has no effect, and `fused.explain` says so. The
-launch asks how many clusters the GPU holds at a time: where they are too few, as in a part of a GPU
-whose numbers of SMs are odd, the loop runs. ptxas advises that multicast may be slow in machine
-code for sm_100 and sm_120, unlike that for sm_90a; the plan does not tell these GPUs apart.
+Otherwise the layout is that of flags. Clusters have every option that the persistent kernels have.
+A table of kernels that names clusters where they do not fit has no effect, and `fused.explain` says
+so. The launch asks how many clusters the GPU holds at a time: where they are too few, as in a part
+of a GPU whose numbers of SMs are odd, the loop runs. ptxas advises that multicast may be slow in
+machine code for sm_100 and sm_120, unlike that for sm_90a; the plan does not tell these GPUs apart.
+Nothing of this has run on a GPU.
 
 An estimate, not a measurement: an exchange takes {clusters:,} cycles with clusters on an H100, and
 {flags:,} with flags. Of the 900 cycles of a load half are transfer, of which clusters save half. A
