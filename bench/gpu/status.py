@@ -64,6 +64,13 @@ KERNELS = (
         "mogrifier_lstm-T70-B20-650-r5-bfloat16",
     ),
     Kernel(
+        "persistent recurrence in clusters of two blocks",
+        (f"{RECURRENCE}persistent_clusters.cu",),
+        "bf16, fp16: `tests/simt/test_simt_clusters.py`",
+        "bf16, fp16 of sm_90a: `tests/ptx/test_ptx_recurrence.py`",
+        "the exchange, without the asynchronous copies: `tests/memory_model/test_clusters.py`",
+    ),
+    Kernel(
         "wavefront of two layers",
         (f"{RECURRENCE}wavefront.cu",),
         "bf16, fp16: `tests/simt/test_simt_wavefront.py`",

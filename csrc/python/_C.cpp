@@ -54,24 +54,37 @@ py::dict layout(const fusedseq::cuda::Layout& l) {
   d["resident"] = l.resident;
   d["plain"] = l.plain;
   d["words"] = l.words;
+  d["stages"] = l.stages;
   d["slice_rows"] = l.slice_rows;
   d["rows"] = l.rows;
   d["shared"] = l.shared;
   return d;
 }
 
+// The protocol of a name; `function` is for the message.
+fusedseq::cuda::Protocol protocol_of(const std::string& name, const char* function) {
+  using fusedseq::cuda::Protocol;
+  static const std::map<std::string, Protocol> KNOWN{{"estimate", Protocol::by_estimate},
+                                                     {"flags", Protocol::flags},
+                                                     {"words", Protocol::words},
+                                                     {"clusters", Protocol::clusters}};
+  const auto found = KNOWN.find(name);
+  if (found != KNOWN.end()) return found->second;
+  throw py::value_error(std::string(function) +
+                        ": protocol must be estimate, flags, words or clusters, got " + name);
+}
+
+int exchange_cycles(const std::string& protocol) {
+  return fusedseq::cuda::plan::exchange_cycles(protocol_of(protocol, "exchange_cycles"));
+}
+
 py::dict recurrence_plan(int64_t steps, int64_t B, int64_t X, int64_t H, int64_t rounds,
                          int64_t on_x, int64_t on_h, int element, int sms, int64_t shared,
-                         bool cooperative, int64_t shortest, const std::string& protocol) {
-  using fusedseq::cuda::Protocol;
-  if (protocol != "estimate" && protocol != "flags" && protocol != "words")
-    throw py::value_error("recurrence_plan: protocol must be estimate, flags or words, got " +
-                          protocol);
+                         bool cooperative, int64_t shortest, const std::string& protocol,
+                         bool clusters) {
   const auto plan = fusedseq::cuda::recurrence_plan({steps, B, X, H, rounds, on_x, on_h, element},
-                                                    {sms, shared, cooperative}, shortest,
-                                                    protocol == "words"   ? Protocol::words
-                                                    : protocol == "flags" ? Protocol::flags
-                                                                          : Protocol::by_estimate);
+                                                    {sms, shared, cooperative, clusters}, shortest,
+                                                    protocol_of(protocol, "recurrence_plan"));
   py::dict d;
   d["persistent"] = plan.persistent;
   d["why"] = plan.why;
@@ -106,19 +119,22 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "cpu_features", &cpu_features,
       "Which instruction sets this machine has, of those that the kernels can use: {name: bool}.");
-  m.def("recurrence_plan", &recurrence_plan, py::arg("steps"), py::arg("B"), py::arg("X"),
-        py::arg("H"), py::arg("rounds"), py::arg("on_x"), py::arg("on_h"), py::arg("element"),
-        py::arg("sms"), py::arg("shared"), py::arg("cooperative"),
-        py::arg("shortest") = fusedseq::cuda::SHORTEST, py::arg("protocol") = "estimate",
-        "Whether the persistent kernels run a recurrence on a GPU, why, and their layouts: "
-        "csrc/cuda/recurrence/plan.h.\n"
-        "on_x, on_h: number of distinct weights of the rounds on x and on h; element: bytes of the "
-        "tensors' dtype;\n"
-        "sms, shared, cooperative: the GPU's multiprocessors, its bytes of shared memory for a "
-        "block, and whether it has cooperative launches;\n"
-        "protocol: \"words\" where words that carry their own validity fit, \"flags\", or what the "
-        "\"estimate\" favours.");
-  m.def("exchange_cycles", &fusedseq::cuda::plan::exchange_cycles, py::arg("words"),
+  m.def(
+      "recurrence_plan", &recurrence_plan, py::arg("steps"), py::arg("B"), py::arg("X"),
+      py::arg("H"), py::arg("rounds"), py::arg("on_x"), py::arg("on_h"), py::arg("element"),
+      py::arg("sms"), py::arg("shared"), py::arg("cooperative"),
+      py::arg("shortest") = fusedseq::cuda::SHORTEST, py::arg("protocol") = "estimate",
+      py::arg("clusters") = false,
+      "Whether the persistent kernels run a recurrence on a GPU, why, and their layouts: "
+      "csrc/cuda/recurrence/plan.h.\n"
+      "on_x, on_h: number of distinct weights of the rounds on x and on h; element: bytes of the "
+      "tensors' dtype;\n"
+      "sms, shared, cooperative: the GPU's multiprocessors, its bytes of shared memory for a "
+      "block, and whether it has cooperative launches;\n"
+      "protocol: \"words\" where words that carry their own validity fit, \"clusters\" where flags "
+      "in clusters of two blocks do, \"flags\", or what the \"estimate\" favours;\n"
+      "clusters: whether the GPU has clusters of blocks: compute capability 9.0 or later.");
+  m.def("exchange_cycles", &exchange_cycles, py::arg("protocol"),
         "The estimate of the cycles of one exchange between blocks on an H100; not measured.");
   m.def(
       "wavefront_plan", &wavefront_plan, py::arg("steps"), py::arg("B"), py::arg("first"),

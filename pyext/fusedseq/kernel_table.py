@@ -18,12 +18,13 @@ csrc/cuda/recurrence/plan.h, kernels/attention/plan.py.
     }
 
 The engine "persistent" exchanges vectors between blocks by flags, "persistent words" by words that
-carry their own validity. An entry of "mogrifier_lstm_pair" also has "H2" and "rounds2", of the
-second layer. "milliseconds" and "T" say what was measured and are not read. The numbers of
-"forward" are BM, BN, BD, warps and stages of the tiled kernel, for heads of up to D numbers. A word
-after them says how it loads keys and values: "pointers" (the default); "descriptors", by TMA on
-GPUs from compute capability 9.0 on; "specialized", these in warps of their own, from 10.0 on. Where
-a call or its GPU cannot have what the word says, the kernel loads by pointers or in all warps.
+carry their own validity, "persistent clusters" by flags in clusters of two blocks. An entry of
+"mogrifier_lstm_pair" also has "H2" and "rounds2", of the second layer. "milliseconds" and "T" say
+what was measured and are not read. The numbers of "forward" are BM, BN, BD, warps and stages of the
+tiled kernel, for heads of up to D numbers. A word after them says how it loads keys and values:
+"pointers" (the default); "descriptors", by TMA on GPUs from compute capability 9.0 on;
+"specialized", these in warps of their own, from 10.0 on. Where a call or its GPU cannot have what
+the word says, the kernel loads by pointers or in all warps.
 """
 
 import ctypes
@@ -37,11 +38,12 @@ from fusedseq import _load, kernels
 
 FORMAT = "fusedseq kernel table 1"
 VARIABLE = "FUSEDSEQ_KERNEL_TABLE"
+PERSISTENT = {"loop": 1, "persistent": 2, "persistent words": 5, "persistent clusters": 6}
 # {operator: {engine: its number in csrc/ops/engine_table.h}}. cuDNN is not an engine of ours: its
 # calls never come to the operator.
 ENGINES = {
-    "lstm": {"loop": 1, "persistent": 2, "persistent words": 5, "cudnn": 0},
-    "mogrifier_lstm": {"loop": 1, "persistent": 2, "persistent words": 5},
+    "lstm": {**PERSISTENT, "cudnn": 0},
+    "mogrifier_lstm": PERSISTENT,
     "mogrifier_lstm_pair": {"wavefront": 3, "in turn": 4},
 }
 TYPES = {"float32": 0, "bfloat16": 2, "float16": 3}  # csrc/cuda/type.h

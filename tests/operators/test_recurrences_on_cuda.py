@@ -108,7 +108,7 @@ def test_a_call_with_options_that_cudnn_lacks_does_not_go_to_cudnn(monkeypatch, 
         )
 
 
-SMALL_GPU, H200 = (20, 232448, True), (132, 232448, True)
+SMALL_GPU, H200 = (20, 232448, True, True), (132, 232448, True, True)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_dtypes_and_sizes_of_saved_tensors(case, own):
     assert [t.numel() for t in found[6:]] == [0] * (len(found) > 6)
 
 
-def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True), **options):
+def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True, True), **options):
     monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
     with FakeTensorMode():
         case = (
@@ -229,9 +229,9 @@ def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True), **opt
             "persistent_forward.cu.*forward 3 launches of 2 x 65 blocks of 10 units, 2 groups",
         ),
         (("lstm", 3, 20, 650, 650, torch.bfloat16), "loop.cu.*fewer than 4 steps"),
-        (("lstm", 70, 20, 650, 650, torch.bfloat16, (20, 232448, True)), "loop.cu.*hold"),
+        (("lstm", 70, 20, 650, 650, torch.bfloat16, (20, 232448, True, True)), "loop.cu.*hold"),
         (
-            ("lstm", 70, 20, 650, 650, torch.bfloat16, (132, 232448, False)),
+            ("lstm", 70, 20, 650, 650, torch.bfloat16, (132, 232448, False, True)),
             "loop.cu.*no cooperative",
         ),
     ],
@@ -247,7 +247,7 @@ def test_explain_describes_the_layout_of_a_mogrifier(monkeypatch):
         monkeypatch,
         "mogrifier_lstm",
         *(70, 20, 768, 768, torch.bfloat16),
-        gpu=(108, 166912, True),
+        gpu=(108, 166912, True, True),
         rounds=5,
     )
     assert re.search(r"only in backward .*; forward \S+/loop.cu; backward 96 blocks", text)
@@ -271,7 +271,7 @@ ORDERED = {"starts": [(1, 0)]}, {"reverse": True}
 @pytest.mark.parametrize("options", ORDERED, ids=str)
 def test_another_order_runs_the_loop(monkeypatch, options):
     """But an LSTM with `reverse` alone computes a reversed copy."""
-    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True))
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True, True))
     loop = r"loop.cu.*no persistent kernel has `starts` and `reverse`"
     for case, wanted in (
         (lstm_case(70, 20, 650, 650, **options), loop if "starts" in options else REVERSED),
@@ -286,7 +286,7 @@ def test_another_order_runs_the_loop(monkeypatch, options):
 @needs_cuda_code
 def test_an_lstm_with_zoneout_runs_the_kernels_of_a_mogrifier_lstm(monkeypatch):
     """And not cuDNN, where it would compute the call without zoneout."""
-    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True))
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True, True))
     monkeypatch.setattr(import_module("fusedseq.fused.explain"), "is_cudnn", lambda given: True)
     for zoneout, wanted in (({}, "cuDNN"), ({"zoneout_c": 0.1}, "mogrifier_lstm without rounds")):
         for reverse in (False, True):
@@ -340,7 +340,9 @@ def test_cudnn_computes_a_gru_that_it_can(monkeypatch, op):
     assert "loop.cu" in explained()
 
 
-def call_with_two_layers(monkeypatch, function, dtype, H=650, gpu=(132, 232448, True), **options):
+def call_with_two_layers(
+    monkeypatch, function, dtype, H=650, gpu=(132, 232448, True, True), **options
+):
     monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
     with FakeTensorMode():
         args, kwargs = on_cuda(mogrifier_lstm_pair_case(70, 20, 30, H, H, 5, 5, **options), dtype)
@@ -357,7 +359,10 @@ def call_with_two_layers(monkeypatch, function, dtype, H=650, gpu=(132, 232448, 
         ),
         ({"dtype": torch.bfloat16, "H": 1150}, "one layer after the other: .*half of the GPU"),
         ({"dtype": torch.float32}, "one layer after the other: .*bfloat16"),
-        ({"dtype": HALF, "gpu": (132, 232448, False)}, "one layer after the other: .*cooperative"),
+        (
+            {"dtype": HALF, "gpu": (132, 232448, False, True)},
+            "one layer after the other: .*cooperative",
+        ),
     ],
     ids=str,
 )

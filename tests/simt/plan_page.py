@@ -64,28 +64,59 @@ estimate says that they save more than a quarter. It says so of no size: flags a
 
 ## Clusters
 
-Not implemented: clusters of two blocks on sm_90 and newer that load each vector once, by multicast
-to the shared memory of both. By estimate this halves what crosses from the L2 cache to the SMs (5.4
-MB for an exchange at H 650 and 32 rows, about 1 µs), and gains about 2 µs of the 12 of a forward
-step with five rounds, and 3 of 14 backward. It would need
+From compute capability 9.0 on there is a third way: with flags, but in clusters of two neighbouring
+blocks that load each vector once. A block waits for the flags of one half of the vector and copies
+this half to the shared memory of both blocks, by bulk copies with multicast
+(`csrc/cuda/recurrence/persistent_cluster.cuh`), forward and backward. What crosses from the L2
+cache to the SMs is then half. `fusedseq tune-kernels` measures these variants as "persistent
+clusters".
 
-- a cooperative launch in clusters, an even number of blocks, and a plan that asks for the largest
-  number of resident clusters, because the number of SMs in a GPC may be odd;
-- shared memory for the vectors: 41,984 bytes at H 650 and 32 rows, where the weights of five rounds
-  leave 41,408 on an H100; backward 166,912 for the gates' gradient, which would come in pieces;
-- bulk copies with multicast and an mbarrier for each buffer, behind the flags: copies cannot poll
-  words. A fence between the generic and the asynchronous proxy comes into every exchange, after the
-  flags have been seen;
-- the proxies of the PTX memory model (8.6) in `tests/memory_model`, and clusters, mbarriers and
-  bulk copies in `tests/simt` and `tests/ptx`, none of which they have.
+The plan has clusters where they are asked for and
+
+- the tensors have 16 bits, a block has up to 32 rows, and no weights are in registers nor is the
+  variant one of more than 10 columns;
+- the number of blocks of a replica is even. It is not made even: H 650 on an H100 takes 130 blocks,
+  but H 912 takes 131, and has no clusters;
+- the rings fit, in which the copies arrive: a stage takes {stage:,} bytes of a block with 17 to 32
+  rows, and half of it with fewer. At H 650 and 20 rows with five rounds an H100 has room for the
+  {forward} stages that are of use forward, and for {backward} of 11 backward. Two are the fewest,
+  except where one holds all of a vector.
+
+Otherwise the layout is that of flags. Clusters have every option that the persistent kernels have.
+A table of kernels that names clusters where they do not fit has no effect, and `fused.explain` says
+so. The launch asks how many clusters the GPU holds at a time: where they are too few, as in a part
+of a GPU whose numbers of SMs are odd, the loop runs. ptxas advises that multicast may be slow in
+machine code for sm_100 and sm_120, unlike that for sm_90a; the plan does not tell these GPUs apart.
+Nothing of this has run on a GPU.
+
+An estimate, not a measurement: an exchange takes {clusters:,} cycles with clusters on an H100, and
+{flags:,} with flags. Of the 900 cycles of a load half are transfer, of which clusters save half. A
+fence between the generic and the asynchronous proxy with the start of the copies (150 cycles), the
+arrival at the other block's barrier (100) and the loads from shared memory (50) take more than
+that. An earlier estimate of 2 µs of the 12 of a forward step counted the transfer alone. By either
+they save less than a quarter, so flags are the default. What may change this is a transfer that
+takes longer than assumed: with more rows, or while other kernels use the L2 cache.
 """
 
 
 def estimate():
     """Returns the last sections of the page."""
-    flags, words = _C.exchange_cycles(False), _C.exchange_cycles(True)
-    saved = 1 - words / flags
-    return TAIL.format(flags=flags, words=words, saved=saved, fence=600, period=4)
+    flags, words, clusters = (_C.exchange_cycles(by) for by in ("flags", "words", "clusters"))
+    size = STEPS, 20, 650, 650, 5, 3, 2, 2
+    found = _C.recurrence_plan(*size, 132, 232448, True, protocol="clusters", clusters=True)
+    without = _C.recurrence_plan(*size, 132, 232448, True)
+    added = found["forward"]["shared"] - without["forward"]["shared"]
+    return TAIL.format(
+        flags=flags,
+        words=words,
+        clusters=clusters,
+        saved=1 - words / flags,
+        fence=600,
+        period=4,
+        stage=added // found["forward"]["stages"],
+        forward=found["forward"]["stages"],
+        backward=found["backward"]["stages"],
+    )
 
 
 def largest(sms, shared, H, rounds, element, directions):

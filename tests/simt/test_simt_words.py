@@ -225,12 +225,14 @@ def test_the_protocol_takes_nothing_from_what_fits():
 
 def test_the_estimate_keeps_flags():
     """Words save 11 % of an exchange by the estimate, which is less than it may be wrong by."""
-    flags, words = _C.exchange_cycles(False), _C.exchange_cycles(True)
+    flags, words = _C.exchange_cycles("flags"), _C.exchange_cycles("words")
     assert 0.75 * flags < words < flags
     for size, _ in CASES.values():
         assert plan(*size, protocol="estimate") == plan(*size, protocol="flags")
 
 
 def test_an_unknown_protocol_is_an_error():
-    with pytest.raises(ValueError, match="protocol must be estimate, flags or words, got x"):
+    with pytest.raises(
+        ValueError, match="protocol must be estimate, flags, words or clusters, got x"
+    ):
         plan(70, 20, 650, 650, 5, protocol="x")

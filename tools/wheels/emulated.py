@@ -14,12 +14,14 @@ return 100, cudaErrorNoDevice.
 """
 
 import argparse
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 from tools.wheels.__main__ import run
@@ -31,9 +33,18 @@ TOOLS = ("qemu-aarch64-static", "aarch64-linux-gnu-gcc", "apt-get", "dpkg-deb", 
 # The BLAS in torch's wheel, NVIDIA's NVPL, does not run on processors as old as cortex-a57.
 PROCESSORS = {"max": "baseline_bf16", "neoverse-n1": "baseline"}
 DTYPES = {"max": "bfloat16"}  # for others fp32
-# The oldest supported torch. torch 2.13 crashes under this emulation when it is imported, after it
-# has read the sizes of the caches of the emulator's machine.
-TORCH = "torch==2.11.0"
+# What QEMU shows as a processor in /proc/cpuinfo instead of that of this machine, which has no
+# fields of an Arm processor: torch 2.13 crashes when it is imported without them.
+CPUINFO = """processor\t: {number}
+BogoMIPS\t: 50.00
+Features\t: fp asimd aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x3
+CPU part\t: 0xd0c
+CPU revision\t: 1
+
+"""
 VERSION = "{}.{}".format(*sys.version_info)
 DEBIAN = (
     *(f"python{VERSION}-minimal", f"libpython{VERSION}-minimal", f"libpython{VERSION}-stdlib"),
@@ -57,7 +68,8 @@ def missing() -> str | None:
 
 
 def unpack_debian(root: Path) -> None:
-    """Unpacks Debian's packages for arm64, with lists and a cache of apt-get's own in `root`."""
+    """Unpacks Debian's packages for arm64, with lists and a cache of apt-get's own in `root`, and
+    writes a description of an Arm processor."""
     state = root / "apt"
     for folder in ("state/lists/partial", "cache/archives/partial"):
         (state / folder).mkdir(parents=True)
@@ -70,6 +82,9 @@ def unpack_debian(root: Path) -> None:
     run("apt-get", *options, "download", *DEBIAN, cwd=state)
     for package in state.glob("*.deb"):
         run("dpkg-deb", "-x", package, root)
+    (root / "proc").mkdir()
+    text = "".join(CPUINFO.format(number=number) for number in range(os.cpu_count() or 1))
+    (root / "proc/cpuinfo").write_text(text)
 
 
 def install(site: Path, *packages: str | Path) -> None:
@@ -185,7 +200,8 @@ def main() -> None:
     )
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--cpu", action="append", help=f"by default {' and '.join(PROCESSORS)}")
-    parser.add_argument("--torch", default=TORCH, help="by default %(default)s")
+    built_with = f"torch=={version('torch').partition('+')[0]}"
+    parser.add_argument("--torch", default=built_with, help="by default %(default)s")
     parser.add_argument("--root", type=Path, help="where to make the directory, which is then left")
     parser.add_argument("program", nargs="*", help="by default -m fusedseq info")
     args = parser.parse_args()

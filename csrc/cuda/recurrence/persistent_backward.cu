@@ -43,16 +43,9 @@ int64_t persistent_backward_bytes(const Recurrence& r, const Layout& l) {
 }
 
 const char* persistent_backward(const RecurrenceBackward& b, const Layout& l, void* memory,
-                                void* stream_) {
-  const auto stream = static_cast<cudaStream_t>(stream_);
-  Backward p = arguments(b, l);
-  // The slices run one after another, so that they can use the same memory.
-  for (int i = 0; i < l.slices; ++i) {
-    p.rows = slice_rows(b.forward, l, i);
-    if (const char* error = prepare(p.e, l, memory, stream)) return error;
-    if (const char* error = launch(p, stream)) return error;
-  }
-  return nullptr;
+                                void* stream) {
+  if (l.stages) return clusters_backward(b, l, memory, stream);
+  return run_backward(b, l, memory, static_cast<cudaStream_t>(stream), launch);
 }
 
 }  // namespace fusedseq::cuda

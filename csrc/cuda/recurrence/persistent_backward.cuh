@@ -39,6 +39,20 @@ inline Backward arguments(const RecurrenceBackward& b, const Layout& l) {
   return p;
 }
 
+// Runs a layer: launch(p, stream) launches its kernel for the slice p.rows of the batch.
+template <class L>
+const char* run_backward(const RecurrenceBackward& b, const Layout& l, void* memory,
+                         cudaStream_t stream, L launch) {
+  Backward p = arguments(b, l);
+  // The slices run one after another, so that they can use the same memory.
+  for (int i = 0; i < l.slices; ++i) {
+    p.rows = slice_rows(b.forward, l, i);
+    if (const char* error = prepare(p.e, l, memory, stream)) return error;
+    if (const char* error = launch(p, stream)) return error;
+  }
+  return nullptr;
+}
+
 // The B operands of a k-step of the gates: those for dx and for dh.
 template <class V>
 struct SidesOfGates {
@@ -167,7 +181,8 @@ __device__ __forceinline__ S* BackwardBlock<S, V, LINKED>::load_rounds(S* to, in
   return to;
 }
 
-// All weights of the block, which is all of its shared memory but for the partial sums at the end.
+// All weights of the block, which is all of its shared memory but for the partial sums behind them,
+// and with clusters the rings at the end.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::load_weights() {
   S* to = reinterpret_cast<S*>(ptx::dynamic_shared());
@@ -197,6 +212,7 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::load_weights() {
     resident_W_ih.template load<S>(columns_x.count, int(4 * H), g.warp, g.lane, ih);
   }
   g.partial = reinterpret_cast<float*>(to) + g.number * V::SPLIT * V::PASS * 16 * STRIDE;
+  if constexpr (V::CLUSTERS) g.ring.start(p.l, g.warp, g.lane);
 }
 
 // The gradients of the final state, and the state's mask, which is the same in every step.
@@ -221,7 +237,10 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::run() {
   // Both groups load the weights and use all of them. From here on a group synchronizes only its
   // own threads, so a group without rows may leave.
   load_weights();
-  __syncthreads();
+  if constexpr (V::CLUSTERS)
+    ptx::cluster_sync();  // also the barriers of both blocks are initialized
+  else
+    __syncthreads();
   if (g.rows == 0) return;
 
   load_state();
@@ -244,6 +263,8 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::run() {
     static_cast<S*>(b.dh0)[i] = S(carried_dh[e]);
     static_cast<S*>(b.dc0)[i] = S(dc[e]);
   }
+  // The other block may still arrive at barriers of this block.
+  if constexpr (V::CLUSTERS) ptx::cluster_sync();
 }
 
 }  // namespace

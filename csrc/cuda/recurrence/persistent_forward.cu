@@ -5,6 +5,15 @@
 #include "cuda/recurrence/persistent_launch.cuh"
 
 namespace fusedseq::cuda {
+
+GpuKind current_gpu_kind() {
+  int device = 0;
+  cudaGetDevice(&device);
+  return {device_attribute(cudaDevAttrMultiProcessorCount, device),
+          10 * device_attribute(cudaDevAttrComputeCapabilityMajor, device) +
+              device_attribute(cudaDevAttrComputeCapabilityMinor, device)};
+}
+
 namespace {
 
 // One block per SM: it takes most of the SM's shared memory and registers.
@@ -44,7 +53,8 @@ Gpu current_gpu() {
   int device = 0;
   cudaGetDevice(&device);
   return {device_attribute(cudaDevAttrMultiProcessorCount, device), most_shared(),
-          device_attribute(cudaDevAttrCooperativeLaunch, device) != 0};
+          device_attribute(cudaDevAttrCooperativeLaunch, device) != 0,
+          current_gpu_kind().capability >= 90};
 }
 
 RecurrenceSize size_of(const Recurrence& r) {
@@ -52,19 +62,7 @@ RecurrenceSize size_of(const Recurrence& r) {
           element_bytes(r)};
 }
 
-int64_t input_gates_bytes(const Recurrence& r) {
-  return r.rounds ? 0 : r.steps * r.B * 4 * r.H * int64_t(sizeof(float));
-}
-
 }  // namespace
-
-GpuKind current_gpu_kind() {
-  int device = 0;
-  cudaGetDevice(&device);
-  return {device_attribute(cudaDevAttrMultiProcessorCount, device),
-          10 * device_attribute(cudaDevAttrComputeCapabilityMajor, device) +
-              device_attribute(cudaDevAttrComputeCapabilityMinor, device)};
-}
 
 Plan persistent_plan(const Recurrence& r, int64_t shortest, Protocol protocol) {
   Plan loop{};
@@ -82,28 +80,9 @@ int64_t persistent_bytes(const Recurrence& r, const Layout& l) {
 }
 
 const char* persistent_forward(const Recurrence& r, const Layout& l, const Product& product,
-                               void* memory, void* stream_) {
-  const auto stream = static_cast<cudaStream_t>(stream_);
-  Forward p = arguments(r, l);
-
-  // Without rounds x does not change within a step: one product for all steps.
-  if (!r.rounds) {
-    char* after_exchange = static_cast<char*>(memory) + exchange_bytes(p.e, l).total;
-    float* gates = reinterpret_cast<float*>(after_exchange);
-    p.input_gates = gates;
-    const Matrix x = matrix(r.type, r.x, r.steps * r.B, r.X, r.X);
-    const Matrix W = matrix(r.type, r.W_ih, 4 * r.H, r.X, r.X);
-    const Matrix out = matrix(Type::f32, gates, r.steps * r.B, 4 * r.H, 4 * r.H);
-    if (const char* error = product(x, W.transposed(), out)) return error;
-  }
-
-  // The slices run one after another, so that they can use the same memory.
-  for (int i = 0; i < l.slices; ++i) {
-    p.rows = slice_rows(r, l, i);
-    if (const char* error = prepare(p.e, l, memory, stream)) return error;
-    if (const char* error = launch(p, stream)) return error;
-  }
-  return nullptr;
+                               void* memory, void* stream) {
+  if (l.stages) return clusters_forward(r, l, product, memory, stream);
+  return run_forward(r, l, product, memory, static_cast<cudaStream_t>(stream), launch);
 }
 
 }  // namespace fusedseq::cuda

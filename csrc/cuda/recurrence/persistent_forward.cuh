@@ -38,6 +38,36 @@ inline Forward arguments(const Recurrence& r, const Layout& l) {
   return p;
 }
 
+inline int64_t input_gates_bytes(const Recurrence& r) {
+  return r.rounds ? 0 : r.steps * r.B * 4 * r.H * int64_t(sizeof(float));
+}
+
+// Runs a layer: launch(p, stream) launches its kernel for the slice p.rows of the batch.
+template <class L>
+const char* run_forward(const Recurrence& r, const Layout& l, const Product& product, void* memory,
+                        cudaStream_t stream, L launch) {
+  Forward p = arguments(r, l);
+
+  // Without rounds x does not change within a step: one product for all steps.
+  if (!r.rounds) {
+    char* after_exchange = static_cast<char*>(memory) + exchange_bytes(p.e, l).total;
+    float* gates = reinterpret_cast<float*>(after_exchange);
+    p.input_gates = gates;
+    const Matrix x = matrix(r.type, r.x, r.steps * r.B, r.X, r.X);
+    const Matrix W = matrix(r.type, r.W_ih, 4 * r.H, r.X, r.X);
+    const Matrix out = matrix(Type::f32, gates, r.steps * r.B, 4 * r.H, 4 * r.H);
+    if (const char* error = product(x, W.transposed(), out)) return error;
+  }
+
+  // The slices run one after another, so that they can use the same memory.
+  for (int i = 0; i < l.slices; ++i) {
+    p.rows = slice_rows(r, l, i);
+    if (const char* error = prepare(p.e, l, memory, stream)) return error;
+    if (const char* error = launch(p, stream)) return error;
+  }
+  return nullptr;
+}
+
 // The B operands of a k-step of the last round: those of the round, and of the gates.
 template <class V>
 struct RoundAndGates {
@@ -165,7 +195,8 @@ __device__ __forceinline__ S* ForwardBlock<S, V, LINKED>::load_rounds(S* to, int
   return to;
 }
 
-// All weights of the block, which is all of its shared memory but for the partial sums at the end.
+// All weights of the block, which is all of its shared memory but for the partial sums behind them,
+// and with clusters the rings at the end.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::load_weights() {
   S* to = reinterpret_cast<S*>(ptx::dynamic_shared());
@@ -190,6 +221,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::load_weights() {
     resident_W_ih.template load<S>(columns, X, g.warp, g.lane, ih);
   }
   g.partial = reinterpret_cast<float*>(to) + g.number * V::SPLIT * V::PASS * 16 * GATE_STRIDE;
+  if constexpr (V::CLUSTERS) g.ring.start(p.l, g.warp, g.lane);
 }
 
 // h0, c0, and the state's mask, which is the same in every step.
@@ -255,7 +287,10 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::run() {
   // Both groups load the weights and use all of them. From here on a group synchronizes only its
   // own threads, so a group without rows may leave.
   load_weights();
-  __syncthreads();
+  if constexpr (V::CLUSTERS)
+    ptx::cluster_sync();  // also the barriers of both blocks are initialized
+  else
+    __syncthreads();
   if (g.rows == 0) return;
 
   // Epoch 1 is h0.
@@ -301,6 +336,8 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::run() {
     static_cast<S*>(r.h)[i] = S(carried_h[e]);
     static_cast<S*>(r.c)[i] = S(c[e]);
   }
+  // The other block may still arrive at barriers of this block.
+  if constexpr (V::CLUSTERS) ptx::cluster_sync();
 }
 
 }  // namespace

@@ -25,9 +25,13 @@ LOOP_ALONE = dict.fromkeys(
     f"{LOOP['lstm']}; no persistent kernel has this cell",
 )
 # {engine of a kernel table: protocol of the exchange between blocks}
-PROTOCOLS: dict[str | None, str] = {"persistent": "flags", "persistent words": "words"}
+PROTOCOLS: dict[str | None, str] = {
+    "persistent": "flags",
+    "persistent words": "words",
+    "persistent clusters": "clusters",
+}
 MEASURED = "as FUSEDSEQ_KERNEL_TABLE says"
-Gpu = tuple[int, int, bool]  # see `plan`
+Gpu = tuple[int, int, bool, bool]  # see `plan`
 OTHER_PYTHON = "fusedseq._C, which decides, was built for another version of Python"
 
 
@@ -37,7 +41,8 @@ def plan(
     """Returns the plan of a call of `op` as the dict of `_C.recurrence_plan`.
 
     gpu: (number of SMs, bytes of shared memory that a block can have, whether it has cooperative
-    launches)    protocol: of the exchange between blocks, as of `_C.recurrence_plan`
+    launches, whether it has clusters of blocks)
+    protocol: of the exchange between blocks, as of `_C.recurrence_plan`
     """
     # Imported here, because _C depends on the version of Python, and no operator needs it.
     from fusedseq import _C
@@ -46,7 +51,14 @@ def plan(
     T, B, X = bound.arguments["x"].shape
     element_size = bound.arguments["x"].element_size()
     found: dict[str, Any] = _C.recurrence_plan(
-        T, B, X, *size(**bound.arguments), element_size, *gpu, protocol=protocol
+        T,
+        B,
+        X,
+        *size(**bound.arguments),
+        element_size,
+        *gpu[:3],
+        protocol=protocol,
+        clusters=gpu[3],
     )
     return found
 
@@ -64,7 +76,7 @@ def _runs_loop(sizes: tuple[int, ...], element_size: int, gpu: Gpu) -> bool:
         from fusedseq import _C
     except ImportError:
         return False
-    found: dict[str, Any] = _C.recurrence_plan(*sizes, 0, 0, 0, element_size, *gpu)
+    found: dict[str, Any] = _C.recurrence_plan(*sizes, 0, 0, 0, element_size, *gpu[:3])
     return not (found["forward"]["blocks"] or found["backward"]["blocks"])
 
 
@@ -80,7 +92,7 @@ def wavefront(
     size_first, size_second = size(**first), size(**second)
     H = size_first[0]
     layers = (X, *size_first), (H, *size_second)
-    found: dict[str, Any] = _C.wavefront_plan(T, B, *layers, x.element_size(), *gpu)
+    found: dict[str, Any] = _C.wavefront_plan(T, B, *layers, x.element_size(), *gpu[:3])
     return found
 
 
@@ -104,7 +116,8 @@ def distinct(weight: Any, uses: int) -> int:
 def this_gpu(device: torch.device) -> Gpu:
     """Returns the `gpu` argument of `plan` for a device of this machine."""
     facts: Any = torch.cuda.get_device_properties(device)  # the stubs lack an attribute
-    return facts.multi_processor_count, facts.shared_memory_per_block_optin, facts.major >= 6
+    shared = facts.shared_memory_per_block_optin
+    return facts.multi_processor_count, shared, facts.major >= 6, facts.major >= 9
 
 
 def measured(op: str, gpu: Gpu, x: torch.Tensor, *layers: tuple[int, ...]) -> str | None:
@@ -125,13 +138,31 @@ def layout(direction: str, found: dict[str, Any]) -> str:
     inputs = f" and {found['columns_x']} inputs" if found["columns_x"] else ""
     groups = f"{found['groups']} group{'s' * (found['groups'] > 1)} of rows"
     resident = found["resident"]
-    words = ", words in place of flags" if found["words"] else ""
+    exchange = ", words in place of flags" if found["words"] else ""
+    if found["stages"]:
+        exchange = f", clusters of 2 blocks with rings of {found['stages']} stages"
     registers = f", {resident} steps along K of W_ih in registers" if resident else ""
     units = f"{found['blocks']} blocks of {found['columns_h']} units"
     shared = f"{found['shared'] / 1024:.0f} KiB of shared memory"
     if not found["blocks"]:
         return f"{direction} {FOLDER}/loop.cu"
-    return f"{direction} {slices}{replicas}{units}{inputs}, {groups}, {shared}{registers}{words}"
+    return f"{direction} {slices}{replicas}{units}{inputs}, {groups}, {shared}{registers}{exchange}"
+
+
+def refused(protocol: str, found: dict[str, Any]) -> list[str]:
+    """Says which directions of a plan have flags although the table names another protocol."""
+    sign = {"words": "words", "clusters": "stages"}.get(protocol)
+    with_flags = [
+        direction
+        for direction in ("forward", "backward")
+        if sign and found[direction]["blocks"] and not found[direction][sign]
+    ]
+    if not with_flags:
+        return []
+    return [
+        f"{' and '.join(with_flags)} by flags, since {protocol} do not fit there: the page"
+        " docs/gpu-plans.md says what they need"
+    ]
 
 
 def explain_pair(gpu: Gpu, *args: Any, **kwargs: Any) -> str:
@@ -174,4 +205,5 @@ def explain(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> str:
     if not (found["forward"]["blocks"] or found["backward"]["blocks"]):
         return f"{LOOP[op]}; not persistent: {found['why']}"
     layouts = (layout(direction, found[direction]) for direction in ("forward", "backward"))
-    return f"{PERSISTENT}: {found['why']}; {'; '.join(layouts)}"
+    text = f"{PERSISTENT}: {found['why']}; {'; '.join(layouts)}"
+    return "; ".join([text, *refused(protocol, found)])
