@@ -5,7 +5,8 @@ to the first load of the vector, in the order of the machine code, all of them o
 (the call of give_up is not: it is jumped over).
 wait_table.json has the recorded counts for each version of nvcc, and under "before" those of the
 kernels whose addresses, zeros and first weights were computed behind the wait (only of the variants
-that existed then). Kernels that exchange words poll the vector itself and have no such wait.
+that existed then). Kernels that exchange words poll the vector itself, and kernels of clusters read
+it from shared memory, so these have no such wait.
 
 python tests/ptx/wait_table.py             # prints this build's counts and the differences
 python tests/ptx/wait_table.py --write     # replaces the counts for this version of nvcc
@@ -25,6 +26,7 @@ from tests.ptx import ptxas_table
 TABLE = Path(__file__).with_name("wait_table.json")
 GPU = "sm_90a"
 WORDS = ", true> >"  # the end of the name of a kernel that exchanges words
+CLUSTERS = "ClusterVariant<"  # in the name of a kernel of clusters
 POLL = re.compile(r"LDG?\.E\.STRONG\.GPU\b")
 LOAD = re.compile(r"LDG\.E\.128\.STRONG\.GPU\b")
 CALL = re.compile(r"CALL\b")
@@ -65,7 +67,7 @@ def of_listing(text, separator):
         mangled = re.match(r"\w+", part)[0]
         if re.search(r"persistent_\w+_kernel", mangled):
             kernel = ptxas_table.name(mangled)
-            if not kernel.endswith(WORDS):
+            if not kernel.endswith(WORDS) and CLUSTERS not in kernel:
                 found[kernel] = counts(part)
     return dict(sorted(found.items()))
 
