@@ -146,9 +146,7 @@ The targets were set on Zen 5. Zen 4 computes vectors of 512 bits in two halves,
 kernels are nearly at the limit of its arithmetic, and a faster product gains little.
 
 - **LSTMs below 1.1 times torch**: torch's own operator and ours both multiply near that limit; see
-  "Recurrences: time beside the products" below. With one thread the two operators were level in a
-  run by hand (1.00 to 1.04 in eight shapes), so with two threads the difference is what it costs to
-  keep them in step.
+  "Recurrences: time beside the products" below. What is left includes keeping two threads in step.
 - **Bidirectional LSTMs**: the two directions are two calls of the operator.
 - **Attention with 5 positions and batch 8, and of one query**: the time is host overhead.
 - **Whole models after `accelerate`**: the products are most of a step, and torch's are as fast.
