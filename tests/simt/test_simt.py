@@ -340,7 +340,7 @@ def test_a_defect_between_threads_is_reported(kernels, mode, probe, defect):
 
 CLUSTER_PROBES = (build.HERE / "cluster_probes.cu").read_text()
 CLUSTER_DEFECTS = re.findall(r"\w+", re.search(r"Defect \{(.*?)\}", CLUSTER_PROBES, re.S)[1])
-REPORTED = {
+REPORTED_IN_CLUSTERS = {
     "NO_INIT": "uses a barrier that is not initialised",
     "NO_INIT_FENCE": r"used by others without fence\.mbarrier_init",
     "MISALIGNED": r"not of multiples of 16 bytes, cluster_probes\.cu:\d+",
@@ -366,10 +366,10 @@ def test_blocks_of_a_cluster_copy_for_each_other(kernels):
     assert all(shared_in_clusters(kernels, "NONE", seed) for seed in MORE_SEEDS)
 
 
-@pytest.mark.parametrize("defect", REPORTED)
+@pytest.mark.parametrize("defect", REPORTED_IN_CLUSTERS)
 def test_a_defect_in_a_cluster_is_reported(kernels, defect):
     for seed in MORE_SEEDS:
-        with pytest.raises(RuntimeError, match=REPORTED[defect]):
+        with pytest.raises(RuntimeError, match=REPORTED_IN_CLUSTERS[defect]):
             shared_in_clusters(kernels, defect, seed)
 
 
@@ -392,7 +392,7 @@ def test_a_defect_in_a_cluster_is_found(kernels, mode, defect):
 
 
 def test_every_defect_in_a_cluster_is_tested():
-    assert {"NONE", *REPORTED, *FOUND} == set(CLUSTER_DEFECTS)
+    assert {"NONE", *REPORTED_IN_CLUSTERS, *FOUND} == set(CLUSTER_DEFECTS)
 
 
 @SEEDS
