@@ -103,6 +103,34 @@ def _presets() -> dict[str, Settings]:
         training={"epochs": 150},
     )
     presets["mogrifier-awd-150"] = varied(presets["mogrifier-awd"], training={"epochs": 150})
+    # Ours, for the CPU: two layers and rounds of low rank take .6 of the time of mogrifier-awd, and
+    # one cycle of Adam (warm-up, then a cosine to 0) converges in half of its 50 epochs. It is
+    # trained for so short that it needs less dropout.
+    presets["mogrifier-fast"] = varied(
+        presets["mogrifier-awd"],
+        model={
+            "layers": 2,
+            "rank": 64,
+            "input_dropout": 0.3,
+            "dropout": 0.2,
+            "output_dropout": 0.4,
+            "embedding_dropout": 0.05,
+            "weight_drop": 0.4,
+        },
+        data={"batch": 32},
+        training={
+            "epochs": 26,
+            "optimizer": "adam",
+            "lr": 0.003,
+            "beta1": 0.8,
+            "beta2": 0.99,
+            "lr_schedule": "cosine",
+            "warmup_steps": 430,  # an epoch
+            "decay_steps": 11_180,  # the end of the 26 epochs
+            "anneal_after": None,
+            "stop_after": None,
+        },
+    )
     # The configuration of the paper, Merity et al. (2018): NT-ASGD instead of annealing and early
     # stopping.
     presets["awd-merity"] = varied(
