@@ -41,6 +41,8 @@ class GpuCase:
     steps: number of time steps of a recurrence
     exchanges: how often the SMs of a persistent kernel exchange activations in a step's forward;
         its backward has as many
+    launches: the kernels that the loop of a recurrence launches in a step's forward; its backward
+        has as many
     """
 
     benchmark: BenchmarkCase
@@ -49,14 +51,15 @@ class GpuCase:
     peers: dict = field(default_factory=dict)
     steps: int = 0
     exchanges: int = 0
+    launches: int = 0
     name: str = ""
 
     def providers(self):
         return {**self.benchmark.providers(full=False), **self.peers}
 
 
-def recurrence(benchmark, *targets, exchanges, steps, **more):
-    return GpuCase(benchmark, "recurrent", targets, steps=steps, exchanges=exchanges, **more)
+def recurrence(benchmark, *targets, steps, **more):
+    return GpuCase(benchmark, "recurrent", targets, steps=steps, **more)
 
 
 def modelled(low, high):
@@ -71,6 +74,12 @@ def modelled(low, high):
 def mogrifier(T, B, H, *targets, dtype=BF16, **options):
     benchmark = cases.mogrifier(T, B, H, dtype=dtype, **options)
     return recurrence(benchmark, *targets, exchanges=6, steps=T)
+
+
+def mogrifier_in_the_loop(T, B, H, *targets):
+    """A layer whose weights no GPU holds on its SMs: a product and a kernel for each of five rounds
+    and for the gates."""
+    return recurrence(cases.mogrifier(T, B, H, dtype=BF16), *targets, launches=12, steps=T)
 
 
 def mogrifier_layers(T, B, H, layers, *targets):
@@ -133,6 +142,11 @@ def embedding(tokens, V, E, *targets, backward):
     return bandwidth_bound(replace(benchmark, traffic=traffic), *targets)
 
 
+def without_targets(benchmark, group):
+    """A case that is timed without a target."""
+    return GpuCase(replace(benchmark, targets=(), dtype=BF16), group)
+
+
 def attention(B, N, L, D, *targets, backward=True, long=False, **options):
     """Forward moves q, k, v and out; backward also q, k, v, dout and three gradients."""
     benchmark = cases.attention(B, N, L, D, dtype=BF16, **options)
@@ -148,6 +162,13 @@ def attention(B, N, L, D, *targets, backward=True, long=False, **options):
         benchmark = replace(benchmark, parts=parts)
     group = "attention-long" if long else "attention"
     return GpuCase(benchmark, group, targets, peers=peers.attention())
+
+
+def attention_with_bias(B, N, L, D):
+    """Attention with a bias for each head, which is read both ways and gets a gradient."""
+    case = attention(B, N, L, D, tensors=("biasNLS",), suffix="-bias")
+    traffic = case.benchmark.traffic + 3 * N * L * L
+    return replace(case, benchmark=replace(case.benchmark, traffic=traffic))
 
 
 def best_of(value, *also):
@@ -194,6 +215,7 @@ def build_cases(most):
         ),
         mogrifier(n(70), n(20), n(650), dtype=torch.float32),
         mogrifier_layers(n(70), n(20), n(650), 3, Target("in sequence", 1.6)),
+        mogrifier_in_the_loop(n(70), n(20), n(1600)),
         lstm_with_weight_drop(n(70), n(20), n(650), n(650), Target("torch", 2)),
         lstm_with_weight_drop(n(70), n(20), n(1150), n(1150), Target("torch", 2)),
         *(
@@ -207,6 +229,8 @@ def build_cases(most):
             embedding(n(50_000), n(100_000), n(650), Target("copy", 0.85), backward=b)
             for b in (False, True)
         ),
+        without_targets(cases.regularization(n(70), n(704), n(650)), "memory"),
+        without_targets(cases.feed_forward(n(65_536), n(2048), "gelu"), "memory"),
         # Attention, the output layer and the norm.
         attention(
             n(2048), n(8), n(6), n(32), Target("us", 2 * 5.9, "cold"), best_of(5), backward=False
@@ -236,6 +260,8 @@ def build_cases(most):
             )
             for N, D in ((10, 10), (5, 20), (10, 30), (5, 60))
         ),
+        attention_with_bias(n(8), n(8), n(512), n(64)),
+        without_targets(cases.decoding(n(1), n(8), n(4096), n(64)), "attention"),
         *(
             attention(
                 n(B),

@@ -12,9 +12,10 @@ from bench.gpu.cases import gpu_cases
 from bench.suite import report
 from bench.suite.report import MARK, three_digits
 
-# Seconds of one exchange of activations between the SMs of a persistent kernel: an estimate, not
-# measured.
+# Seconds of one exchange of activations between the SMs of a persistent kernel, and of one launch
+# in a CUDA graph of kernels that wait for each other: estimates, not measured.
 EXCHANGE = 0.8e-6
+LAUNCH = 2.5e-6
 HEAD = [
     "case",
     "mode",
@@ -45,7 +46,11 @@ def least_time(case, ceilings):
         exchanges = case.exchanges * case.steps * (2 if benchmark.backward else 1) * EXCHANGE
         return arithmetic + exchanges, "exchanges and FLOPs"
     traffic = benchmark.traffic * benchmark.dtype.itemsize / ceilings["copy"]
-    return max((arithmetic, "FLOPs"), (traffic, "bytes"))
+    seconds, reason = max((arithmetic, "FLOPs"), (traffic, "bytes"))
+    if case.launches:  # nothing else runs between two of them
+        launches = case.launches * case.steps * (2 if benchmark.backward else 1) * LAUNCH
+        return seconds + launches, f"launches and {reason}"
+    return seconds, reason
 
 
 def fastest(entry, providers, way):
@@ -160,7 +165,8 @@ def describe_parts(result):
         lines.append(
             f"measured: copy {c['copy'] / 1e12:.3g} TB/s, {rates}; "
             f"empty event pair {c['events'] * 1e6:.1f} µs; "
-            f"an exchange is assumed to take {EXCHANGE * 1e6:g} µs, an estimate"
+            f"an exchange is assumed to take {EXCHANGE * 1e6:g} µs and a launch "
+            f"{LAUNCH * 1e6:g} µs, both estimates"
         )
     for part in result.get("parts", []):
         output = f"; {part['said']}" if part["said"] else ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.gpu.cases import gpu_cases
-from bench.gpu.report import EXCHANGE, least_time, median, microseconds
+from bench.gpu.report import EXCHANGE, LAUNCH, least_time, median, microseconds
 from bench.suite import report
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +37,7 @@ class Kernel:
     as_source, as_ptx: how they were executed without a GPU, and by which tests
     proved: what is proved about them, and by which tests
     case: the name of the case of bench/gpu/cases.py that times them, or None
+    least: without a case, the least time in words
     """
 
     name: str
@@ -45,10 +46,17 @@ class Kernel:
     as_ptx: str
     proved: str = NO
     case: str | None = None
+    least: str = ""
 
     @property
     def compiled_for(self):
         return NVCC if self.sources[0].startswith("csrc") else TRITON
+
+
+def microseconds_of_masks(elements):
+    """Returns the least microseconds of a random mask: its integer operations, 18 for each element
+    (kernels/dropout_mask.py), at a quarter of the FLOP/s in fp32."""
+    return microseconds(18 * elements / (H100["float32"] / 4))
 
 
 RECURRENCE = "csrc/cuda/recurrence/"
@@ -69,6 +77,7 @@ KERNELS = (
         "bf16, fp16: `tests/simt/test_simt_clusters.py`",
         "bf16, fp16 of sm_90a: `tests/ptx/test_ptx_recurrence.py`",
         "the exchange, without the asynchronous copies: `tests/memory_model/test_clusters.py`",
+        least="as the line above, with exchanges that are estimated to take as long",
     ),
     Kernel(
         "wavefront of two layers",
@@ -88,6 +97,7 @@ KERNELS = (
         "all dtypes: `tests/simt/test_simt_recurrence.py`",
         "LSTM in all dtypes and other cells in bf16 and fp32 of sm_90a, bf16 of sm_80: "
         "`tests/ptx/test_ptx_recurrence.py`",
+        case="mogrifier_lstm-T70-B20-1600-r5-bfloat16",
     ),
     Kernel(
         "report of a block that never arrives",
@@ -95,6 +105,7 @@ KERNELS = (
         "with lost blocks: `tests/simt/test_simt_lost_block.py`",
         "with lost blocks: `tests/ptx/test_ptx_mutants.py`",
         "that a report ends the kernel: `tests/memory_model/test_compiled_exchange.py`",
+        least="none: it runs once, if a block is lost",
     ),
     Kernel(
         "dropout, locked dropout and weight drop",
@@ -115,6 +126,7 @@ KERNELS = (
         ("csrc/cuda/regularization.cu", "csrc/cuda/nt_asgd.cu"),
         "all dtypes: `tests/simt/test_simt_operators.py`",
         "all dtypes: `tests/ptx/test_ptx_pointwise.py`",
+        case="activation_regularization-70x704x650-bfloat16",
     ),
     Kernel(
         "attention of short sequences",
@@ -135,6 +147,7 @@ KERNELS = (
         (f"{ATTENTION}tiled_bias.py", f"{ATTENTION}split.py"),
         INTERPRETER,
         "small sizes: sm_80, `split.py` of sm_90: `tests/ptx/test_ptx_triton_operators.py`",
+        case="attention-L512-B8-N8-D64-bias-bfloat16",
     ),
     Kernel(
         "output layer with its loss",
@@ -155,12 +168,14 @@ KERNELS = (
         ("kernels/bias_activation_dropout.py",),
         INTERPRETER,
         "small sizes, sm_80 and sm_90: `tests/ptx/test_ptx_triton_operators.py`",
+        case="bias_activation_dropout-65536x2048-gelu-bfloat16",
     ),
     Kernel(
         "random masks",
         ("kernels/dropout_mask.py", "kernels/philox.py"),
         INTERPRETER,
         "small sizes: `tests/ptx/test_ptx_triton.py`",
+        least=f"{microseconds_of_masks(2**30)}, by its integer operations (2^30 elements)",
     ),
 )
 HEAD = [
@@ -178,9 +193,10 @@ TEXT = """# GPU kernels: what has been verified
 are executed without a GPU and what that cannot show, and [what is proved](gpu-proofs.md) gives the
 statements.
 
-The least time is arithmetic, not a measurement: an H100's data sheet (989 TFLOP/s in bf16 and
-3.35 TB/s) and, for the persistent kernels, {exchange:g} µs for each exchange between blocks, an
-estimate. It is that of the case in brackets, forward and backward.
+The least time is arithmetic, not a measurement: an H100's data sheet (989 TFLOP/s in bf16, 67 in
+fp32, 3.35 TB/s) and two estimates, {exchange:g} µs for each exchange between the blocks of a
+persistent kernel and {launch:g} µs for each launch of the loop in a CUDA graph. It is that of the
+case in brackets, forward and backward.
 
 {table}
 
@@ -189,9 +205,9 @@ The last column is filled in from the committed results of `make gpu`, of which 
 
 
 def limit(kernel):
-    """Returns the least microseconds of the kernel's case in words."""
+    """Returns the least microseconds of the kernel in words."""
     if kernel.case is None:
-        return ""
+        return kernel.least
     (case,) = [case for case in gpu_cases() if case.name == kernel.case]
     seconds, reason = least_time(case, H100)
     return f"{microseconds(seconds)}, by its {reason} (`{kernel.case}`)"
@@ -239,6 +255,7 @@ def page():
     return TEXT.format(
         table=table(result),
         exchange=EXCHANGE * 1e6,
+        launch=LAUNCH * 1e6,
         are="is one: see `bench/results`" if result else "are none yet",
     )
 

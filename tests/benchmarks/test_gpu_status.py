@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from fusedseq.fused import recurrence_plan
 
 from bench.gpu import status
 from bench.gpu.cases import gpu_cases
+from tests.simt import plan_page
 
 CUDA = sorted((status.ROOT / "csrc/cuda").rglob("*.cu"))
 TRITON = [
@@ -29,6 +31,22 @@ def test_the_named_tests_and_cases_exist(kernel):
     for path in re.findall(r"`(tests/[\w/.]+)`", words):
         assert (status.ROOT / path).exists(), path
     assert kernel.case in (None, *(case.name for case in gpu_cases()))
+
+
+@pytest.mark.parametrize("kernel", status.KERNELS, ids=lambda kernel: kernel.name)
+def test_every_kernel_has_a_least_time(kernel):
+    assert status.limit(kernel)
+
+
+def test_no_gpu_holds_the_weights_of_the_case_of_the_loop():
+    (kernel,) = [kernel for kernel in status.KERNELS if "loop.cu" in kernel.sources[0]]
+    (case,) = [case for case in gpu_cases() if case.name == kernel.case]
+    assert case.launches
+    args, kwargs = case.benchmark.inputs("meta")
+    for sms, shared in plan_page.GPUS.values():
+        found = recurrence_plan.plan("mogrifier_lstm", (sms, shared, True, True), *args, **kwargs)
+        assert not found["forward"]["blocks"]
+        assert not found["backward"]["blocks"]
 
 
 def column(result):
