@@ -24,7 +24,7 @@ RESULTS = ROOT / "bench/results"
 # bytes/s of its memory.
 H100 = {"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "copy": 3.35e12}
 NVCC = "sm_80, sm_90a, sm_100, sm_120"
-TRITON = "sm_80, sm_90, sm_100"
+TRITON = "sm_80, sm_90, sm_100, sm_120"
 INTERPRETER = "in Triton's interpreter: `tests/triton`"
 NO = "no"
 

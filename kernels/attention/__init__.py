@@ -107,7 +107,7 @@ def tiled_forward(call, blocks, args, constants):
     q, _, _, out, lse, q_strides, _, _, *others = args
     operands = q, k, v, out, lse, q_strides, None, None
     # What Triton 3.7 compiles; with other tiles it loads in all warps, or fails.
-    compiles = capability >= 100 and constants["warps"] == 8 and constants["stages"] > 1
+    compiles = 100 <= capability < 120 and constants["warps"] == 8 and constants["stages"] > 1
     specialized = loads == SPECIALIZED_LOADS and compiles
     launch.run_uncached(
         tiled.tiled_forward, blocks, *operands, *others, **constants, SPECIALIZED=specialized

@@ -12,10 +12,10 @@ Heads wider than a tile are processed in chunks: a program computes the whole lo
 of the result. Decoding (L <= 4) with long caches: see split.py. Not timed on a GPU.
 
 Keys and values may come by tensor descriptors in place of pointers (DESCRIBED_LOADS), and then
-warps of their own may load them (SPECIALIZED_LOADS). Triton 3.7.1 compiles both for sm_100; for
+warps of their own may load them (SPECIALIZED_LOADS). Triton 3.7.1 compiles both for sm_100. For
 sm_90 it ignores the second with 8 warps, and fails with 4 ("PassManager::run failed", in
-NVGPUWarpSpecialization). They are no default, since nothing has timed them: a table of measured
-tiles chooses them, see plan.py.
+NVGPUWarpSpecialization); for sm_120 it fails (in NVWSInsertAref). They are no default, since
+nothing has timed them: a table of measured tiles chooses them, see plan.py.
 """
 
 import triton

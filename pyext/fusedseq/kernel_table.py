@@ -23,8 +23,8 @@ carry their own validity, "persistent clusters" by flags in clusters of two bloc
 what was measured and are not read. The numbers of "forward" are BM, BN, BD, warps and stages of the
 tiled kernel, for heads of up to D numbers. A word after them says how it loads keys and values:
 "pointers" (the default); "descriptors", by TMA on GPUs from compute capability 9.0 on;
-"specialized", these in warps of their own, from 10.0 on. Where a call or its GPU cannot have what
-the word says, the kernel loads by pointers or in all warps.
+"specialized", these in warps of their own, on 10.x and 11.x. Where a call or its GPU cannot have
+what the word says, the kernel loads by pointers or in all warps.
 """
 
 import ctypes

@@ -243,7 +243,7 @@ def tune_attention(
 def loads_of(gpu: Gpu) -> tuple[str, ...]:
     """Returns how attention's tiled kernel can load keys and values on a GPU."""
     major = int(gpu.capability.partition(".")[0])
-    return kernel_table.LOADS[: 3 if major >= 10 else 2 if major == 9 else 1]
+    return kernel_table.LOADS[: 3 if 10 <= major < 12 else 2 if major >= 9 else 1]
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

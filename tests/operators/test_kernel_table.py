@@ -367,7 +367,7 @@ def test_a_table_selects_the_protocol_of_the_exchange(forgotten, engine, number,
     assert text not in explained()
 
 
-@pytest.mark.parametrize(("capability", "loads"), [("8.0", 0), ("9.0", 1), ("10.0", 2)])
+@pytest.mark.parametrize(("capability", "loads"), [("8.0", 0), ("9.0", 1), ("10.0", 2), ("12.0", 1)])
 def test_the_fastest_tiles_are_written(tmp_path, monkeypatch, capability, loads):
     monkeypatch.setattr(fused, "attention", lambda *_: None)
     gpu = kernel_table.Gpu("A GPU", capability, 132)

@@ -32,7 +32,7 @@ from fusedseq import kernels
 from fusedseq.kernels.attention.plan import DESCRIBED_LOADS, SPECIALIZED_LOADS, TILED
 
 TABLE = Path(__file__).with_name("triton_table.json")
-CAPABILITIES = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
+CAPABILITIES = {"sm_80": 80, "sm_90": 90, "sm_100": 100, "sm_120": 120}
 
 
 def empty(*shape, dtype=torch.bfloat16):
