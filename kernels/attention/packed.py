@@ -97,7 +97,7 @@ def packed_forward(
     p, total = t.softmax(s)
     row = t.query_row(b, n, i, sizes, optional)
     tl.store(lse + row, total, mask=rows)
-    p = t.dropout(p, optional, row, 0, TILE, sizes, False).to(v.dtype.element_ty)
+    p = t.operand(t.dropout(p, optional, row, 0, TILE, sizes, False), v.dtype.element_ty, TILE)
 
     # out = p v, one chunk of the head's columns at a time.
     V = t.Heads(v, v_strides)
@@ -184,8 +184,8 @@ def packed_backward(
         t.store_relative_ends(drelative, low, high, row, rows, optional)
 
     # dv = p^T dout, dk = ds^T q, dq = ds k, one chunk of the head's columns at a time.
-    p = t.dropout(p, optional, row, 0, TILE, sizes, False).to(v.dtype.element_ty)
-    ds = (ds * scale).to(q.dtype.element_ty)
+    p = t.operand(t.dropout(p, optional, row, 0, TILE, sizes, False), v.dtype.element_ty, TILE)
+    ds = t.operand(ds * scale, q.dtype.element_ty, TILE)
     for d0 in range(0, D, BD):
         do = t.load_tile(dO, b, n, i, rows, d0, None, i, C)
         x = t.load_tile(Q, b, n, i, rows, d0, optional.rope, i + offset, C)

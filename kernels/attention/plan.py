@@ -4,8 +4,8 @@ Tuning at run time would make a result depend on the clock; a user may name a ta
 tiles instead (fusedseq/kernel_table.py). None of these tiles has been timed on a
 GPU: they are the largest of those tried that compile without spills for sm_80, sm_90 and sm_100,
 except for a few bytes in some (tests/triton/triton_table.json has registers and shared memory,
-tests/triton/test_triton_compile.py the exceptions). For sm_120 the same tiles spill up to 64 bytes
-a thread in nine configurations.
+tests/triton/test_triton_compile.py the exceptions). For sm_120 the same tiles spill up to 80 bytes
+a thread in ten configurations.
 """
 
 from typing import NamedTuple

@@ -62,7 +62,7 @@ def row_forward(
     p, total = t.softmax(s)
     row = t.query_row(b, n, i, sizes, optional)
     tl.store(lse + row, total, mask=i < L)
-    p = t.dropout(p, optional, row, 0, BS, sizes, False).to(v.dtype.element_ty)
+    p = t.operand(t.dropout(p, optional, row, 0, BS, sizes, False), v.dtype.element_ty, BS)
 
     # out = p v.
     y = t.load_tile(V, source, n // group, j, columns, 0, None, j, C)
@@ -153,8 +153,8 @@ def row_backward(
             t.store_relative_ends(drelative, low, high, row, i < L, optional)
 
         # dv += p^T dout, dk += ds^T q, dq = ds k.
-        p = t.dropout(p, optional, row, 0, BS, sizes, False).to(v.dtype.element_ty)
-        ds = (ds * scale).to(q.dtype.element_ty)
+        p = t.operand(t.dropout(p, optional, row, 0, BS, sizes, False), v.dtype.element_ty, BM)
+        ds = t.operand(ds * scale, q.dtype.element_ty, BM if BM < BS else BS)
         if dv is not None:
             dvalues = tl.dot(tl.trans(p), do, dvalues, input_precision=PRECISION)
         if dk is not None:

@@ -17,6 +17,7 @@ from fusedseq.kernels import philox
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 # Kernel parameters for which Triton compiles one kernel for every value (do_not_specialize).
 UNSPECIALIZED_SIZES = ["N", "L", "S", "offset", "threshold"]
 UNSPECIALIZED_HEADS = ["dq_heads", "dk_heads"]
@@ -109,6 +110,25 @@ def transposed(x):
 
 
 @triton.jit
+def operand(x, dtype: tl.constexpr, K: tl.constexpr):
+    """Returns x in a dtype, as an operand of a tl.dot over K elements that was not just loaded.
+
+    Triton lets a thread hold as many neighbouring elements of an operand as fill 32 bits in the
+    narrowest type from which the operand was computed: up to 8, where that is the bool of a mask.
+    Four threads then hold 32 elements; a product over 16 takes half of them twice and the others
+    not at all (Triton's pull request 11691, of September 2026, corrects that). The assembly, which
+    Triton does not look through, since it might have effects, hides what came before it.
+    """
+    y = x.to(dtype)
+    if COMPILED and K < 32:
+        pack: tl.constexpr = 32 // y.dtype.primitive_bitwidth
+        y = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [y], dtype=y.dtype, is_pure=False, pack=pack
+        )
+    return y
+
+
+@triton.jit
 def even_and_odd_columns(x):
     shape: tl.constexpr = x.shape
     if len(shape) == 2:
@@ -193,7 +213,7 @@ def load_tile(x, b, n, i, inside, d0, rope, position, C: tl.constexpr):
             even = load_columns(rows, first, inside, C).to(tl.float32)
             odd = load_columns(rows, second, inside, C).to(tl.float32)
         even, odd = rotated(even, odd, load_angles(rope, position, inside, d0, C), 1)
-        return joined(even, odd).to(x.pointer.dtype.element_ty)
+        return operand(joined(even, odd), x.pointer.dtype.element_ty, C.BD)
 
 
 @triton.jit

@@ -158,7 +158,8 @@ def attend(
         total = total * shrink + tl.sum(p, 1)
 
         # Dropout acts on the probabilities but not on their sum.
-        p = t.dropout(p, optional, row, j0, C.BN, sizes, False).to(Q.pointer.dtype.element_ty)
+        p = t.dropout(p, optional, row, j0, C.BN, sizes, False)
+        p = t.operand(p, Q.pointer.dtype.element_ty, C.BN)
         if V.strides is None:
             y = t.load_described(V, b, n_kv, j0, d0, C)
         else:

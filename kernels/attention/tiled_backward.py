@@ -189,11 +189,12 @@ def _add_queries(
         p, ds = logit_gradients(keys, values, operands, *at, sizes, optional, EDGE, True, C)
         if dv is not None:
             do = t.load_tile(operands.dO, b, n, i, i < sizes.L, d0, None, i, C)
-            dvalues = tl.dot(p.to(do.dtype), do, dvalues, input_precision=C.PRECISION)
+            p = t.operand(p, do.dtype, C.BM)
+            dvalues = tl.dot(p, do, dvalues, input_precision=C.PRECISION)
         if dk is not None:
             position = i + sizes.offset
             x = t.load_tile(operands.Q, b, n, i, i < sizes.L, d0, optional.rope, position, C)
-            ds = (ds * sizes.scale).to(x.dtype)
+            ds = t.operand(ds * sizes.scale, x.dtype, C.BM)
             dkeys = tl.dot(ds, x, dkeys, input_precision=C.PRECISION)
     return dkeys, dvalues
 
@@ -339,7 +340,8 @@ def _add_keys(
             low, high = low + more[0], high + more[1]
         if dq is not None:
             y = t.load_tile(operands.K, b, n_kv, j, j < keys, d0, optional.rope, j, C)
-            dqueries = tl.dot(ds.to(y.dtype), y, dqueries, input_precision=C.PRECISION)
+            ds = t.operand(ds, y.dtype, C.BN)
+            dqueries = tl.dot(ds, y, dqueries, input_precision=C.PRECISION)
     return dqueries, low, high, total, top
 
 

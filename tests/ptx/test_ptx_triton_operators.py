@@ -1,7 +1,7 @@
 """Every operator with Triton kernels as the PTX that Triton compiles: results and gradients against
 the oracle, within the budget of fusedseq.testing.check.
 
-For sm_80 all kernels and options, in small sizes. For sm_90 those whose PTX has no wgmma.
+For sm_80 all kernels, options and tiles, in small sizes. For sm_90 those whose PTX has no wgmma.
 """
 
 import os
@@ -26,8 +26,8 @@ pytestmark = [
         reason="tests/simt needs g++ on x86-64; Triton's interpreter compiles nothing",
     ),
 ]
-BF16, FP32 = torch.bfloat16, torch.float32
-DTYPES = pytest.mark.parametrize("own", [FP32, BF16], ids=str)
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+DTYPES = pytest.mark.parametrize("own", [FP32, BF16, FP16], ids=str)
 
 
 @pytest.fixture
@@ -179,6 +179,56 @@ def test_wide_heads(sm_80, first, size, D):
     """Heads wider than 64 are processed in chunks."""
     check("attention", *call(*size, D, BF16, "mask, alibi, rope"))
     of_family(sm_80, first, "")
+
+
+@pytest.mark.parametrize("family", ["packed", "row", "tiled"])
+def test_attention_in_fp16(sm_80, family):
+    """With every option of SETS that does not exclude another."""
+    L, S, D, _ = FAMILIES[family]
+    args, kwargs = call(L, S, D, FP16, "causal, lengths, dropout, bias")
+    kwargs |= call(L, S, D, FP16, "mask, alibi, rope")[1]
+    check("attention", args, kwargs)
+    of_family(sm_80, family, "bias")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_that_share_keys(sm_80, family):
+    L, S, D, own = FAMILIES[family]
+    (q, k, v), kwargs = call(L, S, D, own, "causal, lengths, dropout, bias")
+    check("attention", (q, k[:, :1], v[:, :1]), kwargs)
+    of_family(sm_80, family, "bias")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_of_several_rows(sm_80, family):
+    """As in a beam search, where hypotheses share the keys of their common beginning."""
+    L, S, D, own = FAMILIES[family]
+    args, kwargs = call(L, S, D, own, "mask, alibi, rope")
+    kwargs["key_rows"] = torch.randint(0, B, (B, S))
+    check("attention", args, kwargs, backward=False)
+    assert set(sm_80) == {f"{family.split()[0]}_forward"}
+
+
+# The options that decide which tiles the tiled kernels have, see kernels/attention/plan.py.
+PRESSURES = {
+    "plain": {"causal": True},
+    "dropout": {"causal": True, "dropout": 0.3, "seed": 7},
+    "rich": {"causal": True, "alibi": torch.tensor([0.5]), "bias": torch.zeros(1, 1, 130, 140)},
+}
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("pressure", PRESSURES)
+@pytest.mark.parametrize("D", [64, pytest.param(128, marks=SLOW), pytest.param(256, marks=SLOW)])
+def test_the_tiles_of_long_sequences(sm_80, D, pressure):
+    """Whole tiles and parts of tiles of all sizes that ship: up to 128 queries and 128 keys."""
+    torch.manual_seed(D)
+    args = (torch.randn(1, 1, n, D).to(BF16) for n in (130, 140, 140))
+    kwargs = dict(PRESSURES[pressure])
+    if "bias" in kwargs:
+        kwargs["bias"] = torch.randn(kwargs["bias"].shape).to(BF16)
+    check("attention", tuple(args), kwargs)
+    of_family(sm_80, "tiled", " ".join(kwargs))
 
 
 def test_keys_in_parts(sm_80):

@@ -11,6 +11,8 @@ CALLS = [(call, gpu) for call in triton_table.CALLS for gpu in triton_table.CAPA
 # What is compiled although the table is of these sources: a call of each kind of kernel.
 SAMPLE = [
     "attention-L6-S6-D32-lengths-dropout0.1",
+    "attention-L6-S6-D10-mask-dropout0.1",
+    "attention-L90-S90-D20-mask-dropout0.1",
     "attention-L90-S90-D20-projected-lengths-dropout0.3",
     "attention-L1024-S1024-D64-causal",
     "attention-L1024-S1024-D64-causal-specialized",
@@ -37,6 +39,8 @@ SPILLS = {
     "attention-L1024-S1024-D128-fp32-rope-causal-dropout0.1-lengths-alibi-bias-mask": 48,
     "attention-L1024-S1024-D256-rope-causal-dropout0.1-lengths-alibi-bias-mask": 64,
     "attention-L1024-S1024-D512-lengths-dropout0.1-N_kv2": 40,
+    "attention-L1024-S1024-D256-mask-dropout0.1": 72,
+    "attention-L6-S6-D10-mask-dropout0.1": 8,
     **{call: 16 for call in triton_table.DESCRIBED if call.endswith("specialized")},
 }
 # The tiles were chosen for the other three GPUs.
@@ -48,6 +52,7 @@ SPILLS_ON_SM_120 = {
     "attention-L1024-S1024-D128-causal-dropout0.1-sinks": 48,
     "attention-L1024-S1024-D128-causal-dropout0.1-varlen": 24,
     "attention-L1024-S1024-D256-causal": 48,
+    "attention-L1024-S1024-D256-mask-dropout0.1": 80,
     "attention-L1024-S1024-D256-rope-causal-dropout0.1-lengths-alibi-bias-mask": 48,
     "attention-L1024-S1024-D512-lengths-dropout0.1-N_kv2": 64,
 }
@@ -63,6 +68,12 @@ def test_nothing_is_spilled(compiled, call, gpu):
     allowed = spills.get(call, 0) if triton_table.version() == "3.7.1" else 64
     stacks = {name: facts["stack"] for name, facts in compiled[call][gpu].items()}
     assert {name: stack for name, stack in stacks.items() if stack > allowed} == {}
+
+
+@pytest.mark.parametrize(("call", "gpu"), CALLS)
+def test_products_take_each_element_once(compiled, call, gpu):
+    wide = {name: facts["wide operands"] for name, facts in compiled[call][gpu].items()}
+    assert {name: count for name, count in wide.items() if count} == {}
 
 
 @pytest.mark.parametrize(("call", "gpu"), CALLS)

@@ -221,6 +221,10 @@ ATTENTION = [
     ),
     attention_call(1024, 1024, 64, varlen=True, window=(256, 0), softcap=30.0, sinks=True),
     attention_call(1024, 1024, 64, dtype=FP32, varlen=True, window=(256, 0), sinks=True),
+    *(
+        attention_call(n, n, D, mask=(8, 1, n, n), dropout=0.1)
+        for n, D in ((6, 10), (6, 64), (90, 20), (90, 64), (1024, 64), (1024, 128), (1024, 256))
+    ),
     attention_call(1, 1024, 64, causal=True, rows=True),
     attention_call(1, 1024, 128, causal=True, rows=True, rope=True),
 ]
@@ -316,7 +320,19 @@ def facts(kernel):
         "shared": kernel.metadata.shared,
         "stack": usage["STACK"],  # bytes that a thread spills; LOCAL stays 0
         "narrow loads": narrow_loads(kernel.asm["ptx"]),
+        "wide operands": wide_operands(kernel.asm["ttgir"]),
     }
+
+
+def wide_operands(ttgir):
+    """Counts the operands of products, in registers, of which four threads hold more elements than
+    there are: the product is wrong then, see `operand` in kernels/attention/tile.py."""
+    operands = re.findall(
+        r"tensor<([\dx]+)x\w+, #ttg\.dot_op<{opIdx = (\d), parent = #\w+, kWidth = (\d+)}>>", ttgir
+    )
+    sizes = (([int(n) for n in shape.split("x")], index, width) for shape, index, width in operands)
+    # The products are over the last dimension of the first operand, the last but one of the second.
+    return sum(shape[-1 - int(index)] < 4 * int(width) for shape, index, width in sizes)
 
 
 def narrow_loads(ptx):
