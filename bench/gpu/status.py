@@ -139,7 +139,7 @@ KERNELS = (
         "attention of long sequences",
         (f"{ATTENTION}tile.py", f"{ATTENTION}tiled.py", f"{ATTENTION}tiled_backward.py"),
         INTERPRETER,
-        "small sizes: all of sm_80, fp32 of sm_90: `tests/ptx/test_ptx_triton_operators.py`",
+        "small sizes, all tiles: sm_80, fp32 of sm_90: `tests/ptx/test_ptx_triton_operators.py`",
         case="attention-L2048-B8-N16-D128-causal-bfloat16",
     ),
     Kernel(

@@ -12,6 +12,7 @@ import warnings
 import pytest
 import torch
 from fusedseq import kernels
+from fusedseq.fused import check as fused_check
 from fusedseq.testing import check
 
 from tests.simt import build as simt
@@ -31,8 +32,10 @@ DTYPES = pytest.mark.parametrize("own", [FP32, BF16, FP16], ids=str)
 
 
 @pytest.fixture
-def on_cpu_tensors():
-    """Makes Triton's launchers the operators' kernels of the CPU."""
+def on_cpu_tensors(monkeypatch):
+    """Makes Triton's launchers the operators' kernels of the CPU, in CUDA's dtypes."""
+    for dtypes in (fused_check.DTYPES, fused_check.TRITON):
+        monkeypatch.setitem(dtypes, "cpu", (*dtypes["cpu"], FP16))
     library = torch.library.Library("fusedseq", "IMPL")
     with warnings.catch_warnings(action="ignore"):  # torch warns that C++ kernels are replaced
         for op in kernels.MODULES:
@@ -96,6 +99,7 @@ def test_bias_activation_dropout(sm_80, own, activation):
 # ---- attention
 
 B, N = 2, 2
+DROPOUT = {"dropout": 0.3, "seed": 7}
 FAMILIES = {  # L, S, D, dtype
     "packed": (5, 6, 10, BF16),
     "row": (20, 33, 20, BF16),
@@ -106,8 +110,7 @@ SETS = {
     "causal, lengths, dropout, bias": lambda L, S, D: {
         "causal": True,
         "key_lengths": torch.tensor([S // 2, S]),
-        "dropout": 0.3,
-        "seed": 7,
+        **DROPOUT,
         "bias": torch.randn(1, N, L, S),
     },
     "mask, alibi, rope": lambda L, S, D: {
@@ -118,19 +121,12 @@ SETS = {
     "relative keys, causal, dropout": lambda L, S, D: {
         "relative_keys": torch.randn(7, D),
         "causal": True,
-        "dropout": 0.3,
-        "seed": 7,
+        **DROPOUT,
     },
 }
 
 # Options that the tiled kernels alone compute.
-OF_TILED = {
-    "window": (20, 9),
-    "softcap": 2.0,
-    "sinks": torch.tensor([0.7, -0.4]),
-    "dropout": 0.3,
-    "seed": 7,
-}
+OF_TILED = {"window": (20, 9), "softcap": 2.0, "sinks": torch.tensor([0.7, -0.4]), **DROPOUT}
 
 
 def call(L, S, D, own, options):
@@ -181,6 +177,17 @@ def test_wide_heads(sm_80, first, size, D):
     of_family(sm_80, first, "")
 
 
+@pytest.mark.parametrize("own", [BF16, FP16], ids=str)
+@pytest.mark.parametrize("family", ["packed", "row"])
+def test_a_mask_with_dropout(sm_80, family, own):
+    """Triton takes half of the elements of these products twice where nothing hides the mask: see
+    `operand` in kernels/attention/tile.py."""
+    L, S, D, _ = FAMILIES[family]
+    args, kwargs = call(L, S, D, own, "mask, alibi, rope")
+    check("attention", args, {"mask": kwargs["mask"], **DROPOUT})
+    of_family(sm_80, family, "")
+
+
 @pytest.mark.parametrize("family", ["packed", "row", "tiled"])
 def test_attention_in_fp16(sm_80, family):
     """With every option of SETS that does not exclude another."""
@@ -211,23 +218,25 @@ def test_keys_of_several_rows(sm_80, family):
 
 # The options that decide which tiles the tiled kernels have, see kernels/attention/plan.py.
 PRESSURES = {
-    "plain": {"causal": True},
-    "dropout": {"causal": True, "dropout": 0.3, "seed": 7},
-    "rich": {"causal": True, "alibi": torch.tensor([0.5]), "bias": torch.zeros(1, 1, 130, 140)},
+    "plain": lambda L, S: {"causal": True},
+    "dropout": lambda L, S: {"causal": True, **DROPOUT},
+    "rich": lambda L, S: {
+        "bias": torch.randn(1, 1, L, S).to(BF16),
+        "mask": torch.rand(1, 1, L, S) > 0.3,
+        **DROPOUT,
+    },
 }
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("pressure", PRESSURES)
-@pytest.mark.parametrize("D", [64, pytest.param(128, marks=SLOW), pytest.param(256, marks=SLOW)])
+@pytest.mark.parametrize("D", [64, 128, pytest.param(256, marks=pytest.mark.slow)])
 def test_the_tiles_of_long_sequences(sm_80, D, pressure):
     """Whole tiles and parts of tiles of all sizes that ship: up to 128 queries and 128 keys."""
     torch.manual_seed(D)
-    args = (torch.randn(1, 1, n, D).to(BF16) for n in (130, 140, 140))
-    kwargs = dict(PRESSURES[pressure])
-    if "bias" in kwargs:
-        kwargs["bias"] = torch.randn(kwargs["bias"].shape).to(BF16)
-    check("attention", tuple(args), kwargs)
+    L, S = 130, 140
+    q, k, v = (torch.randn(1, 1, n, D).to(BF16) for n in (L, S, S))
+    kwargs = PRESSURES[pressure](L, S)
+    check("attention", (q, k, v), kwargs)
     of_family(sm_80, "tiled", " ".join(kwargs))
 
 
