@@ -27,9 +27,10 @@ MODULES = {
     "residual_layer_norm": "residual_layer_norm",
     "residual_layer_norm_backward": "residual_layer_norm",
 }
-# Measured tiles of attention's tiled forward kernel, which fusedseq.kernel_table fills: {(width of
-# heads, register pressure): (BM, BN, BD, warps, stages, loads)}; and the GPU that they hold for.
-tiles: dict[tuple[int, int], tuple[int, ...]] = {}
+# Measured tiles of attention's tiled kernels, which fusedseq.kernel_table fills: {(width of heads,
+# register pressure, kernel): (BM, BN, BD, warps, stages)}, of the forward kernel also its loads;
+# and the GPU that they hold for. Kernels: see TILED_KERNELS in kernels/attention/plan.py.
+tiles: dict[tuple[int, int, str], tuple[int, ...]] = {}
 tiles_of_gpu = ""
 # A Library that is garbage-collected unregisters its kernels.
 _registered: list[torch.library.Library] = []

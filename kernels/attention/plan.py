@@ -40,8 +40,9 @@ PLAIN = 0
 DROPOUT = 1
 RICH = 2  # a bias, mask, rope or relative keys
 
-# (head dimension, register pressure): BM, BN, BD, warps, stages of the kernels for out, for dk and
-# dv, and for dq; 16-bit dtypes
+# The tiled kernels whose tiles a table can choose: for out, for dk and dv, and for dq.
+TILED_KERNELS = ("forward", "keys", "queries")
+# (head dimension, register pressure): BM, BN, BD, warps, stages of TILED_KERNELS; 16-bit dtypes
 TILED = {
     (64, PLAIN): ((128, 64, 64, 8, 3), (32, 128, 64, 8, 2), (64, 64, 64, 8, 2)),
     (64, DROPOUT): ((128, 64, 64, 8, 3), (32, 64, 64, 8, 1), (64, 32, 64, 8, 2)),
@@ -113,9 +114,11 @@ def row(L, S, width, pressure):
 def tiled(L, width, pressure):
     key = min(max(width, 64), 256), pressure
     kernels = [tiles(*size, width) for size in TILED[key]]
-    if key in measured:
-        BM, BN, BD, warps, stages, loads = measured[key]
-        kernels[0] = tiles(BM, BN, BD, warps, stages, width) | {"loads": loads}
+    for i, name in enumerate(TILED_KERNELS):
+        if found := measured.get((*key, name)):
+            BM, BN, BD, warps, stages, *loads = found
+            kernels[i] = tiles(BM, BN, BD, warps, stages, width)
+            kernels[i] |= {"loads": loads[0]} if loads else {}
     if L <= 16:
         kernels[0] = tiles(16, 64, 64 if pressure == RICH else 128, 4, 1, width)
     return tiled_plan(kernels, width)

@@ -13,18 +13,22 @@ csrc/cuda/recurrence/plan.h, kernels/attention/plan.py.
          "engine": "persistent", "milliseconds": {"loop": ..., "persistent": ...}}
       ],
       "attention": [
-        {"D": 64, "options": "plain", "forward": [128, 64, 64, 8, 3], "milliseconds": {...}}
+        {"D": 64, "options": "plain", "forward": [128, 64, 64, 8, 3], "keys": [32, 128, 64, 8, 2],
+         "queries": [64, 64, 64, 8, 2], "milliseconds": {...}}
       ]
     }
 
 The engine "persistent" exchanges vectors between blocks by flags, "persistent words" by words that
 carry their own validity, "persistent clusters" by flags in clusters of two blocks. An entry of
 "mogrifier_lstm_pair" also has "H2" and "rounds2", of the second layer. "milliseconds" and "T" say
-what was measured and are not read. The numbers of "forward" are BM, BN, BD, warps and stages of the
-tiled kernel, for heads of up to D numbers. A word after them says how it loads keys and values:
-"pointers" (the default); "descriptors", by TMA on GPUs from compute capability 9.0 on;
-"specialized", these in warps of their own, on 10.x and 11.x. Where a call or its GPU cannot have
-what the word says, the kernel loads by pointers or in all warps.
+what was measured and are not read. The numbers of "forward", "keys" (the gradients of keys and
+values) and "queries" (those of queries) are BM, BN, BD, warps and stages of a tiled kernel, for
+heads of up to D numbers; an entry has at least one of the three. "options" are "plain", "dropout"
+(without those that follow) or "rich" (a bias, a mask, a rope, relative keys or a softcap). A word
+after the numbers of "forward" says how it loads keys and values: "pointers" (the default);
+"descriptors", by TMA on GPUs from compute capability 9.0 on; "specialized", these in warps of their
+own, on 10.x and 11.x. Where a call or its GPU cannot have what the word says, the kernel loads by
+pointers or in all warps.
 """
 
 import ctypes
@@ -52,6 +56,7 @@ OF_SECOND = ("H2", "rounds2")
 OPTIONS = ("plain", "dropout", "rich")  # by the numbers of kernels/attention/plan.py
 WIDTHS = (64, 128, 256)  # of heads
 TILES = ("BM", "BN", "BD", "warps", "stages")
+TILED_KERNELS = ("forward", "keys", "queries")  # as kernels/attention/plan.py has them
 LOADS = ("pointers", "descriptors", "specialized")  # by the numbers of kernels/attention/plan.py
 
 # The recurrences of the table in use: {(multiprocessors, operator, dtype, *sizes): engine}
@@ -73,13 +78,13 @@ class Gpu:
 @dataclass(frozen=True)
 class Table:
     """recurrences: {the key of csrc/ops/engine_table.h without the GPU, after the operator's name:
-    engine}    attention: {(width, number of the options): tiles of the forward kernel and the
-    number of its loads}
+    engine}    attention: {(width, number of the options, kernel): its tiles, and of the forward
+    kernel the number of its loads}
     """
 
     gpu: Gpu
     recurrences: dict[tuple[Any, ...], str] = field(default_factory=dict)
-    attention: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    attention: dict[tuple[int, int, str], tuple[int, ...]] = field(default_factory=dict)
 
 
 def read(path: str | os.PathLike[str]) -> Table:
@@ -101,8 +106,7 @@ def read(path: str | os.PathLike[str]) -> Table:
         key, engine = _recurrence(path, where, entry)
         table.recurrences[key] = engine
     for where, entry in _entries(path, content, "attention"):
-        width, tiles = _attention(path, where, entry)
-        table.attention[width] = tiles
+        table.attention.update(_attention(path, where, entry))
     return table
 
 
@@ -143,20 +147,30 @@ def _recurrence(path: Any, where: str, entry: Any) -> tuple[tuple[Any, ...], str
     return (op, dtype, *sizes), engine
 
 
-def _attention(path: Any, where: str, entry: Any) -> tuple[tuple[int, int], tuple[int, ...]]:
+def _attention(path: Any, where: str, entry: Any) -> dict[tuple[int, int, str], tuple[int, ...]]:
+    """Returns the tiles of an entry as Table.attention has them."""
     width = _one_of(path, where, "D", _value(path, where, entry, "D", int), WIDTHS)
     options = _value(path, where, entry, "options", str)
     number = OPTIONS.index(_one_of(path, where, "options", options, OPTIONS))
-    forward = entry.get("forward")
-    if not isinstance(forward, list) or len(forward) not in (len(TILES), len(TILES) + 1):
-        wanted = f"{', '.join(TILES)} and perhaps one of {', '.join(LOADS)}"
-        raise ValueError(f"{path}: {where}: forward must be {wanted}, got {forward!r}")
-    tiles, loads = forward[: len(TILES)], (forward[len(TILES) :] or LOADS)[0]
+    given = [kernel for kernel in TILED_KERNELS if kernel in entry]
+    if not given:
+        wanted = " or ".join(TILED_KERNELS)
+        raise ValueError(f"{path}: {where}: must have {wanted}, got {', '.join(entry)}")
+    return {(width, number, kernel): _tiles(path, where, kernel, entry[kernel]) for kernel in given}
+
+
+def _tiles(path: Any, where: str, kernel: str, value: Any) -> tuple[int, ...]:
+    """Returns the tiles of a kernel of an entry."""
+    has_loads = kernel == "forward"
+    if not isinstance(value, list) or len(value) - len(TILES) not in (0, int(has_loads)):
+        wanted = ", ".join(TILES) + f" and perhaps one of {', '.join(LOADS)}" * has_loads
+        raise ValueError(f"{path}: {where}: {kernel} must be {wanted}, got {value!r}")
+    tiles, loads = value[: len(TILES)], (value[len(TILES) :] or LOADS)[0]
     allowed = ((16, 32, 64, 128, 256),) * 2, ((16, 32, 64, 128), (1, 2, 4, 8, 16), (1, 2, 3, 4, 5))
-    for name, value, known in zip(TILES, tiles, (*allowed[0], *allowed[1]), strict=True):
-        _one_of(path, where, f"{name} of forward", value, known)
-    _one_of(path, where, "loads of forward", loads, LOADS)
-    return (width, number), (*tiles, LOADS.index(loads))
+    for name, size, known in zip(TILES, tiles, (*allowed[0], *allowed[1]), strict=True):
+        _one_of(path, where, f"{name} of {kernel}", size, known)
+    _one_of(path, where, f"loads of {kernel}", loads, LOADS)
+    return (*tiles, LOADS.index(loads)) if has_loads else tuple(tiles)
 
 
 def keys(table: Table) -> dict[tuple[int, ...], int]:

@@ -10,6 +10,7 @@ backward together.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import statistics
@@ -33,13 +34,9 @@ SIZES = {  # option: the names of its numbers
     "attention": ("B", "N", "L", "S", "D"),
 }
 OPERATORS = {"lstm": "lstm", "mogrifier": "mogrifier_lstm", "pair": "mogrifier_lstm_pair"}
-# Tiles of attention's tiled forward kernel that compile without spills (tests/triton): BM, BN, BD,
-# warps and stages, by the width of the heads.
-CANDIDATES = {
-    64: [(128, 64, 64, 8, 3), (128, 64, 64, 4, 3), (64, 64, 64, 4, 3), (64, 32, 64, 4, 2)],
-    128: [(128, 64, 128, 8, 2), (64, 64, 128, 8, 2), (64, 32, 128, 8, 2)],
-    256: [(64, 64, 128, 8, 2), (32, 64, 64, 8, 1)],
-}
+# More tiles of attention's tiled forward kernel that compile without spills (tests/triton), beside
+# those of kernels/attention/plan.py: BM, BN, BD, warps and stages, by the width of the heads.
+MORE_TILES = {64: [(128, 64, 64, 4, 3), (64, 64, 64, 4, 3)], 128: [], 256: []}
 WARM_UP = 3
 Timer = Callable[[Callable[[], Any]], float]  # milliseconds of a call
 
@@ -56,6 +53,13 @@ def add_arguments(parser: ArgumentParser) -> None:
             help="a size; may be given several times",
         )
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument(
+        "--options",
+        nargs="+",
+        choices=kernel_table.OPTIONS,
+        default=["plain"],
+        help="of the calls of --attention: none, dropout, or dropout with a bias (plain)",
+    )
     parser.add_argument("--repeats", type=int, default=20, help="calls that are timed (20)")
     parser.add_argument("--device", default="cuda:0")
 
@@ -131,7 +135,8 @@ def tune(args: Namespace, device: torch.device, gpu: Gpu, time: Timer) -> dict[s
             content["recurrences"].append(entry)
             print(f"{op} {args.dtype} {size}: {entry['engine']}; milliseconds {found}", flush=True)
     for size in args.attention:
-        content["attention"].append(tune_attention(size, dtype, device, gpu, time))
+        for options in args.options:
+            content["attention"].append(tune_attention(size, options, dtype, device, gpu, time))
     return content
 
 
@@ -220,24 +225,65 @@ def recurrence_call(
 
 
 def tune_attention(
-    size: dict[str, int], dtype: torch.dtype, device: torch.device, gpu: Gpu, time: Timer
+    size: dict[str, int],
+    options: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    gpu: Gpu,
+    time: Timer,
 ) -> dict[str, Any]:
-    """Times the tiles of attention's forward kernel for heads of a size, without options."""
+    """Times the tiles of attention's tiled kernels for heads of a size: of the forward kernel, then
+    of each backward kernel in a forward and backward call, with the fastest of those before.
+    """
     B, N, L, S, D = size.values()
     width = next((w for w in kernel_table.WIDTHS if w >= D), kernel_table.WIDTHS[-1])
-    q, k, v = (torch.randn(B, N, n, D, device=device, dtype=dtype) for n in (L, S, S))
-    found = {}
+    key = width, kernel_table.OPTIONS.index(options)
+    q, k, v = (
+        torch.randn(B, N, n, D, device=device, dtype=dtype, requires_grad=True) for n in (L, S, S)
+    )
+    kwargs: dict[str, Any] = {} if options == "plain" else {"dropout": 0.1, "seed": 1}
+    if options == "rich":
+        kwargs["bias"] = torch.randn(1, N, L, S, device=device, dtype=dtype)
+
+    def forward() -> None:
+        with torch.no_grad():
+            fused.attention(q, k, v, **kwargs)
+
+    def both() -> None:
+        fused.attention(q, k, v, **kwargs).sum().backward()
+
+    entry: dict[str, Any] = {"D": width, "options": options}
+    milliseconds: dict[str, dict[str, float]] = {}
     try:
-        for tiles in CANDIDATES[width]:
-            for number, loads in enumerate(loads_of(gpu)):
-                kernels.tiles[width, 0] = (*tiles, number)
-                found[json.dumps([*tiles, loads])] = time(lambda: fused.attention(q, k, v))
+        for kernel in kernel_table.TILED_KERNELS:
+            tiles = candidates(*key, kernel, gpu)
+            call, found = forward if kernel == "forward" else both, {}
+            for words, numbers in tiles.items():
+                kernels.tiles[(*key, kernel)] = numbers
+                found[words] = time(call)
+            best = min(found, key=found.__getitem__)
+            kernels.tiles[(*key, kernel)] = tiles[best]
+            entry[kernel], milliseconds[kernel] = json.loads(best), found
+            print(f"attention {options} {size}, {kernel}: {best}; milliseconds {found}", flush=True)
     finally:
         kernels.tiles.clear()
-    best = min(found, key=found.__getitem__)
-    print(f"attention {size}: {best}; milliseconds {found}", flush=True)
-    entry = {"D": width, "options": "plain", "forward": json.loads(best)}
-    return entry | {"size": size, "milliseconds": found}
+    return entry | {"size": size, "milliseconds": milliseconds}
+
+
+def candidates(width: int, pressure: int, kernel: str, gpu: Gpu) -> dict[str, tuple[int, ...]]:
+    """Returns {tiles as a table has them: as kernels.tiles has them} to be timed for a kernel: its
+    own, those that it has with other options, and more of the forward kernel."""
+    plan = importlib.import_module("fusedseq.kernels.attention.plan")
+    number = kernel_table.TILED_KERNELS.index(kernel)
+    others = [p for p in range(len(kernel_table.OPTIONS)) if p != pressure]
+    sizes = [plan.TILED[width, p][number] for p in (pressure, *others)]
+    if kernel != "forward":
+        return {json.dumps(size): size for size in sizes}
+    return {
+        json.dumps([*size, loads]): (*size, i)
+        for size in (*sizes, *MORE_TILES[width])
+        for i, loads in enumerate(loads_of(gpu))
+    }
 
 
 def loads_of(gpu: Gpu) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ LSTM = {"op": "lstm", "dtype": "float16", "B": 20, "X": 650, "H": 640, "rounds":
 PAIR = {"op": "mogrifier_lstm_pair", "dtype": "bfloat16", "B": 2, "X": 3, "H": 4, "rounds": 5}
 PAIR |= {"H2": 6, "rounds2": 7}
 ATTENTION = {"D": 64, "options": "plain", "forward": [64, 32, 64, 4, 2]}
+ATTENTION["keys"] = [32, 128, 64, 8, 2]
 TABLE = {
     "format": kernel_table.FORMAT,
     "gpu": GPU,
@@ -61,7 +62,10 @@ def test_a_table_is_read(tmp_path):
         ("lstm", "float16", 20, 650, 640, 0): "loop",
         ("mogrifier_lstm_pair", "bfloat16", 2, 3, 4, 5, 6, 7): "in turn",
     }
-    assert table.attention == {(64, 0): (64, 32, 64, 4, 2, 0)}
+    assert table.attention == {
+        (64, 0, "forward"): (64, 32, 64, 4, 2, 0),
+        (64, 0, "keys"): (32, 128, 64, 8, 2),
+    }
 
 
 WRONG = {  # what replaces a part of TABLE: the sentence
@@ -102,6 +106,8 @@ ENTRIES = [
     ({"attention": [ATTENTION | {"options": "all"}]}, "options must be one of plain, .*'all'"),
     ({"attention": [ATTENTION | {"forward": [64]}]}, r"forward must be BM, .*got \[64\]"),
     ({"attention": [ATTENTION | {"forward": [63, 32, 64, 4, 2]}]}, "BM of forward must be .*63"),
+    ({"attention": [ATTENTION | {"keys": [32, 32, 64, 4, 2, "pointers"]}]}, "keys must be BM, "),
+    ({"attention": [{"D": 64, "options": "rich"}]}, "must have forward or keys or queries, got D"),
     (
         {"attention": [ATTENTION | {"forward": [64, 32, 64, 4, 2, "tma"]}]},
         "loads of forward must be one of pointers, descriptors, specialized, got 'tma'",
@@ -183,7 +189,7 @@ def test_tiles_say_how_keys_and_values_are_loaded(tmp_path, word, name):
     plan = pytest.importorskip("fusedseq.kernels.attention.plan")
     entry = ATTENTION | {"forward": [*ATTENTION["forward"], word]}
     found = kernel_table.read(written(tmp_path, TABLE | {"attention": [entry]})).attention
-    assert found == {(64, 0): (64, 32, 64, 4, 2, getattr(plan, name))}
+    assert found[64, 0, "forward"] == (64, 32, 64, 4, 2, getattr(plan, name))
 
 
 def test_tiles_of_another_gpu_are_dropped_with_a_warning(tmp_path, forgotten, monkeypatch):
@@ -249,7 +255,9 @@ def import_with(path):
 
 def test_only_the_variable_brings_a_table_into_use(tmp_path):
     assert import_with("").stdout == "{}\n"
-    assert import_with(written(tmp_path, TABLE)).stdout == "{(64, 0): (64, 32, 64, 4, 2, 0)}\n"
+    assert import_with(written(tmp_path, TABLE)).stdout == (
+        "{(64, 0, 'forward'): (64, 32, 64, 4, 2, 0), (64, 0, 'keys'): (32, 128, 64, 8, 2)}\n"
+    )
 
 
 def test_a_file_that_is_missing_or_wrong_is_named(tmp_path, monkeypatch):
@@ -367,19 +375,51 @@ def test_a_table_selects_the_protocol_of_the_exchange(forgotten, engine, number,
     assert text not in explained()
 
 
-@pytest.mark.parametrize(("capability", "loads"), [("8.0", 0), ("9.0", 1), ("10.0", 2), ("12.0", 1)])
-def test_the_fastest_tiles_are_written(tmp_path, monkeypatch, capability, loads):
-    monkeypatch.setattr(fused, "attention", lambda *_: None)
+@pytest.mark.parametrize(
+    ("capability", "loads"), [("8.0", 0), ("9.0", 1), ("10.0", 2), ("12.0", 1)]
+)
+@pytest.mark.parametrize(("options", "number"), [("plain", 0), ("dropout", 1), ("rich", 2)])
+def test_the_fastest_tiles_are_written(tmp_path, monkeypatch, capability, loads, options, number):
+    plan = pytest.importorskip("fusedseq.kernels.attention.plan")
+    given = []
+
+    def attention(q, k, v, **kwargs):
+        given.append(set(kwargs))
+        return q
+
+    monkeypatch.setattr(fused, "attention", attention)
     gpu = kernel_table.Gpu("A GPU", capability, 132)
 
     def clock(call):
+        """The smallest tiles are the fastest, by the last way to load."""
         call()
-        rows, *_, number = kernels.tiles[128, 0]
-        return float(rows - number)  # the fewest rows are the fastest, by the last way to load
+        return float(sum(sum(tiles[:3]) - sum(tiles[5:]) for tiles in kernels.tiles.values()))
 
-    words = "--attention", "2,2,300,300,100"
+    words = "--attention", "2,2,300,300,100", "--options", options
     content = tune_kernels.tune(arguments(*words), torch.device("cpu"), gpu, clock)
     assert not kernels.tiles
+    wanted = {"plain": set(), "dropout": {"dropout", "seed"}, "rich": {"dropout", "seed", "bias"}}
+    assert all(names == wanted[options] for names in given)
     path = tmp_path / "table.json"
     tune_kernels.write(path, content)
-    assert kernel_table.read(path).attention == {(128, 0): (64, 64, 128, 8, 2, loads)}
+    sizes = [[plan.TILED[128, p][n] for p in range(3)] for n in range(3)]
+    forward, keys, queries = (min(found, key=lambda size: sum(size[:3])) for found in sizes)
+    assert kernel_table.read(path).attention == {
+        (128, number, "forward"): (*forward, loads),
+        (128, number, "keys"): keys,
+        (128, number, "queries"): queries,
+    }
+
+
+def test_the_plan_takes_the_tiles_of_a_table(tmp_path, forgotten):
+    plan = pytest.importorskip("fusedseq.kernels.attention.plan")
+    assert kernel_table.TILED_KERNELS == plan.TILED_KERNELS
+    before = plan.tiled(1000, 64, plan.PLAIN)
+    table = kernel_table.read(written(tmp_path, TABLE))
+    forgotten.append(table)
+    kernel_table.use(table)
+    found = plan.tiled(1000, 64, plan.PLAIN)
+    assert found.forward == plan.tiles(64, 32, 64, 4, 2, 64) | {"loads": 0}
+    assert found.backward == plan.tiles(32, 128, 64, 8, 2, 64)
+    assert found.queries == before.queries
+    assert "loads" not in plan.tiled(1000, 64, plan.RICH).forward  # tiles of plain calls alone

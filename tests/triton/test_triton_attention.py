@@ -96,7 +96,8 @@ def test_keys_loaded_by_descriptors_give_the_same_bits(
     found = []
     for number in (0, loads):
         for pressure in range(3):
-            monkeypatch.setitem(kernels.tiles, (width, pressure), (64, 32, 64, 8, 2, number))
+            tiles = 64, 32, 64, 8, 2, number
+            monkeypatch.setitem(kernels.tiles, (width, pressure, "forward"), tiles)
         found.append(fused.attention(*args, **kwargs))
     assert torch.equal(*found)
     assert bool(made) == (D != 10 and "lengths" not in options)

@@ -233,9 +233,9 @@ ATTENTION = [
 def described_attention(D, dropout, loads):
     """A causal forward call whose tiled kernel loads keys and values in this way; see
     kernels/attention/plan.py."""
-    module, key = kernels.module("attention"), (D, int(dropout > 0))
+    module, key = kernels.module("attention"), (D, int(dropout > 0), "forward")
     q, seed = empty(8, 1024, 8, D).transpose(1, 2), empty(1, dtype=torch.int64)
-    kernels.tiles[key] = (*TILED[key][0], loads)
+    kernels.tiles[key] = (*TILED[key[:2]][0], loads)
     try:
         module.attention(q, q, q, *[None] * 6, False, None, seed, D**-0.5, True, 0, dropout)
     finally:
