@@ -4,6 +4,8 @@ the oracle, within the budget of fusedseq.testing.check.
 For sm_80 all kernels, options and tiles, in small sizes. For sm_90 those whose PTX has no wgmma.
 """
 
+import importlib
+import itertools
 import os
 import platform
 import shutil
@@ -216,28 +218,57 @@ def test_keys_of_several_rows(sm_80, family):
     assert set(sm_80) == {f"{family.split()[0]}_forward"}
 
 
-# The options that decide which tiles the tiled kernels have, see kernels/attention/plan.py.
+# The options that decide which tiles a call has, in the order of kernels/attention/plan.py.
 PRESSURES = {
     "plain": lambda L, S: {"causal": True},
     "dropout": lambda L, S: {"causal": True, **DROPOUT},
     "rich": lambda L, S: {
-        "bias": torch.randn(1, 1, L, S).to(BF16),
+        "bias": torch.randn(1, 1, L, S),
         "mask": torch.rand(1, 1, L, S) > 0.3,
         **DROPOUT,
     },
 }
 
 
-@pytest.mark.parametrize("pressure", PRESSURES)
-@pytest.mark.parametrize("D", [64, 128, pytest.param(256, marks=pytest.mark.slow)])
-def test_the_tiles_of_long_sequences(sm_80, D, pressure):
-    """Whole tiles and parts of tiles of all sizes that ship: up to 128 queries and 128 keys."""
+def configurations():
+    """Returns a call (L, S, D, dtype, pressure) for each choice of tiles that plan.py makes."""
+    plan = importlib.import_module("fusedseq.kernels.attention.plan")
+    sizes = [(L, S) for L in (12, 20, 40) for S in (10, 20, 40, 100, 140)]
+    found = {}
+    for own, (L, S), D in itertools.product((BF16, FP32), sizes, (10, 20, 64)):
+        for number, pressure in enumerate(PRESSURES):
+            chosen = plan.plan(L, S, D, own.itemsize, number)
+            tiles = own, chosen.forward, chosen.backward, chosen.queries
+            found.setdefault(str(tiles), (L, S, D, own, pressure))
+    # Longer sequences for tiles of up to 128 queries and 128 keys, and parts of such tiles.
+    wide = [(130, 140, D, BF16, pressure) for D in (64, 128, 256) for pressure in PRESSURES]
+    return [*found.values(), *wide]
+
+
+def in_sample(number, D):
+    """Whether a call is not marked slow: one in six, and the long ones with heads of 128."""
+    return number % 6 == 0 or D == 128
+
+
+@pytest.mark.parametrize(
+    ("L", "S", "D", "own", "pressure"),
+    [
+        pytest.param(
+            *sizes,
+            marks=[] if in_sample(i, sizes[2]) else pytest.mark.slow,
+            id="-".join(map(str, sizes)),
+        )
+        for i, sizes in enumerate(configurations())
+    ],
+)
+def test_all_tiles_of_attention(sm_80, L, S, D, own, pressure):
     torch.manual_seed(D)
-    L, S = 130, 140
-    q, k, v = (torch.randn(1, 1, n, D).to(BF16) for n in (L, S, S))
+    heads = (2, 2) if S <= 16 else (1, 1)  # packed kernels compute several pairs at once
+    q, k, v = (torch.randn(*heads, n, D).to(own) for n in (L, S, S))
     kwargs = PRESSURES[pressure](L, S)
+    if "bias" in kwargs:
+        kwargs["bias"] = kwargs["bias"].to(own)
     check("attention", (q, k, v), kwargs)
-    of_family(sm_80, "tiled", " ".join(kwargs))
 
 
 def test_keys_in_parts(sm_80):
