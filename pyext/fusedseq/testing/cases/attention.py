@@ -105,6 +105,8 @@ def mask_cases():
     yield attention_case(4, 2, 5, 5, 8, "lengths", causal=True, dropout=0.4, seed=7)
     yield attention_case(2, 2, 4, 5, 3, "mask")
     yield attention_case(2, 2, 7, 5, 3, "blind")
+    yield attention_case(2, 2, 5, 6, 10, "mask", dropout=0.3, seed=3)
+    yield attention_case(1, 2, 20, 33, 20, "mask", dropout=0.3, seed=3)
     yield attention_case(2, 2, 4, 5, 3, "mask", "lengths", "biasNLS", causal=True, scale=0.7)
 
 
