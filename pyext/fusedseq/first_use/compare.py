@@ -86,7 +86,7 @@ def attention_features(
         given.add("shared keys")
     if D > MAX_WIDTH:
         given.add("wide heads")
-    if {"mask", "dropout"} <= given:  # Triton got this wrong: `operand` in kernels/attention/tile.py
+    if {"mask", "dropout"} <= given:  # see `operand` in kernels/attention/tile.py
         given.add("a mask with dropout")
     return {kernels_of_size} | {f"{option}, {kernels_of_size}" for option in given}
 
