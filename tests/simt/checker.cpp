@@ -3,9 +3,14 @@
 // kernel and report accesses outside a buffer, reads of uninitialised shared memory, and races: two
 // threads access the same bytes, at least one of them writes, not both by atomics, and order.h does
 // not order the first access before the second. At random accesses the other threads run first.
+//
+// On request they also count how many sectors of global memory the loads of a warp touch.
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <set>
+#include <tuple>
 #include <unordered_map>
 
 #include "machine.h"
@@ -89,6 +94,23 @@ bool is_private(uintptr_t a) {
   return stacks.has(a) || call.has(a) || Range{uintptr_t(&globals), sizeof globals}.has(a);
 }
 
+// What the threads of a warp load by the same instruction, each for the same time, is one request
+// to global memory. It takes as many sectors of 32 bytes as it touches.
+struct Requests {
+  bool counted = false;
+  std::map<std::tuple<void*, unsigned, unsigned>, unsigned> loads;  // by instruction and thread
+  // By instruction, block, warp and number: the sectors.
+  std::map<std::tuple<void*, unsigned, unsigned, unsigned>, std::set<uintptr_t>> sectors;
+} requests;
+
+void count_load(const void* p, size_t bytes, void* pc) {
+  const Fiber& f = current();
+  const unsigned n = requests.loads[{pc, f.owner->number, f.number}]++;
+  auto& sectors = requests.sectors[{pc, f.owner->number, f.number / 32, n}];
+  for (uintptr_t a = uintptr_t(p) / 32; a <= (uintptr_t(p) + bytes - 1) / 32; ++a)
+    sectors.insert(a);
+}
+
 }  // namespace
 
 void access(const void* p, size_t bytes, bool write, void* pc) {
@@ -98,6 +120,7 @@ void access(const void* p, size_t bytes, bool write, void* pc) {
     yield();
   }
   check_access(p, bytes, write, false, pc);
+  if (requests.counted && !write && !is_shared(p)) count_load(p, bytes, pc);
 }
 
 void check_accesses() {
@@ -143,6 +166,28 @@ void check_access_by(const Accessor& by, const void* p, size_t bytes, bool write
 }
 
 }  // namespace simt
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// Starts the count of requests to global memory anew, or ends it.
+EXPORT void simt_count_requests(bool on) {
+  simt::requests = {};
+  simt::requests.counted = on;
+}
+
+// The mean number of sectors of the requests that a line ("file:number") makes; 0 if there is none.
+EXPORT double simt_sectors_of_request(const char* line) {
+  std::map<void*, bool> is_of_line;
+  double count = 0, sectors = 0;
+  for (const auto& [key, touched] : simt::requests.sectors) {
+    void* pc = std::get<0>(key);
+    if (!is_of_line.count(pc)) is_of_line[pc] = simt::line_of(pc) == line;
+    if (!is_of_line[pc]) continue;
+    ++count;
+    sectors += touched.size();
+  }
+  return count ? sectors / count : 0;
+}
 
 extern "C" {
 

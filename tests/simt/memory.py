@@ -176,6 +176,9 @@ class Simulated:
         self.library.simt_allocate.restype = c_void_p
         self.library.simt_free.argtypes = [c_void_p]
         self.library.set_lost_wait.argtypes = [c_uint32] * 4
+        self.library.simt_count_requests.argtypes = [c_bool]
+        self.library.simt_sectors_of_request.argtypes = [c_char_p]
+        self.library.simt_sectors_of_request.restype = c_double
         self.allocated = []
         self.device()
 
@@ -215,6 +218,12 @@ class Simulated:
         self.library.simt_device(sms, shared, cooperative, capability)
         self.library.simt_limit_residency(resident)
         self.library.simt_limit_clusters(clusters)
+
+    def sectors_of_request(self, line):
+        """Returns how many sectors of global memory (32 bytes) a load of a line, "file:number",
+        touches for a warp, on average; of the checked build, since simt_count_requests(True).
+        """
+        return self.library.simt_sectors_of_request(line.encode())
 
     def recur(self, name, structure, seed):
         """Calls one of RECURRENCES with a new workspace, which it returns."""

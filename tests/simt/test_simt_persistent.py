@@ -53,10 +53,15 @@ def libraries():
     return {mode: build.library(mode, SMALL) for mode in ("plain", "checked")}
 
 
+def on_gpu(kernels, op, order=0, engine="persistent"):
+    """Returns the operator by the kernels of a library."""
+    return operators(kernels, order, engine)[op]
+
+
 def check(path, op, args, kwargs, order=0, engine="persistent", **gpu):
     with Simulated(path) as kernels:
         kernels.device(**{"sms": 4, **gpu})
-        testing.check(op, args, kwargs, function=operators(kernels, order, engine)[op])
+        testing.check(op, args, kwargs, function=on_gpu(kernels, op, order, engine))
 
 
 def plan(steps, B, X, H, rounds, on_x=None, on_h=None, element=2, **gpu):
@@ -237,6 +242,32 @@ def test_no_races_and_no_uninitialised_reads(libraries, options, own, order):
     else:
         call = "lstm", *lstm((3, 5, 9, 17), own)
     check(libraries["checked"], *call, order=order)
+
+
+@pytest.mark.parametrize(
+    ("direction", "start", "least", "most"),
+    [
+        # Neighbouring threads load a row of the eight columns that a block owns: of four rows.
+        ("backward", "return w_ih[(int64_t(k % 4)", 4, 5),
+        # They load a row of W_ih: 64 neighbouring bytes, in two sectors or, unaligned, three.
+        ("forward", "return w_ih[(int64_t(n % 4)", 2, 3),
+    ],
+    ids=["backward", "forward"],
+)
+def test_weights_are_loaded_from_neighbouring_addresses(libraries, direction, start, least, most):
+    """W_ih, by each warp in as few sectors of global memory as possible; an element by itself would
+    take 32."""
+    file = f"persistent_{direction}.cuh"
+    text = (build.ROOT / "csrc/cuda/recurrence" / file).read_text()
+    line = f"{file}:{text[: text.index(start)].count(chr(10)) + 1}"
+    args, kwargs = mogrifier((4, 2, 64, 64), torch.bfloat16, rounds=2)
+    with Simulated(libraries["checked"]) as kernels:
+        kernels.device(sms=8)
+        kernels.library.simt_count_requests(True)
+        testing.check("mogrifier_lstm", args, kwargs, function=on_gpu(kernels, "mogrifier_lstm"))
+        found = kernels.sectors_of_request(line)
+        kernels.library.simt_count_requests(False)
+    assert least <= found <= most
 
 
 def test_two_runs_give_the_same_bits(libraries):
