@@ -13,7 +13,11 @@ ABOUT_A_RUN = {
 # The metrics of test splits that are shown for an experiment without reported values.
 TESTS = ("perplexity", "loss", "accuracy", "token_accuracy", "sequence_accuracy", "bleu")
 # {metric: other metrics that are shown with it and that no source reports}
-COMPANIONS = {"bleu": ("sacrebleu", "chrf"), "vote_accuracy": ("accuracy",)}
+COMPANIONS = {
+    "bleu": ("sacrebleu", "chrf"),
+    "perplexity": ("tempered_perplexity", "dynamic_perplexity"),  # of `fusedseq eval`'s options
+    "vote_accuracy": ("accuracy",),
+}
 
 
 def of_experiment(experiment: Experiment) -> list[str]:
