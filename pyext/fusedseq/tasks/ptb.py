@@ -104,9 +104,9 @@ def _presets() -> dict[str, Settings]:
     )
     presets["mogrifier-awd-150"] = varied(presets["mogrifier-awd"], training={"epochs": 150})
     # Ours, for a CPU: half of the parameters of mogrifier-awd (two layers, rounds of low rank), and
-    # one cycle of Adam, a warm-up and a cosine to 0, over half of its epochs. With less dropout than
-    # there, since the training is short. That was too little: from epoch 17 on the loss of the
-    # validation split is flat, while that of the training split falls.
+    # one cycle of Adam, a warm-up and a cosine to 0, over half of its epochs. It has less dropout,
+    # since the training is short. That was too little: from epoch 17 on the loss of the validation
+    # split is flat, while that of the training split falls.
     presets["mogrifier-fast"] = varied(
         presets["mogrifier-awd"],
         model={
