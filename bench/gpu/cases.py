@@ -143,7 +143,7 @@ def embedding(tokens, V, E, *targets, backward):
 
 
 def without_targets(benchmark, group):
-    """A case that is timed without a target."""
+    """A case of the suite, in bf16, that is timed without a target."""
     return GpuCase(replace(benchmark, targets=(), dtype=BF16), group)
 
 
