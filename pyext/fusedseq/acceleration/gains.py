@@ -11,6 +11,7 @@ MEASURED_WITHIN = {
     "TransformerDecoderLayer": "Transformer",
     "Conv1D": GPT2,
     "GPT2MLP": GPT2,
+    "GPT2Block": GPT2,
     "attention of gpt2": GPT2,
     "BertIntermediate": BERT,
     "BertSelfOutput": BERT,

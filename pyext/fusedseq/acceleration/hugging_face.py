@@ -80,6 +80,31 @@ class Gpt2FeedForward(Accelerated, nn.Module):
         return y
 
 
+class Gpt2Block(Accelerated, nn.Module):
+    """GPT2Block: x + attn(ln_1(x)), and then x + mlp(ln_2(x)); the first sum in one pass with ln_2.
+
+    What follows x is positional in the models of transformers: the cache, the mask, and the states
+    of an encoder, for which the block has attention that is not fused.
+    """
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Applies the block to (B, L, D)."""
+        x = hidden_states
+        of_encoder = args[2:] or (kwargs.get("encoder_hidden_states"),)
+        is_plain = of_encoder[0] is None and sublayers_are_plain(self, "ln_2")
+        if not is_plain or not is_supported(x):
+            unfused: Tensor = super().forward(x, *args, **kwargs)
+            return unfused
+        options = {k: value for k, value in kwargs.items() if not k.startswith("encoder_")}
+        attended, _ = self.attn(self.ln_1(x), *args[:2], **options)
+        norm = self.ln_2
+        y, total = fused.residual_layer_norm(
+            attended, x, norm.weight, norm.bias, eps=norm.eps, prenorm=True
+        )
+        z: Tensor = total + self.mlp(y)
+        return z
+
+
 class BertIntermediate(Accelerated, nn.Module):
     """BertIntermediate: act(dense(x))."""
 
@@ -115,6 +140,7 @@ GPT2, BERT = (f"models.{model}.modeling_{model}" for model in ("gpt2", "bert"))
 KINDS: dict[tuple[str, str], tuple[type[Accelerated], str]] = {
     ("pytorch_utils", "Conv1D"): (Conv1D, ""),
     (GPT2, "GPT2MLP"): (Gpt2FeedForward, "act"),
+    (GPT2, "GPT2Block"): (Gpt2Block, ""),
     (BERT, "BertIntermediate"): (BertIntermediate, "intermediate_act_fn"),
     (BERT, "BertSelfOutput"): (BertOutput, ""),
     (BERT, "BertOutput"): (BertOutput, ""),
