@@ -1,11 +1,12 @@
 """How much of a recurrence's time its matrix products take, on the CPU.
 
-python -m bench.suite.recurrence_profile [--seconds S] [--out DIR | --record]
+python -m bench.suite.recurrence_profile [--seconds S] [--perf] [--out DIR | --record]
 
 For some recurrences, in interleaved rounds: the forward pass; forward and backward; and the forward
 pass's products alone, of the same sizes and as often, by the same code on the same threads. What a
 forward pass takes beyond its products is its pointwise work, its barriers and its memory traffic.
-The backward pass has twice as many operations in its products as the forward pass.
+The backward pass has twice as many operations in its products as the forward pass. With --perf
+also what the rest of the time is spent in, by samples.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from statistics import median
 import torch
 from fusedseq import fused, testing
 
-from bench.suite import machine, measurements, report, roofline
+from bench.suite import machine, measurements, recurrence_shares, report, roofline
 
 ROOT = Path(__file__).parents[2]
 TITLE = """### Recurrences: time beside the products
@@ -62,12 +63,12 @@ class Recurrence:
             self.rounds > 0
         )
 
-    def inputs(self):
+    def inputs(self, dtype=torch.float32):
         if self.rounds:
             case = testing.mogrifier_lstm_case(self.T, self.B, self.X, self.H, self.rounds)
         else:
             case = testing.lstm_case(self.T, self.B, self.X, self.H)
-        return case.inputs("cpu", torch.float32)
+        return case.inputs("cpu", dtype)
 
     def products(self):
         """Yields (rows, K, N, repeats) of the forward pass's products."""
@@ -96,9 +97,9 @@ RECURRENCES = (
 )
 
 
-def calls(recurrence):
-    """Returns {name: a call without arguments}."""
-    args, kwargs = recurrence.inputs()
+def calls(recurrence, dtype=torch.float32):
+    """Returns {name: a call without arguments}; the products alone are always in fp32."""
+    args, kwargs = recurrence.inputs(dtype)
     function = getattr(fused, recurrence.op)
     operands = [
         (torch.randn(M, K), torch.randn(N, K), repeats)
@@ -161,7 +162,11 @@ def section(result):
     """Returns the parts of docs/benchmarks.md about a result."""
     commit = (result["commit"] or "unknown")[:12]
     facts = f"Kernels for {result['machine']['isa']}, commit `{commit}`, {result['date'][:10]}."
-    return [TITLE, table(result["rows"]), facts]
+    parts = [TITLE, table(result["rows"])]
+    if found := recurrence_shares.lines(result["rows"]):
+        head = ["recurrence", "dtype", *recurrence_shares.GROUPS]
+        parts += [recurrence_shares.TITLE, report.markdown_table([head, *found])]
+    return [*parts, facts]
 
 
 def main(argv=None):
@@ -169,11 +174,15 @@ def main(argv=None):
         prog="python -m bench.suite.recurrence_profile", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="for each recurrence")
+    parser.add_argument("--perf", action="store_true", help="sample with Linux's perf too")
     parser.add_argument("--out", type=Path, default=ROOT / "build/bench")
     parser.add_argument("--record", action="store_true", help="write into bench/results")
     args = parser.parse_args(argv)
     facts = machine.facts("cpu")
     rows = [measure(recurrence, args.seconds) for recurrence in RECURRENCES]
+    for row, recurrence in zip(rows, RECURRENCES, strict=True):
+        if args.perf:
+            row["shares"] = recurrence_shares.in_dtypes(recurrence, calls, args.seconds)
     result = {**facts, "recurrence profile": True, "rows": rows}
     folder = measurements.RESULTS if args.record else args.out
     folder.mkdir(parents=True, exist_ok=True)
