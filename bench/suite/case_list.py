@@ -25,6 +25,7 @@ from bench.suite.cases import (
     packed_sequences,
     quantized_linear,
     quantized_lstm,
+    quantized_mogrifier_lstm,
     regularization,
     split_cross_entropy,
 )
@@ -120,6 +121,8 @@ CASES = [
         attention(8, 1, 5, D, Target("torch", 3.0 if D <= 256 else 2.0), roofline="copy")
         for D in (32, 256, 512, 2048)
     ),
+    # The smallest call: what a call costs beside its work.
+    attention(1, 1, 1, 4, roofline="copy", full=True),
     attention(
         64,
         8,
@@ -292,4 +295,5 @@ CASES = [
     quantized_linear(1, 1024, 4096),
     *(quantized_lstm(1, B, 650, 650) for B in (1, 8)),
     *(quantized_lstm(T, 1, 1024, 1024) for T in (1, 20)),
+    *(quantized_mogrifier_lstm(T, 1, 650) for T in (1, 20)),
 ]

@@ -199,16 +199,19 @@ def attention(B, N, L, D, *targets, tensors=(), suffix="", **options):
     """Self-attention.
 
     Forward moves q, k, v and out; backward moves q, k, v, dout and three gradients. The copy that
-    gives the roofline limit reads and writes four such tensors each.
+    gives the roofline limit reads and writes four such tensors each. The operations are those of
+    the keys that a query sees; lengths, which are random, are not counted.
     """
     fields, options = split_options(options)
     make = testing.attention_case(B, N, L, L, D, *tensors, **options).make
     size = B * N * L * D
+    left = options.get("window", (L, 0))[0]
+    keys = sum(min(i + 1, left + 1) for i in range(L)) / L if options.get("causal") else L
     return BenchmarkCase(
         "attention",
         f"L{L}-B{B}-N{N}-D{D}{suffix}",
         make,
-        flops=4.0 * size * L,
+        flops=4.0 * size * keys,
         traffic=11 * size,
         copied=(4 * B * N * L, D),
         targets=targets,
@@ -381,6 +384,21 @@ def quantized_lstm(T, B, X, H, *targets):
         full=True,
         module=torch.nn.LSTM,
         sizes=(X, H),
+    )
+
+
+def quantized_mogrifier_lstm(T, B, H, *targets):
+    """A Mogrifier LSTM of 5 rounds with weights in 8 bits, in inference."""
+    return quantized_weights.QuantizedCase(
+        "quantize",
+        f"mogrifier_lstm-T{T}-B{B}-{H}-r5",
+        lambda randn: ((randn(T, B, H),), {}),
+        backward=False,
+        flops=2.0 * T * B * (8 + 5) * H * H,
+        targets=targets,
+        full=True,
+        module=quantized_weights.mogrifier_loop,
+        sizes=(H, H),
     )
 
 

@@ -2,17 +2,20 @@
 fp32 and bf16, and against what torch and torchao offer.
 
 Providers: `fused` with weights in 8 bits; `fp32` and `bf16`: `fused` with weights of those types;
-`eager`: torch's module in fp32; `torch`: its dynamically quantized module, which rounds the
-activations to 8 bits too; `torchao`: Int8WeightOnlyConfig, of linear layers, where it is installed.
+`eager`: torch's module in fp32, or of a Mogrifier LSTM the loop in plain PyTorch; `torch`: its
+dynamically quantized module, which rounds the activations to 8 bits too; `torchao`:
+Int8WeightOnlyConfig, of linear layers, where it is installed.
 """
 
 import copy
 import importlib.util
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import fusedseq
 import torch
+from fusedseq import reference
 from torch import nn
 
 from bench.suite.case import BenchmarkCase
@@ -26,9 +29,20 @@ def ours(module):
         made = copy.deepcopy(module)
         fusedseq.accelerate(made)
         return made
-    made = fusedseq.nn.LSTM(module.input_size, module.hidden_size)
+    made = made_of(module)(module.input_size, module.hidden_size)
     made.load_state_dict(module.state_dict())
     return made.eval()
+
+
+def made_of(module):
+    """Returns the class of this package for a recurrent module of torch or of its own."""
+    own = (fusedseq.nn.MogrifierLSTM, fusedseq.nn.LSTM)
+    return next((kind for kind in own if isinstance(module, kind)), fusedseq.nn.LSTM)
+
+
+def mogrifier_loop(input_size, hidden_size):
+    """A Mogrifier LSTM as a loop in plain PyTorch."""
+    return fusedseq.nn.MogrifierLSTM(input_size, hidden_size, ops=reference)
 
 
 def quantized(module):
@@ -71,7 +85,7 @@ BUILD = {
 class QuantizedCase(BenchmarkCase):
     """module: makes torch's module, whose inputs are those of the case."""
 
-    module: type = nn.Linear
+    module: Callable = nn.Linear
     sizes: tuple = ()
 
     def build(self):
@@ -80,6 +94,8 @@ class QuantizedCase(BenchmarkCase):
 
     def providers(self, full):
         names = set(BUILD)
+        if self.module is mogrifier_loop:
+            names.remove("torch")
         if self.module is not nn.Linear or importlib.util.find_spec("torchao") is None:
             names.remove("torchao")
         return {name: self.provider(name) for name in BUILD if name in names}
