@@ -242,12 +242,46 @@ def test_dropout_draws_the_same_masks_in_both_operator_sets(name, bidirectional)
             {"lengths": [1, 2, 3, 4], "cu_seqlens": torch.tensor([0, 6])},
             "lengths must be None with cu_seqlens, which has its own sequences",
         ),
+        ({"max_seqlen": 6}, "max_seqlen must be None without cu_seqlens, got 6"),
     ],
-    ids=["dtype", "shape", "x", "twice"],
+    ids=["dtype", "shape", "x", "twice", "max_seqlen"],
 )
 def test_wrong_orders_are_rejected(arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         nn.GRU(X, H)(rows().float(), **arguments)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "MogrifierLSTM"])
+def test_ragged_batches_are_compiled_with_max_seqlen(name):
+    """Without it, the longest length would be read back, which a whole graph cannot hold."""
+    module, tokens = getattr(nn, name)(X, H), torch.randn(14, X, requires_grad=True)
+    cu_seqlens = torch.tensor([0, 3, 9, 10, 14])
+    y, final = module(tokens, cu_seqlens=cu_seqlens)
+    expected = gradients(module, y, final)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for longest in (6, 8):  # more than the longest is allowed
+        found, last = compiled(tokens, cu_seqlens=cu_seqlens, max_seqlen=longest)
+        assert_same([found, last], [y, final])
+        assert_same(gradients(module, found, last), expected)
+
+
+@pytest.mark.cpu
+def test_max_seqlen_is_at_least_the_longest_length():
+    message = "LSTM: max_seqlen must be at least the length of the longest sequence, 3, got 2"
+    with pytest.raises(ValueError, match=message):
+        nn.LSTM(X, H)(torch.ones(4, X), cu_seqlens=torch.tensor([0, 3, 4]), max_seqlen=2)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["GRU", "RNN", "LayerNormGRU"])
+def test_cells_without_a_forget_gate_refuse_its_bias(name):
+    module = getattr(nn, name)(X, H)
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    message = f"{name}: forget_bias must be None, since the cell has no forget gate, got 1"
+    with pytest.raises(ValueError, match=message):
+        module.reset_parameters(forget_bias=1)
+    assert_same(list(module.state_dict().values()), list(before.values()))
 
 
 @pytest.mark.cpu

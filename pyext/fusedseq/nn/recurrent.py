@@ -77,9 +77,15 @@ class Recurrent(nn.Module):
         """Draws the parameters from U(-1/sqrt(H), 1/sqrt(H)), as torch.nn.LSTM.
 
         forget_bias: the bias of the forget gate; by default the constructor's
-        Errors: ValueError for a forget_bias of parameters that are sharded among processes.
+        Errors: ValueError for a forget_bias of a cell without a forget gate, and of parameters that
+        are sharded among processes.
         """
         forget_bias = self.forget_bias if forget_bias is None else forget_bias
+        if forget_bias is not None and "c" not in self.STATE:
+            raise ValueError(
+                f"{type(self).__name__}: forget_bias must be None, since the cell has no forget "
+                f"gate, got {forget_bias}"
+            )
         if forget_bias is not None and any(hasattr(p, "full_tensor") for p in self.parameters()):
             # A slice of a DTensor may be a copy, which would take the forget bias and be lost.
             raise ValueError(
@@ -162,6 +168,7 @@ class Recurrent(nn.Module):
         hx: Any = None,
         starts: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> tuple[Tensor | rnn.PackedSequence, Any]:
         """Runs all layers.
 
@@ -181,13 +188,16 @@ class Recurrent(nn.Module):
             step of the sequence that ends there
         cu_seqlens: (sequences + 1,) int64 or int32, from 0 to the number of tokens, at least 1:
             where in x each sequence begins, and where the last one ends. The sequences are padded
-            to the longest for the time of the call, whose length is read back from the device
+            to max_seqlen for the time of the call
+        max_seqlen: at least the length of the longest sequence of cu_seqlens; by default it is read
+            back from the device, which compiled code and the capture of a CUDA graph cannot do
         returns y and the final state: y as x but of the last layer's width (the sum of all layers'
             outputs with output='sum'), which is twice H with `bidirectional`, the forward direction
             first; the final state in the form of `state`
         Errors: ValueError for another shape of x, a state without an entry for each layer, both
-        state and hx, lengths or starts together with an x that has its own sequences, and lengths
-        together with an x without a batch dimension.
+        state and hx, lengths or starts together with an x that has its own sequences, lengths
+        together with an x without a batch dimension, and max_seqlen without cu_seqlens or below the
+        longest sequence.
         """
         module = type(self).__name__
         if hx is not None:
@@ -198,6 +208,10 @@ class Recurrent(nn.Module):
                 )
             state = hx
         self._check_sequences(x, lengths, starts, cu_seqlens)
+        if max_seqlen is not None and cu_seqlens is None:
+            raise ValueError(
+                f"{module}: max_seqlen must be None without cu_seqlens, got {max_seqlen}"
+            )
         if isinstance(x, rnn.PackedSequence):
             steps, own_lengths = rnn.pad_packed_sequence(x)
             order = Order(check.to_lengths(own_lengths, steps.device), None)
@@ -208,7 +222,7 @@ class Recurrent(nn.Module):
         if x.is_nested:
             return self._run_nested(x, state)
         if cu_seqlens is not None:
-            return self._run_ragged(x, state, cu_seqlens)
+            return self._run_ragged(x, state, cu_seqlens, max_seqlen)
         if x.dim() not in (2, 3) or x.size(-1) != self.input_size:
             required = ("B, T" if self.batch_first else "T, B") + f", {self.input_size}"
             raise ValueError(
@@ -239,7 +253,9 @@ class Recurrent(nn.Module):
                         f"own sequences, got {name}"
                     )
 
-    def _run_ragged(self, x: Tensor, state: Any, cu_seqlens: Tensor) -> tuple[Tensor, Any]:
+    def _run_ragged(
+        self, x: Tensor, state: Any, cu_seqlens: Tensor, max_seqlen: int | None
+    ) -> tuple[Tensor, Any]:
         """Computes `forward` for x (tokens, input_size), whose sequences follow each other."""
         module = type(self).__name__
         if x.dim() != 2 or x.size(-1) != self.input_size:
@@ -251,10 +267,17 @@ class Recurrent(nn.Module):
         lengths, B = offsets.diff(), len(offsets) - 1
         if len(x) == 0 or B == 0:
             raise ValueError(f"{module}: x must have at least one token, got {tuple(x.shape)}")
+        if max_seqlen is None:
+            max_seqlen = int(lengths.max())
+        elif check.is_readable(lengths) and max_seqlen < (longest := int(lengths.max())):
+            raise ValueError(
+                f"{module}: max_seqlen must be at least the length of the longest sequence, "
+                f"{longest}, got {max_seqlen}"
+            )
         # The place (step, sequence) of each token in (T, B).
         sequence = torch.arange(B, device=x.device).repeat_interleave(lengths, output_size=len(x))
         step = torch.arange(len(x), device=x.device) - offsets[sequence]
-        padded = x.new_zeros(int(lengths.max()), B, x.size(1)).index_put((step, sequence), x)
+        padded = x.new_zeros(max_seqlen, B, x.size(1)).index_put((step, sequence), x)
         y, final = self._run(padded, state, Order(lengths, None))
         return y[step, sequence], final
 
@@ -268,7 +291,8 @@ class Recurrent(nn.Module):
         if x.lengths() is not None:  # type: ignore[attr-defined]  # only nested tensors have it
             x = x.contiguous()  # without holes between the sequences
         offsets: Tensor = x.offsets()  # type: ignore[attr-defined]
-        y, final = self._run_ragged(x.values(), state, offsets)
+        longest: int | None = x._maybe_max_seqlen  # type: ignore[attr-defined]  # None: not known
+        y, final = self._run_ragged(x.values(), state, offsets, longest)
         return torch.nested.nested_tensor_from_jagged(y, offsets), final
 
     def _run_unbatched(
