@@ -3,9 +3,10 @@
 A module becomes one of these by assignment to its `__class__`: parameters, buffers, hooks, options
 and the names in its state dict are those of torch's module, because the object is the same. A
 subclass adds methods and class attributes alone. What an operator cannot compute (a dtype, a nested
-tensor, a sublayer with a hook) goes to torch's own forward, at each call.
+tensor with a gradient, a sublayer with a hook) goes to torch's own forward, at each call.
 """
 
+import itertools
 from typing import Any
 
 import torch
@@ -175,6 +176,7 @@ class MultiheadAttention(ours.MultiheadAttention, nn.MultiheadAttention):
 
     positions = scale = None
     _attention, _linear = staticmethod(fused.attention), staticmethod(fused.linear)
+    _attention_varlen = staticmethod(fused.attention_varlen)
     reset_parameters = nn.MultiheadAttention._reset_parameters
     extra_repr = nn.Module.extra_repr
 
@@ -255,6 +257,44 @@ def run(layer: Any, x: Tensor, attend: list[Any]) -> Tensor:
     return x + dropouts[-1](y)
 
 
+def is_padded_batch(layer: Any, x: Any) -> bool:
+    """Returns whether x is a nested tensor (B, L*, E) that an encoder layer computes fused.
+
+    torch.nn.TransformerEncoder makes one of a padded batch, in eval mode and without a gradient.
+    """
+    attention = layer.self_attn
+    return (
+        x.is_nested
+        and x.layout == torch.strided
+        and x.numel() > 0
+        and is_supported(x.values())
+        and isinstance(attention, MultiheadAttention)
+        and attention.batch_first
+        and not layer.training
+        and not (has_hooks(attention) or has_hooks(attention.out_proj))
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, *layer.parameters())))
+    )
+
+
+def run_nested(layer: Any, x: Tensor) -> Tensor:
+    """Applies a Transformer encoder layer of torch to a nested tensor (B, L*, E); returns another.
+
+    The sequences follow each other without padding in the operators' input (rows, E).
+    """
+    sequences = x.unbind()
+    lengths = [len(sequence) for sequence in sequences]
+    packed: dict[str, Any] = {
+        "cu_seqlens": torch.tensor([0, *itertools.accumulate(lengths)], device=x.device),
+        "max_seqlen": max(lengths),
+    }
+
+    def attend(rows: Tensor) -> Tensor:
+        return ours.MultiheadAttention.forward(layer.self_attn, rows, rows, rows, **packed)[0]
+
+    y = run(layer, torch.cat(sequences), [attend])
+    return torch.nested.as_nested_tensor([*y.split(lengths)])
+
+
 class TransformerEncoderLayer(nn.TransformerEncoderLayer):
     """torch.nn.TransformerEncoderLayer over the fused operators."""
 
@@ -265,6 +305,9 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         src_key_padding_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
+        has_mask = src_mask is not None or src_key_padding_mask is not None or is_causal
+        if not has_mask and is_padded_batch(self, src) and is_plain(self):
+            return run_nested(self, src)
         if not is_supported(src) or not is_plain(self):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         options: dict[str, Any] = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
