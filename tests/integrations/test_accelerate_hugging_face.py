@@ -10,6 +10,8 @@ from torch import nn
 pytestmark = pytest.mark.usefixtures("in_exact_dtype")
 transformers = pytest.importorskip("transformers", "5.23", reason="needs transformers")
 
+from tests.support import hugging_face_models as tiny  # noqa: E402
+
 B, L, V = 2, 6, 40
 SMALL = {"vocab_size": V, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -72,6 +74,42 @@ def test_outputs_and_gradients_are_the_same_and_undo_restores_every_bit(name, at
     report.undo()
     assert model.config._attn_implementation == attention
     torch.testing.assert_close(run(model, given), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_llama_and_mistral_have_the_same_outputs_loss_and_gradients(name, attention, training):
+    """Of grouped heads, and in Mistral of a window that is shorter than the sequence."""
+    assert L > tiny.WINDOW
+    model, given = tiny.model(name, attention).train(training), inputs()
+    options = {"loss": nn.CrossEntropyLoss()} if training else {}
+    expected = run(model, given)
+    report = fusedseq.accelerate(model, **options)
+    kinds = {entry.kind for entry in report.replaced}
+    assert kinds == {"Embedding", "Linear", f"attention of {type(model).__name__}"}
+    assert model.config._attn_implementation == "fusedseq"
+    torch.testing.assert_close(run(model, given), expected, rtol=1e-5, atol=1e-6)
+    report.undo()
+    torch.testing.assert_close(run(model, given), expected, rtol=0, atol=0)
+
+
+@both
+def test_a_compiled_layer_in_training_is_that_of_eager_mode_with_the_same_seed(name):
+    """Torch's own dropout would draw other masks after the same seed."""
+    model = MODELS[name](0.2).train()
+    fusedseq.accelerate(model)
+    layer = model.transformer.h[0] if name == "gpt2" else model.bert.encoder.layer[0]
+    results, x = [], torch.randn(B, L, 32, requires_grad=True)
+    try:
+        for function in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+            torch.manual_seed(1)
+            y = function(x)
+            results.append((y, torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])))
+        assert not torch.equal(function(x), function(x))
+    finally:
+        torch._dynamo.reset()  # which would skip more functions of torch from here on
+    torch.testing.assert_close(results[1], results[0])
 
 
 def test_the_output_layer_of_gpt2_is_deferred_in_training():

@@ -186,7 +186,7 @@ def test_autocast_to_a_dtype_without_kernels_is_torchs(name):
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn"])
 @pytest.mark.parametrize("before", [False, True], ids=["compiled later", "compiled before"])
 def test_a_compiled_recurrence_is_computed_by_the_operator(name, before):
     build, inputs = MODELS[name]
