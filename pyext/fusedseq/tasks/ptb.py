@@ -136,8 +136,8 @@ def _presets() -> dict[str, Settings]:
     )
     # A second cycle, from the weights of mogrifier-fast, with the dropout that the first one lacked
     # and segments of half the length, so twice the steps in an epoch: 50 epochs in all, as many as
-    # the report's runs of the table have. At its end the training loss with dropout is .09 below the
-    # validation loss; at the end of the first cycle it is .59 below.
+    # the report's runs of the table have. At its end the training loss, with dropout, is .09 below
+    # the validation loss; at the end of the first cycle it is .59 below.
     presets["mogrifier-fast-second"] = varied(
         presets["mogrifier-fast"],
         model={
