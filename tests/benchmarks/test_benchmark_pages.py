@@ -407,13 +407,13 @@ def test_a_training_step_below_its_target_is_among_the_missed_ones():
     pairs = {"en-es/base": ({}, entry)}
     for mode in ("as-installed", "unthrottled"):
         assert missed_presets("now", pairs, mode) == [
-            ["en-es/base", "now", "1.20× baselines", "1.5×", ""]
+            ["en-es/base", "now", "1.20× baselines", "1.5×", "", ""]
         ]
     entry["ratio"]["fused / baselines"] = 1.5
     assert missed_presets("now", pairs, "unthrottled") == []
     entry["ratio"] = {"fused:bf16 / fused": 1.3, "fused:bf16 / baselines:bf16": 1.6}
     assert missed_presets("bf16", pairs, "as-installed") == [
-        ["en-es/base", "bf16", "1.30× fused", "1.35×", ""]
+        ["en-es/base", "bf16", "1.30× fused", "1.35×", "", ""]
     ]
 
 
