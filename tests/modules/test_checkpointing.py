@@ -9,8 +9,48 @@ import torch
 from fusedseq import fused, nn
 from torch.utils.checkpoint import checkpoint
 
-E, T, B = 8, 5, 3
+E, T, B, V = 8, 5, 3, 11
 RECURRENT = {"dropout": 0.3, "weight_drop": 0.4}
+
+
+class Words(torch.nn.Module):
+    """x (T, B, E) plus the vectors of T * B words."""
+
+    def __init__(self, ops):
+        super().__init__()
+        self.embedding = nn.Embedding(V, E, padding_idx=0, dropout=0.4, ops=ops)
+
+    def forward(self, x):
+        return x + self.embedding(torch.arange(T * B).view(T, B) % V)
+
+
+class DroppedWeight(torch.nn.Module):
+    """A product with a weight of which elements, or rows, are dropped."""
+
+    def __init__(self, variational, ops):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(E, E) / 3)
+        self.drop = nn.WeightDrop(0.4, variational, ops=ops)
+
+    def forward(self, x):
+        return x @ self.drop(self.weight).T
+
+
+class OutputLayer(torch.nn.Module):
+    """x (T, B, E) plus the loss of an output layer after dropout of x."""
+
+    def __init__(self, splits, reduction, ops):
+        super().__init__()
+        self.dropout, self.reduction = nn.Dropout(0.3, ops=ops), reduction
+        self.loss, self.output = nn.SplitCrossEntropy(E, splits, ops=ops), torch.nn.Linear(E, V)
+
+    def forward(self, x):
+        target = torch.arange(T * B).view(T, B) % V
+        of_rows = (self.dropout(x), target, self.output.weight, self.output.bias, self.reduction)
+        loss = self.loss(*of_rows)
+        return x + (loss[..., None] if self.reduction == "none" else loss)
+
+
 MODULES = {
     "LSTM": lambda ops: nn.LSTM(E, E, 2, **RECURRENT, ops=ops),
     "MogrifierLSTM": lambda ops: nn.MogrifierLSTM(
@@ -33,6 +73,12 @@ MODULES = {
     "Dropout": lambda ops: nn.Dropout(0.3, ops=ops),
     "LockedDropout": lambda ops: nn.LockedDropout(0.3, ops=ops),
     "ResidualLayerNorm": lambda ops: nn.ResidualLayerNorm(E, 0.3, ops=ops),
+    "Embedding": Words,
+    "WeightDrop": lambda ops: DroppedWeight(False, ops),
+    "variational WeightDrop": lambda ops: DroppedWeight(True, ops),
+    "SplitCrossEntropy": lambda ops: OutputLayer((4, 8), "mean", ops),
+    "SplitCrossEntropy of each row": lambda ops: OutputLayer((4, 8), "none", ops),
+    "SplitCrossEntropy without splits": lambda ops: OutputLayer((), "mean", ops),
 }
 
 

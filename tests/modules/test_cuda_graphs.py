@@ -1,8 +1,10 @@
 """Training steps are captured in CUDA graphs, whose replays compute what a call computes.
 
-Only on a GPU: `pytest --device cuda`, which `make gpu` runs.
+Graphs are tested only on a GPU: `pytest --device cuda`, which `make gpu` runs. The last test takes
+the same steps without graphs, also on a CPU.
 """
 
+import fusedseq
 import pytest
 import torch
 from fusedseq import nn
@@ -31,6 +33,63 @@ class Attention(nn.MultiheadAttention):
         return super().forward(x, x, x, is_causal=True)
 
 
+class DecoderLayer(nn.TransformerDecoderLayer):
+    """A decoder layer that attends to another order of its own input."""
+
+    def forward(self, x):
+        return super().forward(x, x.flip(0))
+
+
+class Words(torch.nn.Module):
+    """x (T, B, E) plus the vectors of T * B words."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(V, E, padding_idx=0, dropout=0.3)
+        self.register_buffer("ids", CLASSES.clone())
+
+    def forward(self, x):
+        return x + self.embedding(self.ids)
+
+
+class DroppedWeight(torch.nn.Module):
+    """A product with a weight whose elements are dropped."""
+
+    def __init__(self, variational):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(E, E) / 8)
+        self.drop = nn.WeightDrop(0.3, variational)
+
+    def forward(self, x):
+        return x @ self.drop(self.weight).T
+
+
+class Norm(nn.ResidualLayerNorm):
+    """The norm of the sum of a residual and of x with dropout."""
+
+    def forward(self, x):
+        return super().forward(x, x.sin())
+
+
+class RecurrentModel(torch.nn.Module):
+    """The loss of a language model of torch's modules over word vectors x (T, B, E)."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.decoder = torch.nn.LSTM(E, E, 2, dropout=0.3), torch.nn.Linear(E, V)
+        self.register_buffer("target", CLASSES.flatten())
+
+    def forward(self, x):
+        logits = self.decoder(self.lstm(x)[0])
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), self.target)
+
+
+def accelerated(model, loss=None):
+    """A model of torch's modules after `fusedseq.accelerate`."""
+    assert fusedseq.accelerate(model, loss=loss).replaced
+    return model
+
+
 MODULES = {  # each has something random in training mode
     "LSTM": lambda: nn.LSTM(E, E, 2, dropout=0.3, weight_drop=0.3),
     "MogrifierLSTM": lambda: nn.MogrifierLSTM(E, E, 2, dropout=0.3, weight_drop=0.3),
@@ -44,6 +103,18 @@ MODULES = {  # each has something random in training mode
     "MultiheadAttention": lambda: Attention(E, 2, 0.3),
     "FeedForward": lambda: nn.FeedForward(E, 2 * E, 0.3),
     "TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(E, 2, 2 * E, 0.3),
+    "TransformerDecoderLayer": lambda: DecoderLayer(E, 2, 2 * E, 0.3),
+    "Embedding": Words,
+    "WeightDrop": lambda: DroppedWeight(variational=False),
+    "variational WeightDrop": lambda: DroppedWeight(variational=True),
+    "ResidualLayerNorm": lambda: Norm(E, 0.3),
+    "accelerated LSTM": lambda: accelerated(torch.nn.LSTM(E, E, 2, dropout=0.3)),
+    "accelerated TransformerEncoderLayer": lambda: accelerated(
+        torch.nn.TransformerEncoderLayer(E, 2, 2 * E, 0.3)
+    ),
+    "accelerated language model": lambda: accelerated(
+        RecurrentModel(), torch.nn.CrossEntropyLoss()
+    ),
     "cross-entropy": lambda: OutputLayer(()),
     "SplitCrossEntropy": lambda: OutputLayer((20, 40)),
 }
@@ -108,3 +179,19 @@ def test_every_replay_has_masks_of_its_own(module):
     torch.testing.assert_close(runs[0], runs[1])
     assert not torch.allclose(runs[0][0], runs[0][1])
     assert not torch.allclose(runs[0][0], runs[2][0])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_seed_decides_the_masks_of_a_step(name, on_device, device):
+    """Without a graph: each of the modules has what the tests above look for."""
+    module, x = MODULES[name]().to(device), inputs().requires_grad_()
+    assert len(step(module, x)) == 2 + len([*module.parameters()])
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        runs.append([step(module, x)[0], step(module, x)[0]])
+    torch.testing.assert_close(runs[0], runs[1])
+    assert not torch.allclose(runs[0][0], runs[0][1])
+    assert not torch.allclose(runs[0][0], runs[2][0])
+    in_eval_mode = [step(module.eval(), x)[0] for _ in range(2)]
+    torch.testing.assert_close(*in_eval_mode)

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from fusedseq import nn
+from fusedseq.models.translator import Translator
 from torch.distributed.fsdp import fully_shard
 
-from tests.modules.test_meta_device import WITHOUT_TENSORS
+from tests.modules.test_meta_device import MODELS
 from tests.support import parallel_steps
 
 pytestmark = pytest.mark.cpu
@@ -34,12 +35,16 @@ def test_two_processes_take_the_steps_of_one(name, way, of_two):
     )
 
 
-def test_every_module_with_parameters_is_among_them():
-    within = {"RelativeKeys", "ALiBi", "Rotary", "SinusoidalPositions"}  # without parameters
-    within |= {"RelativeBias"}  # in the case MultiheadAttention
-    kinds = {name for name in dir(nn) if isinstance(getattr(nn, name), type)}
-    kinds -= WITHOUT_TENSORS | within
-    assert kinds <= {*parallel_steps.OBJECTIVES}
+def test_every_module_and_model_with_parameters_is_among_them():
+    """By itself or within another one."""
+    models = [create() for create in MODELS.values()]
+    kinds = {type(model) for model in models if [*model.parameters()]}
+    trained = set()
+    for name in parallel_steps.OBJECTIVES:
+        model, _, _ = parallel_steps.objective(name)
+        trained |= {type(module) for module in model.modules()}
+    assert {nn.RelativeKeys, Translator} <= kinds
+    assert {kind.__name__ for kind in kinds - trained} == set()
 
 
 @pytest.fixture

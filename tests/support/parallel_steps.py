@@ -11,6 +11,9 @@ import torch.distributed as dist
 from fusedseq import nn
 from fusedseq.acceleration.deferred_logits import DeferredLogits
 from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
+from fusedseq.models.reversal import Reversal, ReversalSettings
+from fusedseq.models.translator import Translator, TranslatorSettings
+from fusedseq.models.word_predictor import WordPredictor, WordPredictorSettings
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -97,12 +100,47 @@ def lm(**settings):
     return LanguageModel(V, LanguageModelSettings(**sizes, **settings))
 
 
+def self_attention(module, q):
+    return module(q, q, q, is_causal=True)[0].square().mean()
+
+
+def translator(**settings):
+    sizes = {"embedding": E, "heads": 2, "layers": 2, "feedforward": 16, "dropout": 0.0}
+    return Translator(V, V, TranslatorSettings(**sizes, **settings))
+
+
+def translation(module, source, lengths, target):
+    return module.cross_entropy(module(source, lengths, target[:, :-1]), target[:, 1:])
+
+
+def word_predictor(**settings):
+    sizes = {"embedding": E, "context": T, "heads": 2, "feedforward": 16, "dropout": 0.0}
+    return WordPredictor(V, WordPredictorSettings(**sizes, **settings))
+
+
+def word_prediction(module, context, target):
+    return module.objective(context, target)[0]
+
+
+def reversal(module, given, lengths, target):
+    return module.cross_entropy(module(given, lengths), target)
+
+
 def x():
     return (torch.randn(B, T, E),)
 
 
 def ids():
     return (torch.randint(V, (B, T)),)
+
+
+def words():
+    """Without the id 0, the padding, so that every process averages over as many targets."""
+    return (torch.randint(1, V, (B, T)),)
+
+
+def lengths():
+    return (torch.tensor([T, 2, 3, T]),)
 
 
 # {name: (the module, its loss, inputs, the submodules that are sharded by themselves)}
@@ -115,7 +153,13 @@ OBJECTIVES: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
     },
     "MultiheadAttention": (
         lambda: nn.MultiheadAttention(E, 2, batch_first=True, positions=nn.RelativeBias(2)),
-        lambda module, q: module(q, q, q, is_causal=True)[0].square().mean(),
+        self_attention,
+        x,
+        ("",),
+    ),
+    "MultiheadAttention with RelativeKeys": (
+        lambda: nn.MultiheadAttention(E, 2, batch_first=True, positions=nn.RelativeKeys(2, E // 2)),
+        self_attention,
         x,
         ("",),
     ),
@@ -144,6 +188,36 @@ OBJECTIVES: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
     "accelerated LSTM with its loss": (accelerated_language_model, loss_of_logits, ids, ()),
     "LanguageModel": (lm, language_model, ids, ("recurrent",)),
     "tied LanguageModel": (lambda: lm(tied=True), language_model, ids, ("recurrent",)),
+    "Translator": (
+        translator,
+        translation,
+        lambda: (*words(), *lengths(), *words()),
+        ("encoder.layers.0", "decoder.layers.1"),
+    ),
+    "tied Translator with relative positions": (
+        lambda: translator(tied=True, prenorm=False, positions="relative", max_distance=2),
+        translation,
+        lambda: (*words(), *lengths(), *words()),
+        ("encoder", "decoder.layers.0"),
+    ),
+    "WordPredictor": (
+        lambda: word_predictor(extra_feedforward=True),
+        word_prediction,
+        lambda: (*words(), torch.randint(V, (B,))),
+        ("encoder.layers.0", "positions"),
+    ),
+    "tied WordPredictor": (
+        lambda: word_predictor(tied=True, prenorm=True),
+        word_prediction,
+        lambda: (*words(), torch.randint(V, (B,))),
+        ("encoder.layers.0",),
+    ),
+    "Reversal": (
+        lambda: Reversal(V, ReversalSettings(E, 2, 2, 16, 0.0, mask=True)),
+        reversal,
+        lambda: (*ids(), *lengths(), *ids()),
+        ("encoder.layers.0", "embedding"),
+    ),
     "SplitCrossEntropy": (
         OutputLayer,
         lambda module, y, target: module(y, target),

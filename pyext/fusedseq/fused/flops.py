@@ -55,6 +55,12 @@ def pair(shapes: Named) -> int:
     return layer(shapes, "_first") + layer(shapes, "_second", between)
 
 
+def repeated(shapes: Named) -> int:
+    """Operations of `gemm_rate`, which computes its product `repeats` times."""
+    repeats: int = shapes["repeats"]
+    return repeats * linear(shapes)
+
+
 def nothing(shapes: Named) -> int:
     return 0
 
@@ -79,7 +85,19 @@ FORMULAS: dict[str, tuple[Callable[[Named], int], float]] = {
     "residual_layer_norm": (nothing, 0),
     "embedding": (nothing, 0),
 }
-WITHOUT_PRODUCTS = "dropout", "locked_dropout", "weight_drop", "dropout_mask"
+# {operator without a backward: its operations}
+FORWARD_ALONE: dict[str, Callable[[Named], int]] = {
+    "linear_int8": linear,
+    "gemm_rate": repeated,
+    "dropout": nothing,
+    "locked_dropout": nothing,
+    "weight_drop": nothing,
+    "dropout_mask": nothing,
+    "linear_cross_entropy_scale": nothing,
+    "attention_plan": nothing,
+    "nt_asgd_norm": nothing,
+    "nt_asgd_step_": nothing,
+}
 
 
 def _register(op: str, count: Callable[[Named], float]) -> None:
@@ -106,10 +124,8 @@ def register() -> None:
         forward = _cross_entropy if op == "linear_cross_entropy" else count
         _register(op, forward)
         _register(f"{op}_backward", _times(factor, count))
-    for op in WITHOUT_PRODUCTS:
-        _register(op, nothing)
-    _register("linear_cross_entropy_scale", nothing)
-    _register("linear_int8", linear)
+    for op, count in FORWARD_ALONE.items():
+        _register(op, count)
 
 
 def _cross_entropy(shapes: Named) -> int:
