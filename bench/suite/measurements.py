@@ -33,6 +33,7 @@ class Measurements:
     bf16_agreements: {preset: (result, entry)}, of training losses in fp32 and in bf16
     peers: {case name: (result, entry)}, of other libraries
     profile: the newest result of bench.suite.recurrence_profile, or None
+    steps: {MKL mode: {case name: (result, row)}}, of bench.suite.step_profile
     """
 
     slug: str
@@ -44,6 +45,7 @@ class Measurements:
     bf16_agreements: dict = field(default_factory=dict)
     peers: dict = field(default_factory=dict)
     profile: dict | None = None
+    steps: dict = field(default_factory=lambda: {mode: {} for mode in mkl.MODES})
 
     @property
     def result(self):
@@ -81,6 +83,10 @@ def add(measurements, result):
         measurements.profile = result
         return
     mode = result.get("mkl", "as-installed")
+    if "step profile" in result:
+        for name, row in result["rows"].items():
+            put_last(measurements.steps[mode], name, (result, row))
+        return
     if isinstance(result["rows"], list):
         for entry in result["rows"]:
             if entry["dtype"] == "float32":

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -57,6 +58,17 @@ def environment(mode):
         subprocess.run([*compiler, "-shared", "-fPIC", "-o", library, source], check=True)
         preloaded = filter(None, [str(library), os.environ.get("LD_PRELOAD")])
         yield {**os.environ, "LD_PRELOAD": os.pathsep.join(preloaded)}
+
+
+def run_preloaded(module, argv):
+    """Runs `python -m MODULE` in a process with MKL's limit lifted; returns the exit code."""
+    try:
+        with environment("unthrottled") as variables:
+            command = [sys.executable, "-m", module, *argv]
+            return subprocess.run(command, env=variables, check=False).returncode
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"--mkl unthrottled: {error}", file=sys.stderr)
+        return 2
 
 
 def is_unthrottled():

@@ -12,7 +12,6 @@ again. Both modes write a file in bench/results.
 import argparse
 import gc
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -98,7 +97,7 @@ def parse(argv):
 def main(argv=None):
     parser, args = parse(argv)
     if args.mkl == "unthrottled" and args.mode != "table" and not mkl.is_unthrottled():
-        return run_preloaded(sys.argv[1:] if argv is None else argv)
+        return mkl.run_preloaded("bench.training.compare", sys.argv[1:] if argv is None else argv)
     facts = machine.facts(args.device)
     if args.mode == "table":
         print(markdown(json.loads((args.out or result_file(facts, args, "speed")).read_text())))
@@ -133,17 +132,6 @@ def measure_presets(args, facts, out):
         gc.collect()  # the models of this preset are freed before the next are built
         fusedseq.empty_cache()
         out.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def run_preloaded(argv):
-    """Runs this program in a process in which MKL's limit is lifted; returns the exit code."""
-    command = [sys.executable, "-m", "bench.training.compare", *argv]
-    try:
-        with mkl.environment("unthrottled") as environment:
-            return subprocess.run(command, env=environment, check=False).returncode
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"--mkl unthrottled: {error}", file=sys.stderr)
-        return 2
 
 
 def result_file(facts, args, mode):

@@ -14,6 +14,6 @@ def test_the_limit_and_what_part_of_it_the_target_needs(monkeypatch, reached, li
     monkeypatch.setattr(benchmark_page.metrics, "fractions_of_roofline", lambda *_: fractions)
     entry = {"median": {"fused": 1.0, "eager": 1.2}}
     lines = benchmark_page.missed_lines(
-        "unthrottled", {"a": ({}, entry)}, lambda _: [("eager", 1.3), ("eager", 1.1)]
+        "unthrottled", {"a": ({}, entry)}, lambda _: [("eager", 1.3), ("eager", 1.1)], {}
     )
-    assert lines == [["a", "unthrottled", "1.20× eager", "1.3×", *limits]]
+    assert lines == [["a", "unthrottled", "1.20× eager", "1.3×", *limits, ""]]
