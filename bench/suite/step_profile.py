@@ -18,7 +18,8 @@ import fusedseq
 import torch
 from fusedseq.fused import flops
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from bench.suite import machine, measurements, mkl, roofline, step_shares
 from bench.suite.case_list import CASES
@@ -71,15 +72,29 @@ def profiled(step):
     return step_shares.grouped(ms, wall * 1e3)
 
 
+class Operations(TorchDispatchMode):
+    """Counts the floating point operations of products in `count`, without those of attention.
+
+    torch's FlopCounterMode does not, because its hooks of modules refuse torch.autograd.grad.
+    """
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        operator = function.overloadpacket
+        is_product = step_shares.group(operator._qualified_op_name) == "products"
+        if is_product and operator in flop_registry:
+            self.count += flop_registry[operator](*args, **(kwargs or {}), out_val=out)
+        return out
+
+
 def operations(step):
-    """Returns the floating point operations of a step's products, without those of attention."""
+    """Returns the floating point operations of a step's products, as the mean of BATCHES steps."""
     flops.register()
-    with FlopCounterMode(display=False) as counter:
-        for _ in range(BATCHES):
-            step()
-    counts = counter.get_flop_counts()["Global"]
-    kinds = {op: step_shares.group(op._qualified_op_name) for op in counts}
-    return sum(n for op, n in counts.items() if kinds[op] == "products") / BATCHES
+    with Operations() as counter:
+        seconds(step)
+    return counter.count / BATCHES
 
 
 def measure(name, steps, rounds):

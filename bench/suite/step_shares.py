@@ -93,8 +93,12 @@ def section(profiles):
     results = {
         result["date"]: result for of_mode in profiles.values() for result, _ in of_mode.values()
     }
-    measured = ", ".join(
+    measured = dict.fromkeys(
         f"{date[:10]} at commit `{(result['commit'] or 'unknown')[:12]}`"
         for date, result in sorted(results.items())
     )
-    return [TITLE, report.markdown_table([head, *lines(profiles)]), f"Measured on {measured}."]
+    return [
+        TITLE,
+        report.markdown_table([head, *lines(profiles)]),
+        f"Measured on {', '.join(measured)}.",
+    ]

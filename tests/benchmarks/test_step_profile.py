@@ -129,13 +129,19 @@ def test_a_small_preset_is_profiled():
 
 
 def test_a_small_model_is_profiled():
+    """Its operations are those that the benchmark case gives: three times the forward's."""
     case = cases.accelerated("lstm", 5, 2, 16, 40)
-    steps = step_profile.steps_of_model(case)
-    found = step_profile.measure(case.name, steps, rounds=1)
+    found = step_profile.measure(case.name, step_profile.steps_of_model(case), rounds=1)
     check(found)
-    T, B, E, V = 5, 2, 16, 40
-    products = 3 * 2 * T * B * (2 * 8 * E * E + E * V)
-    assert found["operations"] == products
+    assert found["operations"] == 3 * case.flops
+
+
+def test_operations_of_attention_are_not_counted():
+    """A step whose float input is a leaf has the products of the maps alone."""
+    L, B, E = 5, 2, 16
+    case = cases.accelerated("transformer", L, B, E, 2, 1)
+    step = step_profile.steps_of_model(case)["fused"]
+    assert step_profile.operations(step) == 3 * 2 * B * L * 28 * E * E
 
 
 def test_every_case_that_has_a_target_can_be_profiled():
