@@ -135,8 +135,8 @@ REMARKS = {
 - **Attention with 5 positions and batch 8**: the time of such a call is host overhead, much of it
   autograd's own. The targets are two and three times the speed of torch's operator.
 - **Attention with 6 positions and batch 2,048**: the targets of 12 times eager and, with dropout,
-  10 times torch's operator were set on a machine whose baselines ran many times slower. The last
-  column says what gain the rate of a copy leaves here.
+  10 times torch's operator were set on a machine whose baselines ran many times slower. The limit
+  is the gain that the rate of a copy leaves here.
 - **LSTMs below 1.1 times torch**: torch's own operator multiplies at nearly the rate of ours, and
   the products alone take most of the time (less of it with 8 or 16 rows): see "Recurrences: time
   beside the products" below.
@@ -159,12 +159,14 @@ kernels are nearly at the limit of its arithmetic, and a faster product gains li
 - **LSTMs below 1.1 times torch**: torch's own operator and ours both multiply near that limit; see
   "Recurrences: time beside the products" below. What is left includes keeping two threads in step.
 - **Bidirectional LSTMs**: the two directions are two calls of the operator.
-- **Attention with 5 positions and batch 8, and of one query**: the smallest call of all,
-  `L1-B1-N1-D4`, has nothing to compute and takes most of the time of those up to width 512. That is
-  the time of the host from Python to the kernel, and much of it autograd's own.
+- **Attention with 5 positions and batch 8, and of one query**: the smallest calls of all,
+  `L1-B1-N1-D4` in training and `L1-S1-B1-N1-D4` in inference, have nothing to compute, and take
+  most of the time of those with 5 positions and a width of up to 512, and of that of one query over
+  200 keys. That is the time of the host from Python to the kernel, and in training much of it is
+  autograd's own.
 - **Whole models after `accelerate`**: the products are most of a step, and torch's are nearly as
   fast. In fp32 a gain of 1.5 needs the whole step, with its attention, norms and dropouts, at about
-  the rate that a product of large matrices alone reaches; see the last column.
+  the rate that a product of large matrices alone reaches: see the column "target, of the limit".
 """,
 }
 TRAINING = """### Training steps

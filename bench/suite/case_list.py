@@ -121,8 +121,9 @@ CASES = [
         attention(8, 1, 5, D, Target("torch", 3.0 if D <= 256 else 2.0), roofline="copy")
         for D in (32, 256, 512, 2048)
     ),
-    # The smallest call: what a call costs beside its work.
+    # The smallest calls: what a call costs beside its work.
     attention(1, 1, 1, 4, roofline="copy", full=True),
+    decoding(1, 1, 1, 4, full=True),
     attention(
         64,
         8,

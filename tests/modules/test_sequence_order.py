@@ -267,10 +267,19 @@ def test_ragged_batches_are_compiled_with_max_seqlen(name):
 
 
 @pytest.mark.cpu
-def test_max_seqlen_is_at_least_the_longest_length():
-    message = "LSTM: max_seqlen must be at least the length of the longest sequence, 3, got 2"
-    with pytest.raises(ValueError, match=message):
-        nn.LSTM(X, H)(torch.ones(4, X), cu_seqlens=torch.tensor([0, 3, 4]), max_seqlen=2)
+@pytest.mark.parametrize(
+    ("max_seqlen", "message"),
+    [
+        (2, "be at least the length of the longest sequence, 3, got 2"),
+        (-1, "be at least 0, got -1"),
+        (3.0, "be a whole number, got float"),
+        (True, "be a whole number, got bool"),
+    ],
+)
+def test_wrong_longest_lengths_are_rejected(max_seqlen, message):
+    module, cu_seqlens = nn.LSTM(X, H), torch.tensor([0, 3, 4])
+    with pytest.raises((TypeError, ValueError), match=f"LSTM: max_seqlen must {message}"):
+        module(torch.ones(4, X), cu_seqlens=cu_seqlens, max_seqlen=max_seqlen)
 
 
 @pytest.mark.cpu

@@ -84,27 +84,12 @@ def boundaries(letter: str, cu_seqlens: Any, longest: Any, x: Tensor) -> tuple[T
 
     letter: of the argument    x: the rows of the sequences
     """
-    if longest is not None:
-        if isinstance(longest, bool) or not isinstance(longest, (int, torch.SymInt)):
-            raise TypeError(
-                f"{OP}: max_seqlen_{letter} must be a whole number, got {type(longest).__name__}"
-            )
-        if isinstance(longest, int) and longest < 0:
-            raise ValueError(f"{OP}: max_seqlen_{letter} must be at least 0, got {longest}")
-    elif torch.compiler.is_compiling() or x.is_meta:
+    if longest is None and (torch.compiler.is_compiling() or x.is_meta):
         raise ValueError(
             f"{OP}: max_seqlen_{letter} must be given in compiled code and for meta tensors, got "
             "None"
         )
-    given = longest is not None
-    offsets = check.offsets(OP, f"cu_seqlens_{letter}", cu_seqlens, x, letter, reads=not given)
-    if longest is not None and not check.is_readable(offsets):
-        return offsets, longest
-    lengths = offsets.diff()
-    most = int(lengths.max()) if lengths.numel() else 0
-    if longest is not None and most > longest:
-        raise ValueError(
-            f"{OP}: max_seqlen_{letter} must be at least the length of the longest sequence, "
-            f"{most}, got {longest}"
-        )
-    return offsets, most if longest is None else longest
+    offsets = check.offsets(
+        OP, f"cu_seqlens_{letter}", cu_seqlens, x, letter, reads=longest is None
+    )
+    return offsets, check.longest(OP, f"max_seqlen_{letter}", longest, offsets)

@@ -4,7 +4,7 @@ would touch foreign memory.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -214,6 +214,28 @@ def offsets(
             f"{found.tolist()}"
         )
     return found.to(first.device)
+
+
+def longest(op: str, name: str, value: Any, offsets: Tensor) -> int:
+    """Requires a whole number of at least the length of the longest sequence, or None. Returns it,
+    or that length for None, which waits for a GPU.
+
+    offsets: as `offsets` returns them; a given value is compared with them where they are readable
+    """
+    if value is not None:
+        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+            raise TypeError(f"{op}: {name} must be a whole number, got {type(value).__name__}")
+        if isinstance(value, int) and value < 0:
+            raise ValueError(f"{op}: {name} must be at least 0, got {value}")
+        if not is_readable(offsets):
+            return cast(int, value)
+    lengths = offsets.diff()
+    most = int(lengths.max()) if lengths.numel() else 0
+    if value is not None and most > value:
+        raise ValueError(
+            f"{op}: {name} must be at least the length of the longest sequence, {most}, got {value}"
+        )
+    return most if value is None else cast(int, value)
 
 
 def classes(op: str, name: str, value: Any, V: int, ignore_index: int) -> None:

@@ -197,7 +197,7 @@ class Recurrent(nn.Module):
         Errors: ValueError for another shape of x, a state without an entry for each layer, both
         state and hx, lengths or starts together with an x that has its own sequences, lengths
         together with an x without a batch dimension, and max_seqlen without cu_seqlens or below the
-        longest sequence.
+        longest sequence. TypeError for a max_seqlen that is no whole number.
         """
         module = type(self).__name__
         if hx is not None:
@@ -267,17 +267,11 @@ class Recurrent(nn.Module):
         lengths, B = offsets.diff(), len(offsets) - 1
         if len(x) == 0 or B == 0:
             raise ValueError(f"{module}: x must have at least one token, got {tuple(x.shape)}")
-        if max_seqlen is None:
-            max_seqlen = int(lengths.max())
-        elif check.is_readable(lengths) and max_seqlen < (longest := int(lengths.max())):
-            raise ValueError(
-                f"{module}: max_seqlen must be at least the length of the longest sequence, "
-                f"{longest}, got {max_seqlen}"
-            )
+        T = check.longest(module, "max_seqlen", max_seqlen, offsets)
         # The place (step, sequence) of each token in (T, B).
         sequence = torch.arange(B, device=x.device).repeat_interleave(lengths, output_size=len(x))
         step = torch.arange(len(x), device=x.device) - offsets[sequence]
-        padded = x.new_zeros(max_seqlen, B, x.size(1)).index_put((step, sequence), x)
+        padded = x.new_zeros(T, B, x.size(1)).index_put((step, sequence), x)
         y, final = self._run(padded, state, Order(lengths, None))
         return y[step, sequence], final
 
