@@ -160,10 +160,10 @@ kernels are nearly at the limit of its arithmetic, and a faster product gains li
   "Recurrences: time beside the products" below. What is left includes keeping two threads in step.
 - **Bidirectional LSTMs**: the two directions are two calls of the operator.
 - **Attention with 5 positions and batch 8, and of one query**: the smallest calls of all,
-  `L1-B1-N1-D4` in training and `L1-S1-B1-N1-D4` in inference, have nothing to compute, and take
-  most of the time of those with 5 positions and a width of up to 512, and of that of one query over
-  200 keys. That is the time of the host from Python to the kernel, and in training much of it is
-  autograd's own.
+  `L1-B1-N1-D4` in training and `L1-S1-B1-N1-D4` in inference, have nothing to compute. They take
+  two thirds or more of the time of those with 5 positions and a width of up to 512, and half of
+  that of one query over 200 keys: the time of the host from Python to the kernel, of which much is
+  autograd's own in training. In inference the smallest call of torch is the faster one.
 - **Whole models after `accelerate`**: the products are most of a step, and torch's are nearly as
   fast. In fp32 a gain of 1.5 needs the whole step, with its attention, norms and dropouts, at about
   the rate that a product of large matrices alone reaches: see the column "target, of the limit".
