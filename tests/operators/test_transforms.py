@@ -7,7 +7,6 @@ under the same transform.
 
 import importlib
 
-import fusedseq
 import pytest
 import torch
 from fusedseq import fused, nn, reference
@@ -15,8 +14,6 @@ from fusedseq.testing import CASES, differentiable
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_leaves, tree_map
-
-from tests.modules.test_per_sample_gradients import by_loop, detached
 
 
 def flat(case, function):
@@ -335,99 +332,3 @@ def test_vmap_of_a_call_that_autograd_records():
     (found,) = torch.autograd.grad(vmap(f, (0, None))(batch, W).sin().sum(), W)
     (wanted,) = torch.autograd.grad(sum(f(x, W).sin().sum() for x in batch), W)
     torch.testing.assert_close(found, wanted)
-
-
-E, V = 4, 11
-
-
-class OutputLayer(torch.nn.Module):
-    """The loss of an output layer with splits, and the weight that the loss takes."""
-
-    def __init__(self):
-        super().__init__()
-        self.loss, self.output = nn.SplitCrossEntropy(E, (4, 8)), torch.nn.Linear(E, V)
-        torch.nn.init.normal_(self.loss.tombstones)
-
-    def forward(self, x, target):
-        return self.loss(x, target, self.output.weight, self.output.bias)
-
-
-def accelerated(model):
-    assert fusedseq.accelerate(model).replaced
-    return model
-
-
-def vectors(T=5):
-    return torch.randn(3, T, E, dtype=torch.float64)
-
-
-def ids():
-    return torch.tensor([[1, 0, 4, 1, 10], [2, 2, 2, 2, 2], [5, 9, 0, 3, 8]])
-
-
-# {name: (the module, a batch of each of its inputs, whether its forward is random in training)}
-SAMPLED = {
-    "TransformerDecoderLayer": (
-        lambda: nn.TransformerDecoderLayer(E, 2, 8, 0.3),
-        lambda: (vectors(), vectors(7)),
-        True,
-    ),
-    "Embedding": (lambda: nn.Embedding(V, E, 0, dropout=0.4), lambda: (ids(),), True),
-    "SplitCrossEntropy": (OutputLayer, lambda: (vectors(), ids()), False),
-    "accelerated LSTM": (
-        lambda: accelerated(torch.nn.LSTM(E, 3, 2, dropout=0.4)),
-        lambda: (vectors(),),
-        True,
-    ),
-    "accelerated TransformerDecoderLayer": (
-        lambda: accelerated(torch.nn.TransformerDecoderLayer(E, 2, 8, 0.3)),
-        lambda: (vectors(), vectors(7)),
-        True,
-    ),
-}
-
-
-def loss_of_sample(module):
-    """(parameters, the inputs of one sample) -> a scalar; the sample is a batch of 1."""
-
-    def loss(parameters, *inputs):
-        y = functional_call(module, parameters, tuple(t[:, None] for t in inputs))
-        return (y[0] if isinstance(y, tuple) else y).sin().sum()
-
-    return loss
-
-
-@pytest.mark.parametrize("name", SAMPLED)
-def test_per_sample_gradients_equal_a_loop(name):
-    """The loop computes ordinary backward passes, by the kernels."""
-    make, batches, _ = SAMPLED[name]
-    module, inputs = make().double().eval(), batches()
-    loss = loss_of_sample(module)
-    found = vmap(grad(loss), (None, *(0 for _ in inputs)))(detached(module), *inputs)
-    wanted = by_loop(module, loss, *inputs)
-    torch.testing.assert_close(found, wanted)
-    for key, p in module.named_parameters():
-        assert found[key].shape == (3, *p.shape)
-        assert not torch.allclose(found[key][0], found[key][1]), key
-
-
-@pytest.mark.parametrize("name", [name for name, (*_, is_random) in SAMPLED.items() if is_random])
-def test_samples_share_masks_only_where_vmap_is_asked(name):
-    make, batches, _ = SAMPLED[name]
-    module = make().double()
-    sample = [batch[0] for batch in batches()]
-    inputs = [t.expand(3, *t.shape) for t in sample]
-    parameters, loss = detached(module), loss_of_sample(module)
-
-    def gradients(randomness):
-        torch.manual_seed(5)
-        places = (None, *(0 for _ in inputs))
-        return vmap(grad(loss), places, randomness=randomness)(parameters, *inputs)
-
-    same, different = gradients("same"), gradients("different")
-    torch.manual_seed(5)
-    for key, g in grad(loss)(parameters, *sample).items():
-        torch.testing.assert_close(same[key], g.expand_as(same[key]))
-    assert any(not torch.allclose(g[0], g[1]) for g in different.values())
-    with pytest.raises(RuntimeError, match="randomness"):
-        gradients("error")
