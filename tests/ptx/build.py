@@ -51,7 +51,7 @@ PLAIN = {
     "sm_90a": rf"^(?!.*{OTHER_CELLS})",
 }
 CHECKED = (
-    rf"^(?!.*persistent_\w*kernel)(?!.*{RECURRENCE}(d|6__half))"
+    rf"^(?!.*persistent_(forward|backward)_kernel)(?!.*{RECURRENCE}(d|6__half))"
     rf"(?!.*{CLUSTERS}(6__half|13__nv_bfloat16NS\w*Lb1E))"
     r"|kernelI(f|13__nv_bfloat16)NS0_7VariantILi1ELi2ELb0E"
 )
