@@ -155,6 +155,20 @@ def _presets() -> dict[str, Settings]:
             "decay_steps": 22_300,  # the end of the 26 epochs
         },
     )
+    # A third part, from the weights of mogrifier-fast-second: ten epochs at a constant learning
+    # rate. What is evaluated and kept is the mean of the weights from the second epoch on. It is 60
+    # epochs in all.
+    presets["mogrifier-fast-third"] = varied(
+        presets["mogrifier-fast-second"],
+        training={
+            "epochs": 10,
+            "lr": 0.001,
+            "lr_schedule": "constant",
+            "decay_steps": None,
+            "averaging": "tail",
+            "tail_from": 1,
+        },
+    )
     # The configuration of the paper, Merity et al. (2018): NT-ASGD instead of annealing and early
     # stopping.
     presets["awd-merity"] = varied(
@@ -206,7 +220,10 @@ def _presets() -> dict[str, Settings]:
 PRESETS = _presets()
 DEFAULT_PRESET = "mogrifier-awd"
 # Presets that start from the trained weights of another preset.
-BEGIN_WITH = {"mogrifier-fast-second": "mogrifier-fast"}
+BEGIN_WITH = {
+    "mogrifier-fast-second": "mogrifier-fast",
+    "mogrifier-fast-third": "mogrifier-fast-second",
+}
 
 
 class Task:
