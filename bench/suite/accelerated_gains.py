@@ -27,12 +27,8 @@ CASES = {
 
 
 def stands_for(name, kind):
-    """Returns whether a case is one of a kind; bidirectional LSTMs are not replaced."""
-    return (
-        name.startswith(CASES[kind][0])
-        and (kind == "WeightDrop") == ("weight_drop" in name)
-        and not name.endswith("-bidirectional")
-    )
+    """Returns whether a case is one of a kind."""
+    return name.startswith(CASES[kind][0]) and (kind == "WeightDrop") == ("weight_drop" in name)
 
 
 def of(machines):

@@ -69,6 +69,7 @@ FAMILIES = {
             "mogrifier_lstm",
             "mogrifier_lstm_pair",
             "lstm",
+            "bidirectional_lstm",
             "layer_norm_lstm",
             "layer_norm_gru",
             "peephole_lstm",
@@ -158,7 +159,8 @@ kernels are nearly at the limit of its arithmetic, and a faster product gains li
 
 - **LSTMs below 1.1 times torch**: torch's own operator and ours both multiply near that limit; see
   "Recurrences: time beside the products" below. What is left includes keeping two threads in step.
-- **Bidirectional LSTMs**: the two directions are two calls of the operator.
+- **Bidirectional LSTMs**: each direction runs on half of the threads, so that with two threads no
+  step waits. What is left is the rate of the products.
 - **Attention with 5 positions and batch 8, and of one query**: the smallest calls of all,
   `L1-B1-N1-D4` in training and `L1-S1-B1-N1-D4` in inference, have nothing to compute. They take
   two thirds or more of the time of those with 5 positions and a width of up to 512, and half of

@@ -131,38 +131,14 @@ def layer_norm_gru(T, B, X, H, *targets, **fields):
 
 
 def bidirectional_lstm(T, B, X, H, *targets, **fields):
-    """A layer of an LSTM in both directions: two calls of the operator."""
-    one = testing.lstm_case(T, B, X, H).make
-
-    def make(randn):
-        (x, *forward), _ = one(randn)
-        (_, *reverse), _ = one(randn)
-        return (x, tuple(forward), tuple(reverse)), {}
-
-    def call(ops, x, forward, reverse):
-        y, _ = ops.lstm(x, *forward)
-        if ops is fused:
-            back, _ = ops.lstm(x, *reverse, reverse=True)
-        else:
-            back = ops.lstm(x.flip(0), *reverse)[0].flip(0)
-        return torch.cat([y, back], -1)
-
-    def parts(args, kwargs):
-        x, forward, reverse = args
-        return [("lstm", (x, *forward), {}), ("lstm", (x, *reverse), {"reverse": True})]
-
-    def torch_lstm(x, forward, reverse):
-        return baselines.bidirectional_lstm(x, forward, reverse)[0]
-
     return BenchmarkCase(
-        "lstm",
-        f"T{T}-B{B}-{X}-{H}-bidirectional",
-        make,
-        call,
-        parts,
+        "bidirectional_lstm",
+        f"T{T}-B{B}-{X}-{H}",
+        testing.bidirectional_lstm_case(T, B, X, H).make,
         flops=2 * 2.0 * T * B * 4 * H * (X + H),
         targets=targets,
-        others={"torch": torch_lstm},
+        eager=baselines.bidirectional_lstm_loop,
+        others={"torch": baselines.bidirectional_lstm},
         **fields,
     )
 

@@ -7,6 +7,7 @@ LEAST = 1.0  # of every operator
 OPERATORS = {
     "attention": 1.5,
     "attention_varlen": 1.3,
+    "bidirectional_lstm": 1.1,
     "encoder_layer": 1.6,
     "gru": 1.1,
     "layer_norm_lstm": 3.0,
@@ -39,6 +40,4 @@ PRESETS = {
 
 def of_entry(entry):
     """Returns the gain asked for of an entry of a result, over the faster of eager and torch."""
-    if entry["name"].endswith("-bidirectional"):
-        return 1.1
     return CASES.get(entry["name"], OPERATORS.get(entry["op"], LEAST))

@@ -319,8 +319,8 @@ struct NtAsgd {
 // instruction sets can; see csrc/cpu/simd/bf16_pair.h. All are null in the others. Operands that
 // are floats in memory are rounded to bfloat16 for the products only.
 struct Bf16Kernels {
-  void (*recurrence)(const Recurrence<float>&, Parallel, int threads);
-  void (*recurrence_backward)(const RecurrenceBackward<float>&, Parallel, int threads);
+  void (*recurrence)(const Recurrence<float>*, int count, Parallel, int threads);
+  void (*recurrence_backward)(const RecurrenceBackward<float>*, int count, Parallel, int threads);
   void (*linear)(const Linear<bfloat16>&, Parallel, int threads);
   void (*linear_backward)(const Linear<bfloat16>&, Parallel, int threads);
   void (*linear_f32)(const Linear<float>&, Parallel, int threads);
@@ -347,10 +347,14 @@ struct Kernels {
   double (*activation_regularization)(const ActivationRegularization&, Parallel, int threads);
   void (*activation_regularization_backward)(const ActivationRegularization&, double dloss,
                                              Parallel, int threads);
-  void (*recurrence_f32)(const Recurrence<float>&, Parallel, int threads);
-  void (*recurrence_f64)(const Recurrence<double>&, Parallel, int threads);
-  void (*recurrence_backward_f32)(const RecurrenceBackward<float>&, Parallel, int threads);
-  void (*recurrence_backward_f64)(const RecurrenceBackward<double>&, Parallel, int threads);
+  // One recurrence, or two with the same cell that run at the same time; `threads` is the number of
+  // parts of the work of each.
+  void (*recurrence_f32)(const Recurrence<float>*, int count, Parallel, int threads);
+  void (*recurrence_f64)(const Recurrence<double>*, int count, Parallel, int threads);
+  void (*recurrence_backward_f32)(const RecurrenceBackward<float>*, int count, Parallel,
+                                  int threads);
+  void (*recurrence_backward_f64)(const RecurrenceBackward<double>*, int count, Parallel,
+                                  int threads);
   void (*linear_f32)(const Linear<float>&, Parallel, int threads);
   void (*linear_f64)(const Linear<double>&, Parallel, int threads);
   void (*linear_backward_f32)(const Linear<float>&, Parallel, int threads);

@@ -49,6 +49,21 @@ class Barrier {
   alignas(64) int turn_ = 0;     // how often all parts have met
 };
 
+// Runs one pass, or two that do not depend on each other, by `parts` parts of the work each. A
+// range that has parts of both runs those of the first one first, as every other range does, so
+// that no two ranges wait for each other.
+template <class Pass, class Problem>
+void run_side_by_side(const Problem* problems, int count, cpu::Parallel run, int parts) {
+  Pass first(problems[0], parts);
+  if (count == 1)
+    return parallel(run, parts, [&](int64_t begin, int64_t end) { first.run(begin, end); });
+  Pass second(problems[1], parts);
+  parallel(run, 2 * parts, [&](int64_t begin, int64_t end) {
+    if (begin < parts) first.run(begin, end < parts ? end : parts);
+    if (end > parts) second.run(begin > parts ? begin - parts : 0, end - parts);
+  });
+}
+
 // The columns that parts of the work own are whole vectors, and at least whole blocks of four,
 // which is how Philox produces a mask.
 template <class T>

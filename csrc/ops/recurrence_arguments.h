@@ -304,6 +304,11 @@ using Backward = Gradients (*)(const LayerBackward&);
 
 Outputs forward_cpu(const RecurrenceInputs& i);
 Gradients backward_cpu(const LayerBackward& layer);
+// Two recurrences of the same cell, sizes and dtype that do not depend on each other.
+std::pair<Outputs, Outputs> forward_two_cpu(const RecurrenceInputs& first,
+                                            const RecurrenceInputs& second);
+std::pair<Gradients, Gradients> backward_two_cpu(const LayerBackward& first,
+                                                 const LayerBackward& second);
 Outputs forward_cuda(const RecurrenceInputs& i);
 Gradients backward_cuda(const LayerBackward& layer);
 

@@ -110,21 +110,40 @@ int team_size(const cpu::Recurrence<T>& r) {
   return int(useful < threads() ? useful : threads());
 }
 
-// `type` is that of the operator's tensors.
-void run(const cpu::Recurrence<float>& r, ScalarType type) {
+template <class T>
+int team_size(const cpu::RecurrenceBackward<T>& g) {
+  return team_size(g.forward);
+}
+
+// The kernel of some problems. `type` is that of the operator's tensors.
+auto kernel(const cpu::Recurrence<float>*, ScalarType type) {
   const auto& all = cpu::kernels();
-  (multiplies_in_bf16(type) ? all.bf16.recurrence : all.recurrence_f32)(r, parallel, team_size(r));
+  return multiplies_in_bf16(type) ? all.bf16.recurrence : all.recurrence_f32;
 }
-void run(const cpu::Recurrence<double>& r, ScalarType) {
-  cpu::kernels().recurrence_f64(r, parallel, team_size(r));
+auto kernel(const cpu::Recurrence<double>*, ScalarType) {
+  return cpu::kernels().recurrence_f64;
 }
-void run(const cpu::RecurrenceBackward<float>& r, ScalarType type) {
+auto kernel(const cpu::RecurrenceBackward<float>*, ScalarType type) {
   const auto& all = cpu::kernels();
-  (multiplies_in_bf16(type) ? all.bf16.recurrence_backward : all.recurrence_backward_f32)(
-      r, parallel, team_size(r.forward));
+  return multiplies_in_bf16(type) ? all.bf16.recurrence_backward : all.recurrence_backward_f32;
 }
-void run(const cpu::RecurrenceBackward<double>& r, ScalarType) {
-  cpu::kernels().recurrence_backward_f64(r, parallel, team_size(r.forward));
+auto kernel(const cpu::RecurrenceBackward<double>*, ScalarType) {
+  return cpu::kernels().recurrence_backward_f64;
+}
+
+// Runs problems that do not depend on each other. Two run at the same time, each on half of the
+// threads, which have fewer others to wait for at the barriers of a step: with two threads none.
+// An odd number of threads runs them one after the other.
+template <class Problem>
+void run(const std::vector<Problem>& problems, ScalarType type) {
+  const auto call = kernel(problems.data(), type);
+  if (problems.size() == 2 && threads() % 2 == 0) {
+    const int half = threads() / 2, useful = team_size(problems[0]);
+    call(problems.data(), 2, parallel, useful < half ? useful : half);
+    return;
+  }
+  for (const Problem& problem : problems)
+    call(&problem, 1, parallel, team_size(problem));
 }
 
 // The kernels write `width` of each `padded` elements of a saved tensor's rows; this zeroes the
@@ -150,35 +169,60 @@ void zero_padding_of_rounds(const Tensor& round_gates, const cpu::Recurrence<T>&
   }
 }
 
+// A forward call: its arguments and the tensors that the kernel writes to.
+template <class T>
+struct ForwardCall {
+  const RecurrenceInputs& i;
+  KernelArguments<T> a;
+  Tensor y, h, c;
+  Saved saved;
+
+  explicit ForwardCall(const RecurrenceInputs& i) : i(i), a(i) {
+    auto& r = a.r;
+    constexpr ScalarType type = KernelArguments<T>::type;
+    const int64_t Hp = cpu::padded(r.H), Xp = cpu::padded(r.X), rank = cpu::padded(r.rank);
+    const int64_t width = (r.rounds + 1) / 2 * Xp + r.rounds / 2 * Hp;
+    const int64_t steps_of_c = has_c(r.cell) ? r.steps : 0, rows_of_c = has_c(r.cell) ? r.B : 0;
+    y = output(i.x, {r.steps, r.B, r.H}, type);
+    h = output(i.x, {r.B, r.H}, type);
+    c = output(i.x, {rows_of_c, r.H}, type);
+    saved = {output(i.x, {r.steps, r.B, slots_of(r.cell), Hp}, type),
+             output(i.x, {steps_of_c, r.B, Hp}, type), output(i.x, {r.steps, r.B, width}, type),
+             output(i.x, {r.rank ? r.rounds : 0, r.steps, r.B, rank}, type),
+             output(i.x, {r.steps, r.B, statistics_of(r.cell)}, type)};
+    zero_padding<T>(saved.gates, r.H, Hp);
+    zero_padding<T>(saved.cells, r.H, Hp);
+    if (r.rank) zero_padding<T>(saved.factors, r.rank, rank);
+    if (width > 0) zero_padding_of_rounds<T>(saved.round_gates, r);
+    r.y = a.out(y);
+    r.h = a.out(h);
+    r.c = a.out(c);
+    r.gates = a.out(saved.gates);
+    r.cells = a.out(saved.cells);
+    r.statistics = a.out(*saved.statistics);
+    r.round_gates = a.out(saved.round_gates);
+    r.factors = a.out(saved.factors);
+  }
+
+  Outputs results() const {
+    const ScalarType out = i.x.scalar_type();
+    return {as_type(y, out), as_type(h, out), as_type(c, out), saved};
+  }
+};
+
 template <class T>
 Outputs forward(const RecurrenceInputs& i) {
-  KernelArguments<T> a(i);
-  auto& r = a.r;
-  constexpr ScalarType type = KernelArguments<T>::type;
-  const int64_t Hp = cpu::padded(r.H), Xp = cpu::padded(r.X), rank = cpu::padded(r.rank);
-  const int64_t width = (r.rounds + 1) / 2 * Xp + r.rounds / 2 * Hp;
-  const Tensor y = output(i.x, {r.steps, r.B, r.H}, type);
-  const int64_t steps_of_c = has_c(r.cell) ? r.steps : 0, rows_of_c = has_c(r.cell) ? r.B : 0;
-  const Tensor h = output(i.x, {r.B, r.H}, type), c = output(i.x, {rows_of_c, r.H}, type);
-  const Saved s{output(i.x, {r.steps, r.B, slots_of(r.cell), Hp}, type),
-                output(i.x, {steps_of_c, r.B, Hp}, type), output(i.x, {r.steps, r.B, width}, type),
-                output(i.x, {r.rank ? r.rounds : 0, r.steps, r.B, rank}, type),
-                output(i.x, {r.steps, r.B, statistics_of(r.cell)}, type)};
-  zero_padding<T>(s.gates, r.H, Hp);
-  zero_padding<T>(s.cells, r.H, Hp);
-  if (r.rank) zero_padding<T>(s.factors, r.rank, rank);
-  if (width > 0) zero_padding_of_rounds<T>(s.round_gates, r);
-  r.y = a.out(y);
-  r.h = a.out(h);
-  r.c = a.out(c);
-  r.gates = a.out(s.gates);
-  r.cells = a.out(s.cells);
-  r.statistics = a.out(*s.statistics);
-  r.round_gates = a.out(s.round_gates);
-  r.factors = a.out(s.factors);
-  if (r.B > 0) run(r, i.x.scalar_type());
-  const ScalarType out = i.x.scalar_type();
-  return {as_type(y, out), as_type(h, out), as_type(c, out), s};
+  const ForwardCall<T> call(i);
+  if (call.a.r.B > 0) run<cpu::Recurrence<T>>({call.a.r}, i.x.scalar_type());
+  return call.results();
+}
+
+template <class T>
+std::pair<Outputs, Outputs> forward_two(const RecurrenceInputs& first,
+                                        const RecurrenceInputs& second) {
+  const ForwardCall<T> one(first), two(second);
+  if (one.a.r.B > 0) run<cpu::Recurrence<T>>({one.a.r, two.a.r}, first.x.scalar_type());
+  return {one.results(), two.results()};
 }
 
 // Where the kernel writes the gradients of the rounds' weights.
@@ -206,72 +250,109 @@ struct RoundGradients {
   }
 };
 
+// A backward call: its arguments and the tensors that the kernel writes to.
+template <class T>
+struct BackwardCall {
+  const LayerBackward& layer;
+  KernelArguments<T> a;
+  const RequiredGradients required;
+  Gradients g;
+  Tensor dvectors;
+  std::optional<RoundGradients<T>> rounds;
+  cpu::RecurrenceBackward<T> problem;
+
+  explicit BackwardCall(const LayerBackward& layer)
+      : layer(layer), a(layer.i), required(layer.needs) {
+    const RecurrenceInputs& i = layer.i;
+    const Saved& s = layer.saved;
+    auto& r = a.r;
+    require(bool(layer.dy), i.op, "dy must be a tensor");
+    require_output_gradients(i, *layer.dy, layer.dh, layer.dc, layer.y, s);
+    if (r.rank && r.rounds) {
+      require_shape(i.op, "factors", s.factors, {r.rounds, r.steps, r.B, cpu::padded(r.rank)});
+      require_floating(i.op, "factors", s.factors);
+    }
+    r.y = const_cast<T*>(a.in(layer.y));
+    r.gates = const_cast<T*>(a.in(s.gates));
+    r.cells = has_c(r.cell) ? const_cast<T*>(a.in(s.cells)) : nullptr;
+    r.statistics = s.statistics ? const_cast<T*>(a.in(*s.statistics)) : nullptr;
+    r.round_gates = const_cast<T*>(a.in(s.round_gates));
+    r.factors = const_cast<T*>(a.in(s.factors));
+
+    g = {like(i.x, required.dx),
+         like(i.W_ih, required.dW_ih),
+         like(i.W_hh, required.dW_hh),
+         like(i.b, required.db),
+         like(i.h0, true),
+         like(i.c0, has_c(i.cell)),
+         like(i.Q, required.any_Q),
+         like(i.Q_factor, required.any_Q),
+         like(i.R, required.any_R),
+         like(i.R_factor, required.any_R),
+         like(i.Q_bias, required.any_Q),
+         like(i.R_bias, required.any_R)};
+    dvectors = like(i.vectors, layer.dvectors);
+    if (r.B == 0) {  // Each gradient is a sum over no rows, and no kernel runs.
+      const auto zero = [](const Tensor& t) {
+        if (t.numel()) std::memset(t.mutable_data_ptr(), 0, t.numel() * sizeof(T));
+      };
+#define ZERO(type, name) zero(g.name);
+      MOGRIFIER_GRADIENTS(ZERO)
+#undef ZERO
+      zero(dvectors);
+    }
+    rounds.emplace(a, g, required, i);
+    problem = {r,
+               a.in(*layer.dy),
+               a.in(layer.dh),
+               has_c(i.cell) ? a.in(layer.dc) : nullptr,
+               pointer(g.dx, required.dx),
+               a.out(g.dh0),
+               a.out(g.dc0),
+               pointer(g.dW_ih, required.dW_ih),
+               pointer(g.dW_hh, required.dW_hh),
+               pointer(g.db, required.db && i.b),
+               pointer(dvectors, layer.dvectors),
+               rounds->first_factors.data(),
+               rounds->second_factors.data(),
+               rounds->biases.data()};
+  }
+
+  Gradients results() {
+    const ScalarType type = layer.i.x.scalar_type();
+#define IN_THE_DTYPE_OF_X(type_, name) g.name = as_type(g.name, type);
+    MOGRIFIER_GRADIENTS(IN_THE_DTYPE_OF_X)
+#undef IN_THE_DTYPE_OF_X
+    if (required.dW_hh) g.dW_hh = drop_weight(layer.i, g.dW_hh);
+    if (layer.dvectors) *layer.dvectors = as_type(dvectors, type);
+    return g;
+  }
+
+ private:
+  Tensor like(const OptionalTensor& t, bool is_required) const {
+    constexpr ScalarType type = KernelArguments<T>::type;
+    if (!t || !is_required) return output(layer.i.x, {0}, type);
+    return output(layer.i.x, Sizes(t->sizes().begin(), t->sizes().end()), type);
+  }
+  static T* pointer(const Tensor& t, bool is_required) {
+    return is_required ? KernelArguments<T>::out(t) : nullptr;
+  }
+};
+
 template <class T>
 Gradients backward(const LayerBackward& layer) {
-  const RecurrenceInputs& i = layer.i;
-  const Saved& s = layer.saved;
-  KernelArguments<T> a(i);
-  auto& r = a.r;
-  constexpr ScalarType type = KernelArguments<T>::type;
-  require(bool(layer.dy), i.op, "dy must be a tensor");
-  require_output_gradients(i, *layer.dy, layer.dh, layer.dc, layer.y, s);
-  if (r.rank && r.rounds) {
-    require_shape(i.op, "factors", s.factors, {r.rounds, r.steps, r.B, cpu::padded(r.rank)});
-    require_floating(i.op, "factors", s.factors);
-  }
-  r.y = const_cast<T*>(a.in(layer.y));
-  r.gates = const_cast<T*>(a.in(s.gates));
-  r.cells = has_c(r.cell) ? const_cast<T*>(a.in(s.cells)) : nullptr;
-  r.statistics = s.statistics ? const_cast<T*>(a.in(*s.statistics)) : nullptr;
-  r.round_gates = const_cast<T*>(a.in(s.round_gates));
-  r.factors = const_cast<T*>(a.in(s.factors));
+  BackwardCall<T> call(layer);
+  if (call.a.r.B > 0) run<cpu::RecurrenceBackward<T>>({call.problem}, layer.i.x.scalar_type());
+  return call.results();
+}
 
-  const RequiredGradients required(layer.needs);
-  const auto like = [&](const OptionalTensor& t, bool is_required) {
-    if (!t || !is_required) return output(i.x, {0}, type);
-    return output(i.x, Sizes(t->sizes().begin(), t->sizes().end()), type);
-  };
-  Gradients g{like(i.x, required.dx),
-              like(i.W_ih, required.dW_ih),
-              like(i.W_hh, required.dW_hh),
-              like(i.b, required.db),
-              like(i.h0, true),
-              like(i.c0, has_c(i.cell)),
-              like(i.Q, required.any_Q),
-              like(i.Q_factor, required.any_Q),
-              like(i.R, required.any_R),
-              like(i.R_factor, required.any_R),
-              like(i.Q_bias, required.any_Q),
-              like(i.R_bias, required.any_R)};
-  Tensor dvectors = like(i.vectors, layer.dvectors);
-  const auto pointer = [](const Tensor& t, bool is_required) {
-    return is_required ? KernelArguments<T>::out(t) : nullptr;
-  };
-  if (r.B == 0) {  // Each gradient is a sum over no rows, and no kernel runs.
-    const auto zero = [](const Tensor& t) {
-      if (t.numel()) std::memset(t.mutable_data_ptr(), 0, t.numel() * sizeof(T));
-    };
-#define ZERO(type, name) zero(g.name);
-    MOGRIFIER_GRADIENTS(ZERO)
-#undef ZERO
-    zero(dvectors);
-  }
-  const RoundGradients<T> rounds(a, g, required, i);
-  if (r.B > 0)
-    run(
-        cpu::RecurrenceBackward<T>{
-            r, a.in(*layer.dy), a.in(layer.dh), has_c(i.cell) ? a.in(layer.dc) : nullptr,
-            pointer(g.dx, required.dx), a.out(g.dh0), a.out(g.dc0),
-            pointer(g.dW_ih, required.dW_ih), pointer(g.dW_hh, required.dW_hh),
-            pointer(g.db, required.db && i.b), pointer(dvectors, layer.dvectors),
-            rounds.first_factors.data(), rounds.second_factors.data(), rounds.biases.data()},
-        i.x.scalar_type());
-#define IN_THE_DTYPE_OF_X(type, name) g.name = as_type(g.name, i.x.scalar_type());
-  MOGRIFIER_GRADIENTS(IN_THE_DTYPE_OF_X)
-#undef IN_THE_DTYPE_OF_X
-  if (required.dW_hh) g.dW_hh = drop_weight(i, g.dW_hh);
-  if (layer.dvectors) *layer.dvectors = as_type(dvectors, i.x.scalar_type());
-  return g;
+template <class T>
+std::pair<Gradients, Gradients> backward_two(const LayerBackward& first,
+                                             const LayerBackward& second) {
+  BackwardCall<T> one(first), two(second);
+  if (one.a.r.B > 0)
+    run<cpu::RecurrenceBackward<T>>({one.problem, two.problem}, first.i.x.scalar_type());
+  return {one.results(), two.results()};
 }
 
 bool is_double(const RecurrenceInputs& i) {
@@ -285,6 +366,15 @@ Outputs forward_cpu(const RecurrenceInputs& i) {
 }
 Gradients backward_cpu(const LayerBackward& layer) {
   return is_double(layer.i) ? backward<double>(layer) : backward<float>(layer);
+}
+std::pair<Outputs, Outputs> forward_two_cpu(const RecurrenceInputs& first,
+                                            const RecurrenceInputs& second) {
+  return is_double(first) ? forward_two<double>(first, second) : forward_two<float>(first, second);
+}
+std::pair<Gradients, Gradients> backward_two_cpu(const LayerBackward& first,
+                                                 const LayerBackward& second) {
+  return is_double(first.i) ? backward_two<double>(first, second)
+                            : backward_two<float>(first, second);
 }
 
 }  // namespace fusedseq

@@ -318,7 +318,7 @@ def test_gains_of_accelerate(tmp_path, monkeypatch):
         "linear-4-5-6": {"eager": 0.035},
         "linear-4-5-6-forward": {"eager": 0.9},
         "lstm-T1-B1-1-1": {"eager": 0.005, "torch": 0.01},
-        "lstm-T1-B1-1-1-bidirectional": {"eager": 0.04, "torch": 0.04},
+        "bidirectional_lstm-T1-B1-1-1": {"eager": 0.04, "torch": 0.04},
         "accelerate-bert-1": {"torch": 0.0126},
     }
     found = gains_of(tmp_path, {("as-installed", name): s for name, s in seconds.items()})

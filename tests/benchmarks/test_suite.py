@@ -110,7 +110,7 @@ def result():
 
 # Their baselines take the arguments of their benchmark cases alone; rnn has no case.
 FOR_CASES_ONLY = {"attention_varlen", "gru", "layer_norm_gru", "layer_norm_lstm", "peephole_lstm"}
-FOR_CASES_ONLY |= {"rnn"}
+FOR_CASES_ONLY |= {"bidirectional_lstm", "rnn"}
 
 
 def test_every_operator_has_baselines_of_its_signature_and_cases():

@@ -32,6 +32,10 @@ class Attention(nn.Module):
 
 MODELS = {
     "lstm": (lambda: nn.LSTM(E, 7, 2, dropout=0.3), lambda: (sequence(),)),
+    "bidirectional lstm": (
+        lambda: nn.LSTM(E, 7, 2, dropout=0.3, bidirectional=True),
+        lambda: (sequence(),),
+    ),
     "gru": (lambda: nn.GRU(E, 7, 2, dropout=0.3, bidirectional=True), lambda: (sequence(),)),
     "rnn": (lambda: nn.RNN(E, 7, 2, dropout=0.3, nonlinearity="relu"), lambda: (sequence(),)),
     "attention": (Attention, lambda: (sequence(),)),
@@ -223,7 +227,6 @@ LEFT = {
     "silu": (lambda: nn.TransformerEncoderLayer(E, N, activation=nn.SiLU()), "activation"),
     "subclass": (lambda: Scaled(E, E), "subclass"),
     "projected lstm": (lambda: nn.LSTM(E, 7, proj_size=3), "proj_size"),
-    "bidirectional lstm": (lambda: nn.LSTM(E, 7, bidirectional=True), "bidirectional"),
     "inplace": (lambda: nn.Dropout(inplace=True), "inplace"),
     "max_norm": (lambda: nn.Embedding(9, E, max_norm=1.0), "max_norm"),
     "parametrised": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(E, E)), "subclass"),

@@ -16,6 +16,7 @@ from fusedseq import _load, fused
 from fusedseq.fused.explain import PRODUCTS
 from fusedseq.testing import (
     attention_case,
+    bidirectional_lstm_case,
     hidden_state_case,
     linear_case,
     linear_cross_entropy_case,
@@ -114,6 +115,7 @@ OPERATORS = {
     "attention_varlen": varlen_case((5, 0, 33, 1, 60), (5, 3, 33, 1, 70), 2, 24),
     "linear": linear_case(150, 64, 90),
     "lstm": lstm_case(3, 9, 33, 40),
+    "bidirectional_lstm": bidirectional_lstm_case(3, 9, 33, 40),
     "mogrifier_lstm": mogrifier_lstm_case(3, 9, 33, 40, 5),
     "mogrifier_lstm of a low rank": mogrifier_lstm_case(3, 9, 33, 40, 5, rank=7),
     "mogrifier_lstm_pair": mogrifier_lstm_pair_case(3, 9, 33, 40, 40, 5, 5),

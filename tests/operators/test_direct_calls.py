@@ -54,6 +54,8 @@ WRONG = [
     ("lstm", {"seed": None}, "a mask needs a seed"),
     ("lstm", {"starts": torch.ones(2, 2) > 0}, r"starts must be \(3, 2\), got \(2, 2\)"),
     ("lstm", {"starts": torch.ones(3, 2)}, "starts must be bool, got float32"),
+    ("bidirectional_lstm", {"x_reverse": ones}, r"x_reverse must be \(3, 2, 5\), got \(3, 2, 4\)"),
+    ("bidirectional_lstm", {"h0_reverse": ones}, r"h0_reverse must be \(2, 4\), got"),
     ("gru", {"b": torch.ones(12)}, r"b must be \(16,\), got \(12,\)"),
     ("gru", {"W_hh": torch.ones(16, 4)}, r"W_hh must be \(12, 4\), got \(16, 4\)"),
     ("gru_backward", {"gates": ones}, r"gates must be \(3, 2, 4, 16\), got \(3, 2, 4\)"),

@@ -78,6 +78,12 @@ SHAPES = [
     ("lstm", "h0", (3, 4), r"\(B, H\) = \(2, 4\)"),
     ("lstm", "h0", (1, 4), r"\(B, H\) = \(2, 4\)"),
     ("lstm", "c0", (2, 5), r"\(B, H\) = \(2, 4\)"),
+    ("bidirectional_lstm", "x", (2, 5), r"\(T, B, X\)"),
+    ("bidirectional_lstm", "W_hh_reverse", (16, 3), r"\(4H, H\) = \(16, 4\)"),
+    ("bidirectional_lstm", "W_ih_reverse", (16, 4), r"\(4H, X\) = \(16, 5\)"),
+    ("bidirectional_lstm", "b_reverse", (4,), r"\(4H,\) = \(16,\)"),
+    ("bidirectional_lstm", "h0_reverse", (3, 4), r"\(B, H\) = \(2, 4\)"),
+    ("bidirectional_lstm", "c0_reverse", (2, 5), r"\(B, H\) = \(2, 4\)"),
     ("mogrifier_lstm", "x", (0, 2, 5), r"T"),
     ("mogrifier_lstm", "W_hh", (16, 3), r"\(4H, H\) = \(16, 4\)"),
     ("mogrifier_lstm", "c0", (1, 4), r"\(B, H\) = \(2, 4\)"),
@@ -116,6 +122,11 @@ def test_a_sequence_without_steps():
 
 FLOATS = [
     *(("lstm", name) for name in ("x", "W_ih", "W_hh", "b", "h0", "c0")),
+    *(
+        ("bidirectional_lstm", f"{name}{suffix}")
+        for name in ("W_ih", "W_hh", "b", "h0", "c0")
+        for suffix in ("", "_reverse")
+    ),
     *(
         ("mogrifier_lstm", name)
         for name in ("x", "W_ih", "W_hh", "b", "h0", "c0", "Q", "R", "Q_bias", "R_bias")
@@ -214,6 +225,7 @@ def test_mixed_dtypes(good, name, other):
 
 MAY_BE_NONE = (
     "b",
+    "b_reverse",
     "tombstone_bias",
     "residual",
     "weight",
@@ -259,6 +271,7 @@ def test_devices_differ(good, name):
 PROBABILITIES = [
     *((op, "p") for op in (*ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm")),
     *(("lstm", name) for name in ("zoneout_h", "zoneout_c", "weight_drop")),
+    ("bidirectional_lstm", "weight_drop"),
     *(
         ("mogrifier_lstm", name)
         for name in ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c", "weight_drop")
@@ -296,6 +309,7 @@ def test_negative_size_of_a_mask(shape):
 
 SEEDED = [
     "attention",
+    "bidirectional_lstm",
     "lstm",
     "mogrifier_lstm",
     *ONE_FLOAT,

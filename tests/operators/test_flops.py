@@ -18,6 +18,7 @@ flops.register()
 pytestmark = pytest.mark.cpu
 # Their oracles compute no other products than the operator.
 EXACT = (
+    "bidirectional_lstm",
     "gru",
     "layer_norm_gru",
     "rnn",

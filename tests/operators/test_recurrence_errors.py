@@ -1,5 +1,5 @@
-"""Argument checks of `lstm`, `mogrifier_lstm` and `mogrifier_lstm_pair` beyond those that every
-operator has: rounds and their weights, lengths, and the layers of a pair.
+"""Argument checks of `lstm`, `bidirectional_lstm`, `mogrifier_lstm` and `mogrifier_lstm_pair`
+beyond those that every operator has: rounds and their weights, lengths, and the layers of a pair.
 """
 
 from importlib import import_module
@@ -63,7 +63,7 @@ def test_rounds_that_are_not_a_number(rounds):
         call("mogrifier_lstm", rounds=rounds)
 
 
-@pytest.mark.parametrize("good", ["lstm", "mogrifier_lstm"])
+@pytest.mark.parametrize("good", ["lstm", "bidirectional_lstm", "mogrifier_lstm"])
 @pytest.mark.parametrize("bad", [-1, T + 1, 2**40])
 def test_length_outside_the_sequence(good, bad):
     with pytest.raises(
@@ -76,7 +76,7 @@ def test_length_outside_the_sequence(good, bad):
         call(good, lengths=[1, bad])
 
 
-@pytest.mark.parametrize("good", ["lstm", "mogrifier_lstm"])
+@pytest.mark.parametrize("good", ["lstm", "bidirectional_lstm", "mogrifier_lstm"])
 def test_wrong_lengths(good):
     with pytest.raises(ValueError, match=rf"^{good}: lengths must be \(B,\) = \(2,\), got \(3,\)"):
         call(good, lengths=torch.tensor([1, 2, 3]))

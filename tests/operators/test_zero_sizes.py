@@ -23,6 +23,11 @@ def lstm(T, B, X, H):
     return (torch.randn(T, B, X), W_ih, W_hh, b, *state), {}
 
 
+def bidirectional_lstm(T, B, X, H):
+    forward, reverse = lstm(T, B, X, H)[0], lstm(T, B, X, H)[0]
+    return (*forward, *reverse[1:]), {}
+
+
 def mogrifier_lstm(T, B, X, H, rounds):
     Q, R = torch.randn((rounds + 1) // 2, X, H), torch.randn(rounds // 2, H, X)
     weights = (Q if rounds > 0 else None, R if rounds > 1 else None, None, None)
@@ -87,6 +92,7 @@ def activation_regularization(T, B, H):
 SIZES = {
     linear: {"M": 20, "K": 16, "N": 7},
     lstm: {"T": 2, "B": 3, "X": 4, "H": 5},
+    bidirectional_lstm: {"T": 2, "B": 3, "X": 4, "H": 5},
     mogrifier_lstm: {"T": 2, "B": 3, "X": 4, "H": 5, "rounds": 5},
     attention: {"B": 2, "N": 2, "L": 3, "S": 4, "D": 8},
     attention_with_options: {"B": 1, "N": 2, "L": 20, "S": 40, "D": 8},
@@ -109,6 +115,9 @@ REFUSED = {
     ("lstm", "T"),
     ("lstm", "X"),
     ("lstm", "H"),
+    ("bidirectional_lstm", "T"),
+    ("bidirectional_lstm", "X"),
+    ("bidirectional_lstm", "H"),
     ("mogrifier_lstm", "T"),
     ("mogrifier_lstm", "X"),
     ("mogrifier_lstm", "H"),

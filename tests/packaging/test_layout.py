@@ -197,6 +197,8 @@ def public_inputs(op):
         names |= {"Q_factor", "R_factor"}
     if "window" in names:  # (left, right), two inputs; attention_varlen is the same operator
         names |= {"window_left", "window_right", *public_inputs_of_varlen()}
+    if op == "bidirectional_lstm":  # x is the input of each direction
+        names |= {"x_reverse"}
     if op.startswith("layer_norm"):  # the gammas and beta_c become one input
         names |= {"norm"}
     return names | {"needs"}

@@ -44,6 +44,9 @@ EXCEPTIONS = (RuntimeError, ValueError, TypeError, IndexError, MemoryError, NotI
 Call = dict[str, Any]
 
 
+OF_A_DIRECTION = ("x", "W_ih", "W_hh", "b", "h0", "c0", "starts", "seed")
+
+
 def seed() -> Tensor:
     return torch.tensor(7)
 
@@ -77,6 +80,15 @@ def recurrences() -> Iterator[tuple[str, Call]]:
     y, _, _, gates, cells = OPS.lstm(**lstm)
     saved = {"y": y, "gates": gates, "cells": cells, "needs": 63}
     yield "lstm_backward", {**gradients, **lstm, **saved}
+
+    reverse = {f"{name}_reverse": value for name, value in lstm.items() if name in OF_A_DIRECTION}
+    both = {name: value for name, value in lstm.items() if name != "reverse"} | reverse
+    yield "bidirectional_lstm", both
+    y_reverse, _, _, gates_reverse, cells_reverse = OPS.bidirectional_lstm(**both)[5:]
+    saved = saved | {"y_reverse": y_reverse, "gates_reverse": gates_reverse}
+    saved |= {"cells_reverse": cells_reverse, "needs": 4095}
+    given = gradients | {f"{name}_reverse": value for name, value in gradients.items()}
+    yield "bidirectional_lstm_backward", {**both, **given, **saved}
 
     vectors = {
         "peephole_lstm": {"peephole": torch.randn(3 * H)},

@@ -7,6 +7,7 @@ from fusedseq.testing import (
     activation_regularization_case,
     attention_case,
     bias_activation_dropout_case,
+    bidirectional_lstm_case,
     dropout_case,
     embedding_case,
     linear_case,
@@ -21,6 +22,7 @@ from fusedseq.testing import (
 T, B, X, H = 3, 2, 5, 4
 GOOD = {
     "lstm": lstm_case(T, B, X, H, weight_drop=0.5),
+    "bidirectional_lstm": bidirectional_lstm_case(T, B, X, H, weight_drop=0.5),
     "mogrifier_lstm": mogrifier_lstm_case(T, B, X, H, 3),
     "mogrifier_lstm of low rank": mogrifier_lstm_case(T, B, X, H, 3, rank=2),
     "mogrifier_lstm_pair": mogrifier_lstm_pair_case(T, B, X, H, 6),

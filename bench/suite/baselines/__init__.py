@@ -26,6 +26,7 @@ from bench.suite.baselines.losses import (
 )
 from bench.suite.baselines.recurrence import (
     bidirectional_lstm,
+    bidirectional_lstm_loop,
     gru,
     gru_loop,
     layer_norm_gru,
@@ -52,6 +53,7 @@ __all__ = [
     "attention_varlen",
     "bias_activation_dropout",
     "bidirectional_lstm",
+    "bidirectional_lstm_loop",
     "dropout",
     "embedding",
     "embedding_rows",

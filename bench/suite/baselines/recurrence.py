@@ -90,14 +90,22 @@ def lstm_step(z, h, c, W_hh_t):
 lstm_loop = make_lstm_loop(lstm_step)
 
 
-def bidirectional_lstm(x, forward, reverse):
-    """torch.nn.LSTM's own operator in both directions. forward, reverse: W_ih, W_hh, b, h0, c0"""
+def bidirectional_lstm_loop(x, *tensors):
+    """Two eager loops over the steps. tensors: W_ih, W_hh, b, h0, c0 of each direction"""
+    y, state = lstm_loop(x, *tensors[:5])
+    y_reverse, state_reverse = lstm_loop(x.flip(0), *tensors[5:])
+    return torch.cat([y, y_reverse.flip(0)], -1), (state, state_reverse)
+
+
+def bidirectional_lstm(x, *tensors):
+    """torch.nn.LSTM's own operator in both directions. tensors: as in bidirectional_lstm_loop"""
+    forward, reverse = tensors[:5], tensors[5:]
     weights = []
     for W_ih, W_hh, b, _, _ in (forward, reverse):
         weights += [W_ih, W_hh, b, torch.zeros_like(b)]
     states = tuple(torch.stack(pair) for pair in zip(forward[3:], reverse[3:], strict=True))
     y, h, c = torch._VF.lstm(x, states, weights, True, 1, 0.0, True, True, False)
-    return y, (h, c)
+    return y, tuple(zip(h, c, strict=True))
 
 
 def split_bias(b, H):

@@ -429,12 +429,11 @@ class RecurrentBackward {
 };
 
 template <class E, class T>
-void recurrence_backward(const cpu::RecurrenceBackward<T>& g, cpu::Parallel run, int threads) {
-  const auto with = [&](auto&& pass) {
-    parallel(run, threads, [&](int64_t begin, int64_t end) { pass.run(begin, end); });
-  };
-  with_cell(g.forward.cell, g.forward.cap_input_gate,
-            [&](auto cell) { with(RecurrentBackward<T, E, decltype(cell)>(g, threads)); });
+void recurrence_backward(const cpu::RecurrenceBackward<T>* g, int count, cpu::Parallel run,
+                         int threads) {
+  with_cell(g->forward.cell, g->forward.cap_input_gate, [&](auto cell) {
+    run_side_by_side<RecurrentBackward<T, E, decltype(cell)>>(g, count, run, threads);
+  });
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -344,12 +344,10 @@ class RecurrentForward {
 };
 
 template <class E, class T>
-void recurrence(const cpu::Recurrence<T>& r, cpu::Parallel run, int threads) {
-  const auto with = [&](auto&& pass) {
-    parallel(run, threads, [&](int64_t begin, int64_t end) { pass.run(begin, end); });
-  };
-  with_cell(r.cell, r.cap_input_gate,
-            [&](auto cell) { with(RecurrentForward<T, E, decltype(cell)>(r, threads)); });
+void recurrence(const cpu::Recurrence<T>* r, int count, cpu::Parallel run, int threads) {
+  with_cell(r->cell, r->cap_input_gate, [&](auto cell) {
+    run_side_by_side<RecurrentForward<T, E, decltype(cell)>>(r, count, run, threads);
+  });
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -38,8 +38,6 @@ def lstm_reason(module: Any) -> Reason:
             "torch multiplies (4H, proj_size) recurrent weights at each step, and the operator "
             "(4H, H)"
         )
-    if module.bidirectional:
-        return "torch's bidirectional LSTM was as fast with batches of 8 or more, or faster"
     return recurrent_reason(module)
 
 
@@ -115,10 +113,10 @@ def accelerate(
     TransformerEncoderLayer and TransformerDecoderLayer, also inside TransformerEncoder,
     TransformerDecoder and Transformer, Dropout, Embedding and Linear) gets a subclass of its class.
     The object, its parameters, their names, and its hooks stay the same, so optimizers, tied
-    weights and state dicts go on working. An LSTM that is bidirectional or has a proj_size is left:
-    torch computes it as fast or faster. AWD-LSTM's WeightDrop and LockedDropout, and blocks of
-    GPT-2 and BERT in transformers, are treated the same, and models of transformers get the
-    attention implementation "fusedseq".
+    weights and state dicts go on working. An LSTM with a proj_size is left: torch computes it as
+    fast or faster. AWD-LSTM's WeightDrop and LockedDropout, and blocks of GPT-2 and BERT in
+    transformers, are treated the same, and models of transformers get the attention implementation
+    "fusedseq".
 
     model: any module
     loss: the loss of the model's logits. In training mode its output layer then returns

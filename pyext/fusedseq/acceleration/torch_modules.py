@@ -142,9 +142,10 @@ class Recurrent(ours.recurrent.Recurrent):
 
 
 class LSTM(Recurrent, ours.LSTM, nn.LSTM):
-    """torch.nn.LSTM over the operator `lstm`."""
+    """torch.nn.LSTM over the operators `lstm` and `bidirectional_lstm`."""
 
     _lstm, _linear = staticmethod(fused.lstm), staticmethod(fused.linear)
+    _bidirectional_lstm = staticmethod(fused.bidirectional_lstm)
     reset_parameters = nn.LSTM.reset_parameters
     extra_repr = nn.LSTM.extra_repr
     _apply = nn.LSTM._apply

@@ -17,6 +17,7 @@ from fusedseq.fused.activation_regularization import activation_regularization  
 from fusedseq.fused.attention import attention  # noqa: E402
 from fusedseq.fused.attention_varlen import attention_varlen  # noqa: E402
 from fusedseq.fused.bias_activation_dropout import bias_activation_dropout  # noqa: E402
+from fusedseq.fused.bidirectional_lstm import bidirectional_lstm  # noqa: E402
 from fusedseq.fused.dropout import dropout  # noqa: E402
 from fusedseq.fused.dropout_mask import dropout_mask  # noqa: E402
 from fusedseq.fused.embedding import embedding  # noqa: E402
@@ -41,6 +42,7 @@ __all__ = [
     "attention",
     "attention_varlen",
     "bias_activation_dropout",
+    "bidirectional_lstm",
     "dropout",
     "dropout_mask",
     "embedding",

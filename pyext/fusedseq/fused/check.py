@@ -172,17 +172,17 @@ def lengths(
     return counts.to(first.device)
 
 
-def starts(op: str, value: Any, x: Tensor) -> None:
+def starts(op: str, value: Any, x: Tensor, name: str = "starts") -> None:
     """Requires None or a bool tensor (T, B) on the device of x (T, B, X)."""
     if value is None:
         return
-    tensor(op, "starts", value)
+    tensor(op, name, value)
     if value.dtype != torch.bool:
-        raise TypeError(f"{op}: starts must be bool, got {value.dtype}")
+        raise TypeError(f"{op}: {name} must be bool, got {value.dtype}")
     if value.device != x.device:
-        raise ValueError(f"{op}: starts must be on the device of x, {x.device}, got {value.device}")
+        raise ValueError(f"{op}: {name} must be on the device of x, {x.device}, got {value.device}")
     T, B, _ = x.shape
-    shape(op, "starts", value, "(T, B)", (T, B))
+    shape(op, name, value, "(T, B)", (T, B))
 
 
 def offsets(
@@ -258,20 +258,20 @@ def classes(op: str, name: str, value: Any, V: int, ignore_index: int) -> None:
         )
 
 
-def seed(op: str, value: Any, device: torch.device | str) -> Tensor:
+def seed(op: str, value: Any, device: torch.device | str, name: str = "seed") -> Tensor:
     """Returns the seed, any 64-bit integer or an int64 tensor of one element, as the tensor that
     the operators take.
     """
     if isinstance(value, Tensor):
         if value.dtype != torch.int64 or value.numel() != 1:
             raise TypeError(
-                f"{op}: seed must be an int or an int64 tensor of one element, got {value.dtype} "
+                f"{op}: {name} must be an int or an int64 tensor of one element, got {value.dtype} "
                 f"{tuple(value.shape)}"
             )
         return value.to(device)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(
-            f"{op}: seed must be an int or an int64 tensor of one element, got "
+            f"{op}: {name} must be an int or an int64 tensor of one element, got "
             f"{type(value).__name__}"
         )
     # The device fills the tensor: a copy from the host would synchronise, and a CUDA graph could

@@ -33,6 +33,10 @@ CPU_KERNELS = {
         "csrc/cpu/pointwise/bias_activation_dropout.h",
         "one pass, the backward from x again",
     ),
+    "bidirectional_lstm": (
+        "csrc/cpu/recurrence/forward.h",
+        "the two directions at the same time, each on half of the threads",
+    ),
     "dropout": ("csrc/cpu/pointwise/dropout.h", "the mask computed in the same pass"),
     "dropout_mask": ("csrc/cpu/random_mask.h", "Philox4x32-10"),
     "embedding": ("csrc/cpu/pointwise/embedding.h", "the dropout inside the gather"),
@@ -87,6 +91,7 @@ CPU_KERNELS = {
 PRODUCTS = (
     "attention",
     "attention_varlen",
+    "bidirectional_lstm",
     "gru",
     "layer_norm_gru",
     "layer_norm_lstm",
@@ -157,6 +162,8 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     if device == "cuda" and name in hidden_state.BY_CUDNN and is_by_cudnn(name, args, kwargs):
         return f"{name} on {device}, {dtype}: cuDNN, through torch, in place of the loop"
     called = "mogrifier_lstm" if is_with_zoneout(name, kwargs) else CALLS.get(name, name)
+    if name == "bidirectional_lstm" and device != "cpu":
+        called = "lstm"
     if not has_kernel(called, device):
         return (
             f"{name} on {device}: no kernel in this build, the call raises NotImplementedError; "
@@ -214,6 +221,9 @@ def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> s
         return kernels.explain(called, *args, **kwargs)
     if name == "lstm":
         return lstm_on_cuda(*args, **kwargs)
+    if name == "bidirectional_lstm":
+        forward, reverse = directions_of_call(*args, **kwargs)
+        return f"two calls of lstm: {lstm_on_cuda(**forward)}; {lstm_on_cuda(**reverse)}"
     if name in recurrence_plan.LOOP_ALONE:
         return recurrence_plan.LOOP_ALONE[name]
     if "lstm" in name:
@@ -222,6 +232,14 @@ def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> s
             return recurrence_plan.explain_pair(gpu, *args, **kwargs)
         return recurrence_plan.explain(name, gpu, *args, **kwargs)
     return f"csrc/cuda/{CUDA_SOURCES.get(name, name)}.cu"
+
+
+def directions_of_call(*args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the arguments of the two calls of `lstm` that make up one of `bidirectional_lstm`."""
+    given = inspect.signature(reference.bidirectional_lstm).bind(*args, **kwargs).arguments
+    reverse = {n.removesuffix("_reverse"): v for n, v in given.items() if n.endswith("_reverse")}
+    forward = {n: v for n, v in given.items() if not n.endswith("_reverse")}
+    return forward, forward | reverse | {"reverse": True}
 
 
 def lstm_on_cuda(*args: Any, **kwargs: Any) -> str:

@@ -55,6 +55,10 @@ def pair(shapes: Named) -> int:
     return layer(shapes, "_first") + layer(shapes, "_second", between)
 
 
+def both_directions(shapes: Named) -> int:
+    return layer(shapes) + layer(shapes, "_reverse")
+
+
 def repeated(shapes: Named) -> int:
     """Operations of `gemm_rate`, which computes its product `repeats` times."""
     repeats: int = shapes["repeats"]
@@ -78,6 +82,7 @@ FORMULAS: dict[str, tuple[Callable[[Named], int], float]] = {
     "peephole_lstm": (layer, 2),
     "mogrifier_lstm": (layer, 2),
     "mogrifier_lstm_pair": (pair, 2),
+    "bidirectional_lstm": (both_directions, 2),
     # Where its gradients are wanted, the forward computes them, and the backward only scales them.
     "linear_cross_entropy": (linear, 3),
     "activation_regularization": (nothing, 0),

@@ -115,35 +115,37 @@ def check_layer(
 
 
 def check_sequence(
-    op: str, gates: int, slots: int, x: Any, tensors: Named, lengths: Any
+    op: str, gates: int, slots: int, x: Any, tensors: Named, lengths: Any, suffix: str = ""
 ) -> Tensor | None:
     """The checks of the tensors of a recurrence. Returns lengths as the registered operators take
     them.
 
     gates, slots: the rows of W_ih and W_hh, and of b, for each hidden unit
     tensors: W_ih, W_hh, b, h0 and, where the cell has it, c0
+    suffix: of their names in error messages
     """
     check.tensor(op, "x", x)
     x, *cast = autocast.cast(x.device.type, x, *tensors.values())
     tensors = dict(zip(tensors, cast, strict=True))
-    check.like(op, x, "x", ("b",), **tensors)
+    named = {f"{name}{suffix}": value for name, value in tensors.items()}
+    check.like(op, x, "x", (f"b{suffix}",), **named)
     h0, b = tensors["h0"], tensors["b"]
     check.dimensions(op, "x", x, "(T, B, X)")
-    check.dimensions(op, "h0", h0, "(B, H)")
+    check.dimensions(op, f"h0{suffix}", h0, "(B, H)")
     (T, B, X), H = x.shape, h0.size(1)
     if T == 0 or X == 0 or H == 0:
         raise ValueError(
-            f"{op}: x must be (T, B, X) and h0 (B, H) with T, X and H at least 1, got "
+            f"{op}: x must be (T, B, X) and h0{suffix} (B, H) with T, X and H at least 1, got "
             f"{tuple(x.shape)} and {tuple(h0.shape)}"
         )
     rows = "H" if gates == 1 else f"{gates}H"
-    check.shape(op, "h0", h0, "(B, H)", (B, H))
+    check.shape(op, f"h0{suffix}", h0, "(B, H)", (B, H))
     if "c0" in tensors:
-        check.shape(op, "c0", tensors["c0"], "(B, H)", (B, H))
-    check.shape(op, "W_ih", tensors["W_ih"], f"({rows}, X)", (gates * H, X))
-    check.shape(op, "W_hh", tensors["W_hh"], f"({rows}, H)", (gates * H, H))
+        check.shape(op, f"c0{suffix}", tensors["c0"], "(B, H)", (B, H))
+    check.shape(op, f"W_ih{suffix}", tensors["W_ih"], f"({rows}, X)", (gates * H, X))
+    check.shape(op, f"W_hh{suffix}", tensors["W_hh"], f"({rows}, H)", (gates * H, H))
     if b is not None:
-        check.shape(op, "b", b, "(H,)" if slots == 1 else f"({slots}H,)", (slots * H,))
+        check.shape(op, f"b{suffix}", b, "(H,)" if slots == 1 else f"({slots}H,)", (slots * H,))
     return None if lengths is None else check.lengths(op, "lengths", lengths, x, "x", B, T, "T")
 
 

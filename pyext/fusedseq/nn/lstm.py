@@ -1,4 +1,4 @@
-"""The multi-layer LSTM over the operator `lstm`."""
+"""The multi-layer LSTM over the operators `lstm` and `bidirectional_lstm`."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from torch import Tensor
 from fusedseq import fused
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
-from fusedseq.nn.recurrent import LayerState
+from fusedseq.nn.recurrent import LayerState, Output
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
 
 
@@ -92,7 +92,27 @@ class LSTM(RecurrentWithDropout):
             )
         self.forget_bias = forget_bias
         self._lstm, self._linear, self._weight_drop = ops.lstm, ops.linear, ops.weight_drop
+        self._bidirectional_lstm = ops.bidirectional_lstm
         self.reset_parameters()
+
+    def _run_layers(
+        self, l: int, x: Tensor, states: Sequence[LayerState], order: Order
+    ) -> Sequence[Output]:
+        zoned = self.zoneout_h or self.zoneout_c  # which the operator of both directions lacks
+        is_known = hasattr(self, "_bidirectional_lstm")  # not in modules of an older version
+        if not self.bidirectional or self.proj_size or zoned or not is_known:
+            return super()._run_layers(l, x, states, order)
+        x = self._layer_input(l, x)
+        arguments: dict[str, Any] = {"lengths": order.lengths}
+        for reverse, suffix in ((False, ""), (True, "_reverse")):
+            h, c = states[2 * l + reverse]
+            random = self._randomness(x.device)
+            own = self._gates(l, reverse) | {"h0": h, "c0": c, "seed": random["seed"]}
+            own["starts"] = order.arguments(reverse)["starts"]
+            arguments |= {f"{name}{suffix}": value for name, value in own.items()}
+            arguments |= {name: random[name] for name in ("weight_drop", "variational", "training")}
+        y, final = self._bidirectional_lstm(x, **arguments)
+        return [(y, final)]
 
     def _run_direction(
         self, l: int, reverse: bool, x: Tensor, state: LayerState, order: Order

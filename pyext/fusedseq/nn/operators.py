@@ -33,6 +33,9 @@ class Operators(Protocol):
     def bias_activation_dropout(self) -> Callable[..., Tensor]: ...
 
     @property
+    def bidirectional_lstm(self) -> Callable[..., tuple[Tensor, tuple[State, State]]]: ...
+
+    @property
     def dropout(self) -> Callable[..., Tensor]: ...
 
     @property

@@ -9,6 +9,7 @@ from fusedseq.reference.activation_regularization import activation_regularizati
 from fusedseq.reference.attention import attention
 from fusedseq.reference.attention_varlen import attention_varlen
 from fusedseq.reference.bias_activation_dropout import bias_activation_dropout
+from fusedseq.reference.bidirectional_lstm import bidirectional_lstm
 from fusedseq.reference.dropout import dropout
 from fusedseq.reference.dropout_mask import dropout_mask
 from fusedseq.reference.embedding import embedding
@@ -32,6 +33,7 @@ __all__ = [
     "attention",
     "attention_varlen",
     "bias_activation_dropout",
+    "bidirectional_lstm",
     "dropout",
     "dropout_mask",
     "embedding",

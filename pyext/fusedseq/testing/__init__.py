@@ -21,6 +21,7 @@ from fusedseq.testing.cases.activation_regularization import activation_regulari
 from fusedseq.testing.cases.attention import attention_case
 from fusedseq.testing.cases.attention_varlen import varlen_case
 from fusedseq.testing.cases.bias_activation_dropout import bias_activation_dropout_case
+from fusedseq.testing.cases.bidirectional_lstm import bidirectional_lstm_case
 from fusedseq.testing.cases.case import Case
 from fusedseq.testing.cases.dropout import dropout_case
 from fusedseq.testing.cases.dropout_mask import dropout_mask_case
@@ -44,6 +45,7 @@ __all__ = [
     "assert_within_budget",
     "attention_case",
     "bias_activation_dropout_case",
+    "bidirectional_lstm_case",
     "budget",
     "check",
     "convert",
