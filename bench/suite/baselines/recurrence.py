@@ -90,15 +90,23 @@ def lstm_step(z, h, c, W_hh_t):
 lstm_loop = make_lstm_loop(lstm_step)
 
 
-def bidirectional_lstm_loop(x, *tensors):
-    """Two eager loops over the steps. tensors: W_ih, W_hh, b, h0, c0 of each direction"""
-    y, state = lstm_loop(x, *tensors[:5])
-    y_reverse, state_reverse = lstm_loop(x.flip(0), *tensors[5:])
-    return torch.cat([y, y_reverse.flip(0)], -1), (state, state_reverse)
+def make_bidirectional_loop(loop):
+    """Returns a `bidirectional_lstm` of two calls of `loop`, an LSTM in one direction."""
+
+    def bidirectional_lstm_loop(x, *tensors):
+        """tensors: W_ih, W_hh, b, h0, c0 of each direction"""
+        y, state = loop(x, *tensors[:5])
+        y_reverse, state_reverse = loop(x.flip(0), *tensors[5:])
+        return torch.cat([y, y_reverse.flip(0)], -1), (state, state_reverse)
+
+    return bidirectional_lstm_loop
+
+
+bidirectional_lstm_loop = make_bidirectional_loop(lstm_loop)
 
 
 def bidirectional_lstm(x, *tensors):
-    """torch.nn.LSTM's own operator in both directions. tensors: as in bidirectional_lstm_loop"""
+    """torch.nn.LSTM's own operator in both directions. tensors: W_ih, W_hh, b, h0, c0 of each"""
     forward, reverse = tensors[:5], tensors[5:]
     weights = []
     for W_ih, W_hh, b, _, _ in (forward, reverse):
