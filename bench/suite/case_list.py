@@ -27,6 +27,7 @@ from bench.suite.cases import (
     quantized_lstm,
     quantized_mogrifier_lstm,
     regularization,
+    rnn,
     split_cross_entropy,
 )
 
@@ -84,6 +85,8 @@ CASES = [
     lstm_with_vectors("layer_norm_lstm", 70, 20, 650, 650, Target("eager", 3.0)),
     layer_norm_gru(70, 20, 650, 650),
     lstm_with_vectors("peephole_lstm", 70, 20, 650, 650),
+    rnn(70, 20, 650, 650),
+    lstm(70, 20, 650, 650, packed=True, full=True),
     elementwise("dropout", (4900, 650), 0.5, Target("eager", 5.0), Target("roof", 0.7)),
     elementwise("locked_dropout", (70, 70, 650), 0.5, Target("roof", 0.7)),
     elementwise("weight_drop", (2600, 650), 0.5, Target("eager", 8.0)),
@@ -172,6 +175,9 @@ CASES = [
         window=(255, 0),
         full=True,
     ),
+    # As in Gemma 2 and gpt-oss: logits that are capped, and a sink for each head.
+    attention(2, 8, 1024, 64, suffix="-causal-softcap50", causal=True, softcap=50.0, full=True),
+    attention(2, 8, 1024, 64, tensors=("sinks",), suffix="-causal-sinks", causal=True, full=True),
     packed_sequences(16, 8, 128, 64, Target("torch", 1.3)),
     packed_sequences(8, 8, 512, 64, Target("torch", 1.3), full=True),
     decoding(1, 8, 200, 64, Target("torch", 1.2)),

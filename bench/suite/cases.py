@@ -91,9 +91,13 @@ def mogrifier_pair(T, B, H, **fields):
     )
 
 
-def lstm(T, B, X, H, *targets, dropped=0.0, **fields):
+def lstm(T, B, X, H, *targets, dropped=0.0, packed=False, **fields):
+    """packed: whether a row has several sequences, one about every 7 steps; torch has no such
+    LSTM"""
     options = {"weight_drop": dropped, "seed": 5} if dropped else {}
-    suffix = f"-weight_drop{dropped:g}" if dropped else ""
+    if packed:
+        options["starts"] = [(t, b) for t in range(T) for b in range(B) if (t + 3 * b) % 7 == 0]
+    suffix = f"-weight_drop{dropped:g}" * bool(dropped) + "-starts" * packed
     return BenchmarkCase(
         "lstm",
         f"T{T}-B{B}-{X}-{H}{suffix}",
@@ -101,7 +105,7 @@ def lstm(T, B, X, H, *targets, dropped=0.0, **fields):
         flops=2.0 * T * B * 4 * H * (X + H),
         targets=targets,
         eager=baselines.lstm_loop,
-        others={"torch": baselines.lstm},
+        others={} if packed else {"torch": baselines.lstm},
         **fields,
     )
 
@@ -115,6 +119,20 @@ def gru(T, B, X, H, *targets, **fields):
         targets=targets,
         eager=baselines.gru_loop,
         others={"torch": baselines.gru},
+        **fields,
+    )
+
+
+def rnn(T, B, X, H, *targets, **fields):
+    """A simple RNN with tanh."""
+    return BenchmarkCase(
+        "rnn",
+        f"T{T}-B{B}-{X}-{H}",
+        testing.hidden_state_case("rnn", T, B, X, H).make,
+        flops=2.0 * T * B * H * (X + H),
+        targets=targets,
+        eager=baselines.rnn_loop,
+        others={"torch": baselines.rnn},
         **fields,
     )
 
@@ -181,6 +199,8 @@ def attention(B, N, L, D, *targets, tensors=(), suffix="", **options):
     fields, options = split_options(options)
     make = testing.attention_case(B, N, L, L, D, *tensors, **options).make
     size = B * N * L * D
+    # torch's operator has neither a cap nor sinks.
+    is_torchs = not options.get("softcap") and "sinks" not in tensors
     left = options.get("window", (L, 0))[0]
     keys = sum(min(i + 1, left + 1) for i in range(L)) / L if options.get("causal") else L
     return BenchmarkCase(
@@ -192,7 +212,7 @@ def attention(B, N, L, D, *targets, tensors=(), suffix="", **options):
         copied=(4 * B * N * L, D),
         targets=targets,
         eager=baselines.attention_eager,
-        others={"torch": baselines.attention},
+        others={"torch": baselines.attention} if is_torchs else {},
         **fields,
     )
 

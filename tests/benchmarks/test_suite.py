@@ -108,13 +108,13 @@ def result():
     )
 
 
-# Their baselines take the arguments of their benchmark cases alone; rnn has no case.
+# Their baselines take the arguments of their benchmark cases alone.
 FOR_CASES_ONLY = {"attention_varlen", "gru", "layer_norm_gru", "layer_norm_lstm", "peephole_lstm"}
 FOR_CASES_ONLY |= {"bidirectional_lstm", "rnn"}
 
 
 def test_every_operator_has_baselines_of_its_signature_and_cases():
-    assert all(any(c.op == op for c in CASES) for op in FOR_CASES_ONLY - {"rnn"})
+    assert all(any(c.op == op for c in CASES) for op in FOR_CASES_ONLY)
     for op in set(reference.__all__) - {"dropout_mask"} - FOR_CASES_ONLY:
         oracle, *ours = (
             inspect.signature(getattr(module, op)).parameters
@@ -144,6 +144,34 @@ def test_attention_formula_agrees_with_torch(case):
     )
     if not some_query_sees_no_key:
         torch.testing.assert_close(baselines.attention_eager(*args, **kwargs), expected)
+
+
+@pytest.mark.parametrize("words", [("softcap",), ("sinks",), ("sinks", "softcap")], ids=str)
+def test_the_attention_formula_has_softcap_and_sinks(words):
+    options = {"softcap": 3.0} if "softcap" in words else {}
+    tensors = ("sinks",) if "sinks" in words else ()
+    case = testing.attention_case(2, 3, 7, 7, 4, *tensors, causal=True, **options)
+    args, kwargs = case.inputs(dtype=torch.float64)
+    expected = reference.attention(*args, **kwargs)
+    torch.testing.assert_close(baselines.attention_eager(*args, **kwargs), expected)
+
+
+def test_the_eager_lstm_starts_sequences_inside_of_a_row():
+    case = testing.lstm_case(5, 4, 6, 5, starts=[(0, 1), (2, 0), (3, 0), (4, 3)])
+    args, kwargs = case.inputs(dtype=torch.float64)
+    expected = reference.lstm(*args, **kwargs)
+    torch.testing.assert_close(baselines.lstm_loop(*args, **kwargs), expected)
+
+
+@pytest.mark.parametrize("op", ["rnn", "bidirectional_lstm"])
+def test_an_eager_loop_agrees_with_the_oracle(op):
+    case = {
+        "rnn": testing.hidden_state_case("rnn", 3, 2, 5, 4),
+        "bidirectional_lstm": testing.bidirectional_lstm_case(3, 2, 5, 4),
+    }[op]
+    args, _ = case.inputs(dtype=torch.float64)
+    for loop in (getattr(baselines, f"{op}_loop"), getattr(baselines, op)):
+        torch.testing.assert_close(loop(*args), getattr(reference, op)(*args))
 
 
 @pytest.mark.parametrize("case", DETERMINISTIC, ids=str)

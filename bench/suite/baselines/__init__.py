@@ -43,6 +43,7 @@ from bench.suite.baselines.recurrence import (
     mogrifier_lstm_pair,
     peephole_lstm,
     rnn,
+    rnn_loop,
 )
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "peephole_lstm",
     "residual_layer_norm",
     "rnn",
+    "rnn_loop",
     "split_cross_entropy",
     "weight_drop",
 ]

@@ -70,7 +70,7 @@ def attention_eager(
     sinks=None,
 ):
     """The formula softmax(q k^T) v written out, as many models contain it."""
-    reject_options(key_rows=key_rows, softcap=softcap or None, sinks=sinks)
+    reject_options(key_rows=key_rows)
     mask = with_window(mask, window, q, k.size(2), offset)
     scale = q.size(3) ** -0.5 if scale is None else scale
     q, k = apply_rope(q, k, rope, offset, rope_interleaved)
@@ -80,11 +80,18 @@ def attention_eager(
     if q.size(1) != k.size(1):  # grouped queries
         k, v = (t.repeat_interleave(q.size(1) // t.size(1), dim=1) for t in (k, v))
     logits = q @ k.mT * scale
+    if softcap:
+        logits = softcap * (logits / softcap).tanh()
     if terms is not None and terms.dtype == torch.bool:
         logits = logits.masked_fill(~terms, -torch.inf)
     elif terms is not None:
         logits = logits + terms
-    return F.dropout(logits.softmax(-1), dropout) @ v
+    if sinks is not None:  # a key more, without a value
+        sink = sinks[:, None, None].expand(*logits.shape[:-1], 1)
+        probabilities = torch.cat([logits, sink], -1).softmax(-1)[..., :-1]
+    else:
+        probabilities = logits.softmax(-1)
+    return F.dropout(probabilities, dropout) @ v
 
 
 def attention_varlen(

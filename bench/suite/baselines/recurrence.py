@@ -69,11 +69,13 @@ def make_lstm_loop(step):
         seed=None,
     ):
         """The LSTM as a Python loop: one GEMM for all inputs, then one GEMM per step."""
-        reject_options(starts=starts, reverse=reverse or None, lengths=lengths)
+        reject_options(reverse=reverse or None, lengths=lengths)
         reject_options(zoneout_h=zoneout_h or None, zoneout_c=zoneout_c or None)
         W_hh_t = recurrent_weight(W_hh, weight_drop, variational, training).t()
         h, c, y = h0, c0, []
-        for z_t in F.linear(x, W_ih, b).unbind():
+        for t, z_t in enumerate(F.linear(x, W_ih, b).unbind()):
+            if starts is not None:
+                h, c = (s.masked_fill(starts[t][:, None], 0.0) for s in (h, c))
             h, c = step(z_t, h, c, W_hh_t)
             y.append(h)
         return torch.stack(y), (h, c)
@@ -192,6 +194,28 @@ def gru_step(from_x, h, W_hh_t, b_hh):
 
 
 gru_loop = make_gru_loop(gru_step)
+
+
+def make_rnn_loop(step):
+    """Returns an `rnn` with tanh that calls `step`, a function like `rnn_step`, for every time
+    step."""
+
+    def rnn_loop(x, W_ih, W_hh, b, h0):
+        """The RNN as a Python loop: one GEMM for all inputs, then one GEMM per step."""
+        W_hh_t, h, y = W_hh.t(), h0, []
+        for z in F.linear(x, W_ih, b).unbind():
+            h = step(z, h, W_hh_t)
+            y.append(h)
+        return torch.stack(y), h
+
+    return rnn_loop
+
+
+def rnn_step(z, h, W_hh_t):
+    return torch.addmm(z, h, W_hh_t).tanh()
+
+
+rnn_loop = make_rnn_loop(rnn_step)
 
 
 def make_peephole_loop(step):
