@@ -21,6 +21,7 @@ CASES = {
     "Dropout": ("dropout-", "eager"),
     "Linear": ("linear-", "eager"),
     "LockedDropout": ("locked_dropout-", "eager"),
+    "bidirectional LSTM": ("bidirectional_lstm-", "torch"),
     "WeightDrop": ("lstm-", "torch"),
     "output layer": ("linear_cross_entropy-", "eager"),
 }

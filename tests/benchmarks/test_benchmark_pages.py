@@ -322,7 +322,8 @@ def test_gains_of_accelerate(tmp_path, monkeypatch):
         "accelerate-bert-1": {"torch": 0.0126},
     }
     found = gains_of(tmp_path, {("as-installed", name): s for name, s in seconds.items()})
-    assert found == {"LSTM": [1.0, 1.0], "BERT layer": [1.26, 1.26], "Linear": [2.0, 3.5]}
+    both = {"bidirectional LSTM": [4.0, 4.0]}
+    assert found == {"LSTM": [1.0, 1.0], "BERT layer": [1.26, 1.26], "Linear": [2.0, 3.5]} | both
     monkeypatch.setattr(gains, "measured", lambda: found)
     shown = [gains.of(kind) for kind in ("LSTM", "Linear", "GRU", "BertOutput", "GPT2MLP")]
     whole = "1.26x of a whole BERT layer"

@@ -2,9 +2,11 @@
 `lstm` bit for bit, however many threads there are.
 """
 
+from importlib import import_module
+
 import pytest
 import torch
-from fusedseq import fused
+from fusedseq import fused, nn
 from fusedseq.testing import bidirectional_lstm_case
 from torch.profiler import ProfilerActivity, profile
 
@@ -75,10 +77,37 @@ def test_directions_with_states_of_different_widths():
     ids=str,
 )
 def test_the_module_calls_it(options, wanted):
-    from fusedseq import nn
-
     module = nn.LSTM(5, 4, 2, bidirectional=True, **options)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         module(torch.randn(3, 2, 5))
     counts = {event.key: event.count for event in profiled.key_averages()}
     assert counts[f"fusedseq::{wanted}"] == (2 if wanted == "bidirectional_lstm" else 4)
+
+
+def test_without_a_kernel_for_both_it_is_two_calls(monkeypatch):
+    args, kwargs = CASES[0].inputs()
+    expected = fused.bidirectional_lstm(*args, **kwargs)
+    module = import_module("fusedseq.fused.bidirectional_lstm")
+    monkeypatch.setattr(module, "TOGETHER", set())
+    torch.testing.assert_close(fused.bidirectional_lstm(*args, **kwargs), expected, rtol=0, atol=0)
+
+
+def test_explain_splits_a_call_as_the_operator_does():
+    """For CUDA, where the two calls may run different kernels."""
+    args, kwargs = CASES[0].inputs()
+    del kwargs["starts_reverse"]
+    module = import_module("fusedseq.fused.explain")
+    forward, reverse = module.directions_of_call(*args, **kwargs)
+    y, (state, state_reverse) = fused.bidirectional_lstm(*args, **kwargs)
+    calls = fused.lstm(**forward), fused.lstm(**reverse)
+    assert torch.equal(torch.cat([y_of_one for y_of_one, _ in calls], -1), y)
+    assert torch.equal(calls[0][1][1], state[1])
+    assert torch.equal(calls[1][1][1], state_reverse[1])
+
+
+@pytest.mark.usefixtures("_threads")
+def test_explain_says_whether_the_directions_run_at_the_same_time():
+    args, kwargs = CASES[0].inputs()
+    text = fused.explain("bidirectional_lstm", *args, **kwargs)
+    assert ("at the same time" in text) == (torch.get_num_threads() % 2 == 0)
+    assert ("one direction after the other" in text) == (torch.get_num_threads() % 2 == 1)

@@ -32,7 +32,7 @@ def recurrent_reason(module: Any) -> Reason:
 
 
 def lstm_reason(module: Any) -> Reason:
-    """The results behind these reasons are lstm's in docs/benchmarks.md, and fusedseq.nn.lstm."""
+    """fusedseq.nn.lstm shows how the operator computes an LSTM with a proj_size."""
     if module.proj_size:
         return (
             "torch multiplies (4H, proj_size) recurrent weights at each step, and the operator "
@@ -214,7 +214,8 @@ def candidate(
     if kind is None:
         return None
     new, reason_of = KINDS[kind]
-    gain = gains.of(kind.__name__)
+    is_both = isinstance(module, nn.LSTM) and module.bidirectional
+    gain = gains.of("bidirectional LSTM" if is_both else kind.__name__)
     if module in weight_dropped:
         return Candidate(new, "", gain)
     if type(module) is not kind:

@@ -236,7 +236,9 @@ def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> s
 
 def directions_of_call(*args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the arguments of the two calls of `lstm` that make up one of `bidirectional_lstm`."""
-    given = inspect.signature(reference.bidirectional_lstm).bind(*args, **kwargs).arguments
+    bound = inspect.signature(reference.bidirectional_lstm).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
     reverse = {n.removesuffix("_reverse"): v for n, v in given.items() if n.endswith("_reverse")}
     forward = {n: v for n, v in given.items() if not n.endswith("_reverse")}
     return forward, forward | reverse | {"reverse": True}
@@ -277,6 +279,11 @@ def on_cpu(
     file, how = CPU_KERNELS[name]
     if by := in_8_bits(name, args, kwargs):
         return by
+    if name == "bidirectional_lstm":
+        if any(int8_weight.parts(W) for W in tree_leaves((args, kwargs))):
+            how = "two calls of lstm, because weights are in 8 bits"
+        elif torch.get_num_threads() % 2:
+            how = "one direction after the other, because the number of threads is odd"
     if name == "mogrifier_lstm" and kwargs.get("rounds") == 0:
         how = CPU_KERNELS["lstm"][1] + ", because there are no rounds"
     if is_with_zoneout(name, kwargs):

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 RECURRENT = (  # operators of one layer
+    "bidirectional_lstm",
     "gru",
     "layer_norm_gru",
     "layer_norm_lstm",
@@ -117,8 +118,6 @@ def roundings(op: str, args: Sequence, leaves: Sequence[torch.Tensor]) -> int:
     """
     if op in RECURRENT:
         return longest_sum(leaves) * len(args[0])  # the products of each of T steps
-    if op == "bidirectional_lstm":
-        return longest_sum(leaves) * len(args[0])  # the gradient of x is a sum over both directions
     if op == "mogrifier_lstm_pair":
         return 2 * longest_sum(leaves) * len(args[0])  # the same for two layers
     if op == "linear":
