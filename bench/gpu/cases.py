@@ -129,6 +129,12 @@ def lstm_with_weight_drop(T, B, X, H, *targets):
     return recurrence(benchmark, *targets, exchanges=1, steps=T, peers=packed)
 
 
+def peephole_lstm(T, B, X, H):
+    """By the persistent kernels of cells other than the LSTM's."""
+    benchmark = cases.lstm_with_vectors("peephole_lstm", T, B, X, H, dtype=BF16)
+    return recurrence(replace(benchmark, targets=()), exchanges=1, steps=T)
+
+
 def bandwidth_bound(benchmark, *targets, **more):
     """A case that is limited by memory traffic: its targets are judged with a cold L2 cache."""
     cold = tuple(replace(target, way="cold") for target in targets)
@@ -218,6 +224,7 @@ def build_cases(most):
         mogrifier_in_the_loop(n(70), n(20), n(1600)),
         lstm_with_weight_drop(n(70), n(20), n(650), n(650), Target("torch", 2)),
         lstm_with_weight_drop(n(70), n(20), n(1150), n(1150), Target("torch", 2)),
+        peephole_lstm(n(70), n(20), n(650), n(650)),
         *(
             bandwidth_bound(cases.elementwise(op, shape, 0.5, dtype=BF16), Target("copy", 0.85))
             for op, shape in (

@@ -72,6 +72,14 @@ KERNELS = (
         "mogrifier_lstm-T70-B20-650-r5-bfloat16",
     ),
     Kernel(
+        "persistent recurrence of peephole LSTM and GRU, and of LSTM with `starts` or in reverse",
+        (f"{RECURRENCE}persistent_cells.cu",),
+        "all variants: `tests/simt/test_simt_cells.py`",
+        "bf16, fp32 of sm_90a, bf16 of sm_80: `tests/ptx/test_ptx_recurrence.py`",
+        "the exchange between blocks: `tests/memory_model/test_exchange.py`",
+        "peephole_lstm-T70-B20-650-650-bfloat16",
+    ),
+    Kernel(
         "persistent recurrence in clusters of two blocks",
         (f"{RECURRENCE}persistent_clusters.cu",),
         "bf16, fp16: `tests/simt/test_simt_clusters.py`",

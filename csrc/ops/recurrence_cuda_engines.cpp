@@ -20,9 +20,9 @@ bool forced_loop() {
   return value && std::strcmp(value, "loop") == 0;
 }
 // The engine that was measured to be the fastest for a layer, or for two in turn; see
-// engine_table.h.
+// engine_table.h. Only LSTMs in the usual order without `starts` are measured.
 Engine measured(const cuda::Recurrence& r, const cuda::Recurrence* second = nullptr) {
-  if (!has_measured_engines()) return Engine::by_plan;
+  if (!has_measured_engines() || cuda::needs_cells(r)) return Engine::by_plan;
   const cuda::GpuKind gpu = cuda::current_gpu_kind();
   return measured_engine({gpu.multiprocessors, gpu.capability, int64_t(r.type), r.B, r.X, r.H,
                           r.rounds, second ? second->H : 0, second ? second->rounds : 0});

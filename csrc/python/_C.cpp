@@ -81,10 +81,10 @@ int exchange_cycles(const std::string& protocol) {
 py::dict recurrence_plan(int64_t steps, int64_t B, int64_t X, int64_t H, int64_t rounds,
                          int64_t on_x, int64_t on_h, int element, int sms, int64_t shared,
                          bool cooperative, int64_t shortest, const std::string& protocol,
-                         bool clusters) {
-  const auto plan = fusedseq::cuda::recurrence_plan({steps, B, X, H, rounds, on_x, on_h, element},
-                                                    {sms, shared, cooperative, clusters}, shortest,
-                                                    protocol_of(protocol, "recurrence_plan"));
+                         bool clusters, int64_t gates, bool cells) {
+  const auto plan = fusedseq::cuda::recurrence_plan(
+      {steps, B, X, H, rounds, on_x, on_h, element, gates, cells},
+      {sms, shared, cooperative, clusters}, shortest, protocol_of(protocol, "recurrence_plan"));
   py::dict d;
   d["persistent"] = plan.persistent;
   d["why"] = plan.why;
@@ -124,7 +124,7 @@ PYBIND11_MODULE(_C, m) {
       py::arg("H"), py::arg("rounds"), py::arg("on_x"), py::arg("on_h"), py::arg("element"),
       py::arg("sms"), py::arg("shared"), py::arg("cooperative"),
       py::arg("shortest") = fusedseq::cuda::SHORTEST, py::arg("protocol") = "estimate",
-      py::arg("clusters") = false,
+      py::arg("clusters") = false, py::arg("gates") = 4, py::arg("cells") = false,
       "Whether the persistent kernels run a recurrence on a GPU, why, and their layouts: "
       "csrc/cuda/recurrence/plan.h.\n"
       "on_x, on_h: number of distinct weights of the rounds on x and on h; element: bytes of the "
@@ -133,7 +133,9 @@ PYBIND11_MODULE(_C, m) {
       "block, and whether it has cooperative launches;\n"
       "protocol: \"words\" where words that carry their own validity fit, \"clusters\" where flags "
       "in clusters of two blocks do, \"flags\", or what the \"estimate\" favours;\n"
-      "clusters: whether the GPU has clusters of blocks: compute capability 9.0 or later.");
+      "clusters: whether the GPU has clusters of blocks: compute capability 9.0 or later;\n"
+      "gates: of the cell, whose W_hh has so many rows for each unit; cells: whether the cell is "
+      "not the LSTM's, or the call has `starts` or `reverse`.");
   m.def("exchange_cycles", &exchange_cycles, py::arg("protocol"),
         "The estimate of the cycles of one exchange between blocks on an H100; not measured.");
   m.def(

@@ -14,6 +14,7 @@ import torch
 
 from tests.ptx import build
 from tests.simt import build as simt
+from tests.simt import test_simt_cells as cells
 from tests.simt import test_simt_clusters as clusters
 from tests.simt import test_simt_persistent as persistent
 from tests.simt import test_simt_recurrence as loop
@@ -93,6 +94,17 @@ def test_every_layout(libraries, gpu, own, layout):
     persistent.check(libraries[gpu], *call, order=1, **gpu_limits)
 
 
+@pytest.mark.parametrize(("gpu", "own"), [("sm_90a", BF16), ("sm_90a", FP32), ("sm_80", BF16)])
+@pytest.mark.parametrize("layout", cells.LAYOUTS)
+@pytest.mark.parametrize("op", cells.CELLS)
+def test_persistent_cells(libraries, gpu, own, op, layout):
+    size, limits = cells.LAYOUTS[layout]
+    if own == FP32 and layout not in cells.IN_FP32:
+        return
+    call = cells.call_of(op, size, own, **loop.ORDERS[-1], **loop.ZONEOUT)
+    persistent.check(libraries[gpu], *call, order=1, **limits)
+
+
 @pytest.mark.parametrize(("gpu", "own"), [("sm_90a", BF16), ("sm_90a", FP16), ("sm_80", BF16)])
 @pytest.mark.parametrize("layout", words.LAYOUTS)
 def test_words_in_place_of_flags(libraries, gpu, own, layout):
@@ -154,6 +166,13 @@ def test_no_races_in_the_persistent_kernels(checked, own, options):
         call = "mogrifier_lstm", *mogrifier(size, own, **OPTIONS[options])
     else:
         call = "lstm", *lstm(size, own)
+    persistent.check(checked, *call, order=1)
+
+
+@pytest.mark.parametrize("own", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("op", cells.CELLS)
+def test_no_races_in_the_persistent_cells(checked, own, op):
+    call = cells.call_of(op, (3, 5, 9, 17), own, **loop.ORDERS[-1], **loop.ZONEOUT)
     persistent.check(checked, *call, order=1)
 
 

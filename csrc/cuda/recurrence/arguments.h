@@ -1,7 +1,7 @@
 // Arguments of the CUDA kernels of the recurrences, without any torch type. Two implementations
 // take them: loop.cu, for every call, and the persistent kernels (persistent_forward.cu,
-// persistent_backward.cu), for the cell `lstm` without `starts` and `reverse` in the sizes that
-// plan.h accepts.
+// persistent_backward.cu, persistent_cells.cu), for the cells of LSTM, peephole LSTM and GRU in the
+// sizes that plan.h accepts.
 // csrc/ops/recurrence_cuda_arguments.cpp fills these structures from tensors,
 // recurrence_cuda_engines.cpp picks the implementation, and recurrence_on_cuda.cpp computes the
 // weight gradients after the loop over time.

@@ -1,5 +1,6 @@
 // Host functions of the persistent kernels: persistent_forward.cu, persistent_backward.cu, for
-// clusters of blocks persistent_clusters.cu and, for two layers in one launch, wavefront.cu.
+// other cells than the LSTM's, `starts` and the reverse order persistent_cells.cu, for clusters of
+// blocks persistent_clusters.cu and, for two layers in one launch, wavefront.cu.
 // Functions that return const char* return an error message, or null.
 #pragma once
 #include "cuda/product.h"
@@ -21,6 +22,11 @@ struct GpuKind {
 };
 GpuKind current_gpu_kind();
 
+// Whether the kernels of persistent_cells.cu are those of a call, if any are.
+inline bool needs_cells(const Recurrence& r) {
+  return r.cell != CellKind::lstm || r.starts || r.reverse;
+}
+
 // The plan for the current GPU.
 Plan persistent_plan(const Recurrence& r, int64_t shortest = SHORTEST,
                      Protocol protocol = Protocol::by_estimate);
@@ -35,7 +41,12 @@ const char* persistent_forward(const Recurrence& r, const Layout& l, const Produ
 const char* persistent_backward(const RecurrenceBackward& b, const Layout& l, void* workspace,
                                 void* stream);
 
-// The same for a layout with clusters, to which these functions pass it.
+// The same for a call that needs_cells, and for a layout with clusters, to which these functions
+// pass it.
+const char* cells_forward(const Recurrence& r, const Layout& l, const Product& product,
+                          void* workspace, void* stream);
+const char* cells_backward(const RecurrenceBackward& b, const Layout& l, void* workspace,
+                           void* stream);
 const char* clusters_forward(const Recurrence& r, const Layout& l, const Product& product,
                              void* workspace, void* stream);
 const char* clusters_backward(const RecurrenceBackward& b, const Layout& l, void* workspace,

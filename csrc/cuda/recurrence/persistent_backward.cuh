@@ -33,7 +33,8 @@ struct Backward {
 inline Backward arguments(const RecurrenceBackward& b, const Layout& l) {
   const Recurrence& r = b.forward;
   Backward p{b, l, slice_rows(r, l, 0), {}, {}, {}, {}, {}};
-  p.gates = append_vector(p.e.group_bytes, r, l, 4 * r.H, 4 * l.columns_h);
+  const int64_t G = gates_of(r.cell);
+  p.gates = append_vector(p.e.group_bytes, r, l, G * r.H, int(G) * l.columns_h);
   p.h = append_vector(p.e.group_bytes, r, l, r.rounds ? r.H : 0, l.columns_h);
   p.x = append_vector(p.e.group_bytes, r, l, r.rounds ? r.X : 0, l.columns_x);
   return p;

@@ -58,16 +58,25 @@ Gpu current_gpu() {
 }
 
 RecurrenceSize size_of(const Recurrence& r) {
-  return {r.steps,         r.B, r.X, r.H, r.rounds, distinct_weights(r, 0), distinct_weights(r, 1),
-          element_bytes(r)};
+  return {r.steps,
+          r.B,
+          r.X,
+          r.H,
+          r.rounds,
+          distinct_weights(r, 0),
+          distinct_weights(r, 1),
+          element_bytes(r),
+          gates_of(r.cell),
+          needs_cells(r)};
 }
 
 }  // namespace
 
 Plan persistent_plan(const Recurrence& r, int64_t shortest, Protocol protocol) {
   Plan loop{};
-  loop.why = "the persistent kernels compute only LSTM cells, without starts and reverse";
-  if (r.cell != CellKind::lstm || r.starts || r.reverse) return loop;
+  loop.why = "the persistent kernels have the cells of LSTM, peephole LSTM and GRU";
+  if (r.cell != CellKind::lstm && r.cell != CellKind::peephole_lstm && r.cell != CellKind::gru)
+    return loop;
   return recurrence_plan(size_of(r), current_gpu(), shortest, protocol);
 }
 
@@ -82,6 +91,7 @@ int64_t persistent_bytes(const Recurrence& r, const Layout& l) {
 const char* persistent_forward(const Recurrence& r, const Layout& l, const Product& product,
                                void* memory, void* stream) {
   if (l.stages) return clusters_forward(r, l, product, memory, stream);
+  if (needs_cells(r)) return cells_forward(r, l, product, memory, stream);
   return run_forward(r, l, product, memory, static_cast<cudaStream_t>(stream), launch);
 }
 

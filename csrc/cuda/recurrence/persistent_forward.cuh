@@ -27,7 +27,7 @@ struct Forward {
   BatchRows rows;
   Exchange e;
   ExchangedVector x, h;
-  const float* input_gates;  // (T, B, 4H)  x W_ih^T; only without rounds
+  const float* input_gates;  // (T, B, G H)  x W_ih^T; only without rounds. G: gates_of(cell)
   LayerLink link;            // only of a layer of a wavefront
 };
 
@@ -39,7 +39,7 @@ inline Forward arguments(const Recurrence& r, const Layout& l) {
 }
 
 inline int64_t input_gates_bytes(const Recurrence& r) {
-  return r.rounds ? 0 : r.steps * r.B * 4 * r.H * int64_t(sizeof(float));
+  return r.rounds ? 0 : r.steps * r.B * gates_of(r.cell) * r.H * int64_t(sizeof(float));
 }
 
 // Runs a layer: launch(p, stream) launches its kernel for the slice p.rows of the batch.
@@ -53,9 +53,10 @@ const char* run_forward(const Recurrence& r, const Layout& l, const Product& pro
     char* after_exchange = static_cast<char*>(memory) + exchange_bytes(p.e, l).total;
     float* gates = reinterpret_cast<float*>(after_exchange);
     p.input_gates = gates;
+    const int64_t width = gates_of(r.cell) * r.H;
     const Matrix x = matrix(r.type, r.x, r.steps * r.B, r.X, r.X);
-    const Matrix W = matrix(r.type, r.W_ih, 4 * r.H, r.X, r.X);
-    const Matrix out = matrix(Type::f32, gates, r.steps * r.B, 4 * r.H, 4 * r.H);
+    const Matrix W = matrix(r.type, r.W_ih, width, r.X, r.X);
+    const Matrix out = matrix(Type::f32, gates, r.steps * r.B, width, width);
     if (const char* error = product(x, W.transposed(), out)) return error;
   }
 

@@ -25,6 +25,10 @@ struct RecurrenceSize {
   int64_t steps, B, X, H, rounds;
   int64_t on_x, on_h;  // number of distinct weights of the rounds on x (on h); 1 if they share one
   int element;         // bytes of an element of the tensors
+  int64_t gates = 4;   // gates_of(cell), see math/cell_kind.h
+  // Whether the kernels are those of persistent_cells.cu, which have other cells than the LSTM's,
+  // `starts` and `reverse`, and no rounds.
+  bool cells = false;
 };
 
 constexpr int WARPS = 8;       // per block
@@ -61,6 +65,12 @@ struct Variant {
 template <bool WIDE_>
 struct ClusterVariant : Variant<1, 2, WIDE_> {
   static constexpr bool CLUSTERS = true;
+};
+// The variants of persistent_cells.cu. GATES: of the cell; in 16 bits PLAIN is 0 or 16
+template <int GATES_, int GROUPS_, int TILES_, bool WIDE_, int PLAIN_ = 0>
+struct CellVariant : Variant<GROUPS_, TILES_, WIDE_, 0, PLAIN_> {
+  static constexpr int GATES = GATES_;
+  static constexpr int N_GATES = (GATES_ * Variant<1, 1, WIDE_, 0, PLAIN_>::H_COLUMNS + 7) / 8;
 };
 // RESIDENT of the variants that have it. Forward all columns of these k-steps are in registers,
 // backward the first 8 columns.
@@ -110,29 +120,31 @@ constexpr int stride(int columns) {
 // The plain variant of 9 columns has no padding, so that the shared memory of GPUs with 99 KB for a
 // block suffices at H = 1150. Two rows of a store then share banks (2 cycles in place of 1), and
 // the loads of the sums, which are contiguous, have no conflicts.
-constexpr int forward_stride(bool wide, int plain) {
+constexpr int forward_stride(bool wide, int plain, int64_t gates = 4) {
   if (plain == 9) return 36;
-  return stride(plain ? 4 * plain : wide ? 40 : 24);
+  const int units = plain ? plain : wide ? 10 : 6;
+  return stride(int(divide_up(gates * units, 8)) * 8);
 }
 // The most columns of x or h that a block may own if weights are resident in registers backward.
 constexpr int RESIDENT_COLUMNS = 10;
-// Of the partial sums of dx and dh side by side; in plain variants of dh only; with resident
-// weights of one of them at a time and without padding, because no shared memory is left.
-constexpr int backward_stride(bool wide, bool resident, int plain) {
+// Of the partial sums of dx and dh side by side; in plain variants, and in all of
+// persistent_cells.cu, of dh only; with resident weights of one of them at a time and without
+// padding, because no shared memory is left.
+constexpr int backward_stride(bool wide, bool resident, bool plain) {
   return resident ? RESIDENT_COLUMNS : stride(wide && !plain ? 32 : 16);
 }
 
 // Bytes of shared memory for the warps' partial sums.
-constexpr int64_t partial_sum_bytes(bool backward, const Layout& l) {
-  const int row_stride =
-      backward ? backward_stride(l.wide, l.resident, l.plain) : forward_stride(l.wide, l.plain);
+constexpr int64_t partial_sum_bytes(const RecurrenceSize& s, bool backward, const Layout& l) {
+  const int row_stride = backward ? backward_stride(l.wide, l.resident, l.plain || s.cells)
+                                  : forward_stride(l.wide, l.plain, s.gates);
   return int64_t(WARPS) * 16 * (l.wide ? 1 : l.tiles) * row_stride * 4;
 }
 // Bytes of shared memory for the weights: 32 for a column and k-step.
 constexpr int64_t weight_bytes(const RecurrenceSize& s, bool backward, const Layout& l) {
   const int64_t x = steps_of(s.X, s.element);
   const int64_t h = steps_of(s.H, s.element);
-  const int64_t gates = steps_of(4 * s.H, s.element);
+  const int64_t gates = steps_of(s.gates * s.H, s.element);
   const int64_t resident = WARPS / l.groups * l.resident;
   if (backward) {
     const int64_t rounds = s.on_x * x * l.columns_h + s.on_h * h * l.columns_x;
@@ -142,7 +154,7 @@ constexpr int64_t weight_bytes(const RecurrenceSize& s, bool backward, const Lay
   }
   const int64_t rounds = s.on_x * h * l.columns_x + s.on_h * x * l.columns_h;
   const int64_t W_ih = s.rounds ? x - resident : 0;
-  return 32 * (rounds + 4 * l.columns_h * (h + W_ih));
+  return 32 * (rounds + s.gates * l.columns_h * (h + W_ih));
 }
 
 // With clusters a stage of a warp's ring holds two k-steps of a vector, one that each block of the
@@ -155,7 +167,7 @@ constexpr int64_t stage_bytes(const Layout& l) {
 // copied while the other is read; 0: these do not fit.
 constexpr int ring_stages(const RecurrenceSize& s, bool backward, const Gpu& gpu, const Layout& l) {
   const int64_t x = s.rounds ? s.X : 0;
-  const int64_t widest = backward ? 4 * s.H : x > s.H ? x : s.H;
+  const int64_t widest = backward ? s.gates * s.H : x > s.H ? x : s.H;
   const int64_t useful = divide_up(divide_up(steps_of(widest, s.element), WARPS), 2);
   const int64_t room = gpu.shared - l.shared;
   const int64_t fit = room < 0 ? 0 : room / stage_bytes(l);
@@ -214,8 +226,11 @@ constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, 
   const int64_t blocks = divide_up(s.H, h);
   const int64_t x = s.rounds ? divide_up(s.X, blocks * unit) * unit : 0;
   l.wide = form == Form::wide || h > 6 || x > 8;
-  l.plain = form != Form::plain ? 0 : h <= 9 ? 9 : 16;
+  l.plain = form != Form::plain ? 0 : h <= 9 && !s.cells ? 9 : 16;
   if (l.plain && (s.rounds || s.element > 2 || !l.wide)) return l;
+  // persistent_cells.cu has the plain variant in place of the wide one in 16 bits.
+  if (s.cells && (s.rounds || by != Protocol::flags)) return l;
+  if (s.cells && s.element == 2 && l.wide && !l.plain) return l;
   l.tiles = l.groups == 1 || (l.wide && !l.plain) ? 2 : 3;
   l.words = words;
   if (words && (s.element != 2 || s.H % 2 || (s.rounds && s.X % 2) || l.groups != 1 || l.plain ||
@@ -235,10 +250,10 @@ constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, 
     if (s.element > 2 || !l.wide || l.groups != 1 || s.rounds == 0 || x > RESIDENT_COLUMNS)
       return l;
     // Every warp's part of K must have that many k-steps.
-    if (steps_of(backward ? 4 * s.H : s.X, s.element) / WARPS < l.resident) return l;
+    if (steps_of(backward ? s.gates * s.H : s.X, s.element) / WARPS < l.resident) return l;
   }
 
-  l.shared = weight_bytes(s, backward, l) + partial_sum_bytes(backward, l);
+  l.shared = weight_bytes(s, backward, l) + partial_sum_bytes(s, backward, l);
   if (clusters) {
     l.stages = ring_stages(s, backward, gpu, l);
     if (!l.stages) return l;
@@ -288,9 +303,11 @@ constexpr Plan recurrence_plan(const RecurrenceSize& s, const Gpu& gpu, int64_t 
   Plan p{};
   if (s.element > 4) {
     p.why = "the persistent kernels are for float32, bfloat16 and float16";
+  } else if (s.cells && s.rounds) {
+    p.why = "the persistent kernels with rounds have neither `starts` nor `reverse`";
   } else if (s.steps < shortest) {
     p.why = "loading the weights into the SMs does not pay for fewer than 4 steps";
-  } else if (s.rounds == 0 && s.steps * s.B * 4 * s.H * 4 > MAX_INPUT_GATES) {
+  } else if (s.rounds == 0 && s.steps * s.B * s.gates * s.H * 4 > MAX_INPUT_GATES) {
     p.why = "the product of the input with W_ih for all steps would take more than 1 GiB";
   } else if (!gpu.cooperative) {
     p.why = "the GPU has no cooperative launch";

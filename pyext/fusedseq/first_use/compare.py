@@ -18,8 +18,8 @@ MAX_SPLIT, MIN_SPLIT = 4, 512  # queries and keys with which the keys are proces
 MAX_COLUMNS = 4096  # of a row that one tile holds: kernels/residual_layer_norm.py
 SHORTEST = 4  # steps of the persistent kernels: csrc/cuda/recurrence/plan.h
 DTYPES = torch.float32, torch.bfloat16, torch.float16
-HAVE_PERSISTENT_KERNELS = "lstm", "mogrifier_lstm", "mogrifier_lstm_pair"
-ORDERED = {"starts", "reverse"}  # options with which these too run the loop
+HAVE_PERSISTENT_KERNELS = "lstm", "mogrifier_lstm", "mogrifier_lstm_pair", "peephole_lstm", "gru"
+ORDERED = {"starts", "reverse"}  # options that kernels of their own have
 # Operators that cuDNN computes on a GPU, if no option of a call needs the loop: `needs_loop`
 BY_CUDNN = "gru", "rnn"
 # {registered operator: public functions beside its own that call it}
@@ -28,8 +28,7 @@ CALLERS = {"attention": ("attention_varlen",)}
 IN_TILES = {"window", "softcap", "sinks"}
 RECURRENCES = (
     *HAVE_PERSISTENT_KERNELS,
-    *BY_CUDNN,
-    "peephole_lstm",
+    "rnn",
     "layer_norm_lstm",
     "layer_norm_gru",
 )
@@ -125,7 +124,11 @@ def cases_of(op: str) -> list[Any]:
         others = [(case, is_ordered(case), len(ts[0])) for case, ts in sized[FEW:]]
         long = [case for case, ordered, steps in others if not ordered and steps >= SHORTEST]
         few += [case for case in long[:FEW] if case not in few]
-        few += [case for case, ordered, _ in others if ordered and case not in few][:1]
+        few += [
+            case
+            for case, ordered, steps in others
+            if ordered and steps >= SHORTEST and case not in few
+        ][:1]
     return few
 
 

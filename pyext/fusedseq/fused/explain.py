@@ -226,7 +226,7 @@ def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> s
         return f"two calls of lstm: {lstm_on_cuda(**forward)}; {lstm_on_cuda(**reverse)}"
     if name in recurrence_plan.LOOP_ALONE:
         return recurrence_plan.LOOP_ALONE[name]
-    if "lstm" in name:
+    if "lstm" in name or name == "gru":
         gpu = recurrence_plan.this_gpu(tensors[0].device)
         if name == "mogrifier_lstm_pair":
             return recurrence_plan.explain_pair(gpu, *args, **kwargs)

@@ -28,7 +28,8 @@ def gru(
 
     On CUDA, calls in fp32, bf16 and fp16 without `starts`, zoneout and weight drop are computed by
     cuDNN, unless torch uses deterministic algorithms only; all others, and those that torch.compile
-    or torch.func traces, by a loop over the steps.
+    or torch.func traces, by a persistent kernel where the weights fit, elsewhere by a loop over the
+    steps.
 
     Errors: those of `lstm`.
     """

@@ -49,10 +49,10 @@ def lstm(
     time. On CUDA, calls that cuDNN's persistent kernel supports (fp16, certain sizes) are computed
     by cuDNN, and so are calls in fp32, bf16 and fp16 without lengths, weight drop, `starts` and
     `reverse` that no persistent kernel of this package can run, unless torch uses deterministic
-    algorithms only. The persistent kernels have neither `starts` nor `reverse`: calls with `starts`
-    run the loop, and others with `reverse` compute a reversed copy of x. On every device, a call
-    with a zoneout runs the kernels of `mogrifier_lstm` without rounds, which is an LSTM, and never
-    cuDNN. `fused.explain` reports which kernel a call runs.
+    algorithms only. Calls with `starts` have persistent kernels of their own, and calls with
+    `reverse` alone compute a reversed copy of x. On every device, a call with a zoneout runs the
+    kernels of `mogrifier_lstm` without rounds, which is an LSTM, and never cuDNN. `fused.explain`
+    reports which kernel a call runs.
 
     Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
     is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are read as they are by a step of

@@ -56,7 +56,8 @@ def mogrifier_lstm(
     The weights are packed once per call, the gating of each round is applied where its product is
     computed, and the gradient of each weight is one matrix product after the loop over time.
 
-    On CUDA, calls with `starts` or `reverse` run the loop, as the persistent kernels have neither.
+    On CUDA, calls with rounds that have `starts` or `reverse` run the loop, as the persistent
+    kernels with rounds have neither.
 
     Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
     is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are read as they are by a step of

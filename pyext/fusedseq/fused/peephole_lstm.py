@@ -34,7 +34,7 @@ def peephole_lstm(
     """Computes `fusedseq.reference.peephole_lstm` with one kernel call for the whole sequence, as
     `lstm`.
 
-    On CUDA a loop over the steps computes it.
+    On CUDA a persistent kernel computes it where the weights fit, elsewhere a loop over the steps.
 
     Errors: those of `lstm`.
     """

@@ -1,9 +1,10 @@
-"""For `explain`: which CUDA kernels run a call of a recurrence, in words; those of lstm and
-mogrifier_lstm by csrc/cuda/recurrence/plan.h.
+"""For `explain`: which CUDA kernels run a call of a recurrence, in words; those of lstm,
+mogrifier_lstm, peephole_lstm and gru by csrc/cuda/recurrence/plan.h.
 """
 
 import functools
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,15 +14,18 @@ from fusedseq._load import variable
 
 FOLDER = "csrc/cuda/recurrence"
 PERSISTENT = f"{FOLDER}/persistent_forward.cu, {FOLDER}/persistent_backward.cu"
+CELLS = f"{FOLDER}/persistent_cells.cu"
 WAVEFRONT = f"{FOLDER}/wavefront.cu"
-LOOP = {
-    "lstm": f"{FOLDER}/loop.cu, one torch product and one kernel a step; the input's product is"
-    " computed for many steps at once",
+LOOP = dict.fromkeys(
+    ("lstm", "peephole_lstm", "gru"),
+    f"{FOLDER}/loop.cu, one torch product and one kernel a step; the input's product is computed"
+    " for many steps at once",
+) | {
     "mogrifier_lstm": f"{FOLDER}/loop.cu, one torch product and one kernel for each round and for"
     " the gates of a step",
 }
 LOOP_ALONE = dict.fromkeys(
-    ("gru", "rnn", "peephole_lstm", "layer_norm_lstm", "layer_norm_gru"),
+    ("rnn", "layer_norm_lstm", "layer_norm_gru"),
     f"{LOOP['lstm']}; no persistent kernel has this cell",
 )
 # {engine of a kernel table: protocol of the exchange between blocks}
@@ -47,20 +51,30 @@ def plan(
     # Imported here, because _C depends on the version of Python, and no operator needs it.
     from fusedseq import _C
 
-    bound = inspect.signature(getattr(reference, op)).bind(*args, **kwargs)
-    T, B, X = bound.arguments["x"].shape
-    element_size = bound.arguments["x"].element_size()
+    given = inspect.signature(getattr(reference, op)).bind(*args, **kwargs).arguments
+    T, B, X = given["x"].shape
+    element_size = given["x"].element_size()
     found: dict[str, Any] = _C.recurrence_plan(
         T,
         B,
         X,
-        *size(**bound.arguments),
+        *size(**given),
         element_size,
         *gpu[:3],
         protocol=protocol,
         clusters=gpu[3],
+        gates=3 if op == "gru" else 4,
+        cells=needs_cells(op, given),
     )
     return found
+
+
+def needs_cells(op: str, given: Mapping[str, Any]) -> bool:
+    """Whether the persistent kernels of a call are those of persistent_cells.cu. given: the call's
+    arguments
+    """
+    in_order = given.get("starts") is None and not given.get("reverse")
+    return op in ("peephole_lstm", "gru") or not in_order
 
 
 def runs_loop(x: torch.Tensor, h0: torch.Tensor) -> bool:
@@ -192,10 +206,9 @@ def explain(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> str:
     if variable("FUSEDSEQ_RECURRENCE", "loop"):
         return f"{LOOP[op]}; FUSEDSEQ_RECURRENCE is loop"
     given = inspect.signature(getattr(reference, op)).bind(*args, **kwargs).arguments
-    if given.get("starts") is not None or given.get("reverse"):
-        return f"{LOOP[op]}; no persistent kernel has `starts` and `reverse`"
+    in_cells = needs_cells(op, given)
     try:
-        engine = measured(op, gpu, given["x"], size(**given)[:2])
+        engine = None if in_cells else measured(op, gpu, given["x"], size(**given)[:2])
         protocol = PROTOCOLS.get(engine, "estimate")
         found = plan(op, gpu, *args, protocol=protocol, **kwargs)
     except ImportError:
@@ -205,5 +218,5 @@ def explain(op: str, gpu: Gpu, *args: Any, **kwargs: Any) -> str:
     if not (found["forward"]["blocks"] or found["backward"]["blocks"]):
         return f"{LOOP[op]}; not persistent: {found['why']}"
     layouts = (layout(direction, found[direction]) for direction in ("forward", "backward"))
-    text = f"{PERSISTENT}: {found['why']}; {'; '.join(layouts)}"
+    text = f"{CELLS if in_cells else PERSISTENT}: {found['why']}; {'; '.join(layouts)}"
     return "; ".join([text, *refused(protocol, found)])

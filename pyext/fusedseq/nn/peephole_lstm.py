@@ -17,8 +17,7 @@ from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
 class PeepholeLSTM(RecurrentWithDropout):
     """A multi-layer LSTM whose gates also read the cell state (Gers & Schmidhuber, 2000).
 
-    Its parameters are those of `LSTM` and peephole_l<layer> (3H,) of the gates i, f and o. On CUDA
-    a loop over the steps computes it.
+    Its parameters are those of `LSTM` and peephole_l<layer> (3H,) of the gates i, f and o.
 
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1    bias: whether the gates have biases
