@@ -106,6 +106,13 @@ def test_cases_of_recurrences_reach_the_persistent_kernels():
     assert max(steps) >= compare.SHORTEST
 
 
+@pytest.mark.parametrize("op", ["lstm", "peephole_lstm", "gru"])
+def test_cases_of_recurrences_reach_the_persistent_kernels_with_starts(op):
+    found = [case.inputs() for case in compare.cases_of(op)]
+    steps = [args[0].size(0) for args, options in found if options.get("starts") is not None]
+    assert max(steps) >= compare.SHORTEST
+
+
 @pytest.mark.parametrize("op", ["lstm", "mogrifier_lstm", "gru", "rnn"])
 def test_cases_of_recurrences_have_steps_in_another_order(op):
     options = [case.inputs()[1] for case in compare.cases_of(op)]

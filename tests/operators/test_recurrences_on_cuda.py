@@ -267,15 +267,20 @@ REVERSED = r"a reversed copy of x: \S+persistent_forward.cu"
 ORDERED = {"starts": [(1, 0)]}, {"reverse": True}
 
 
+CELLS = r"persistent_cells.cu: the weights stay"
+
+
 @needs_cuda_code
 @pytest.mark.parametrize("options", ORDERED, ids=str)
-def test_another_order_runs_the_loop(monkeypatch, options):
-    """But an LSTM with `reverse` alone computes a reversed copy."""
+def test_another_order_has_kernels_of_its_own(monkeypatch, options):
+    """But an LSTM with `reverse` alone computes a reversed copy, and rounds run the loop."""
     monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True, True))
-    loop = r"loop.cu.*no persistent kernel has `starts` and `reverse`"
+    loop = r"loop.cu.*with rounds have neither `starts` nor `reverse`"
     for case, wanted in (
-        (lstm_case(70, 20, 650, 650, **options), loop if "starts" in options else REVERSED),
+        (lstm_case(70, 20, 650, 650, **options), CELLS if "starts" in options else REVERSED),
         (mogrifier_lstm_case(70, 20, 650, 650, 5, **options), loop),
+        (mogrifier_lstm_case(70, 20, 650, 650, 0, **options), CELLS),
+        (lstm_with_vectors_case("peephole_lstm", 70, 20, 650, 650, **options), CELLS),
     ):
         with FakeTensorMode():
             args, kwargs = on_cuda(case, torch.bfloat16)
@@ -299,11 +304,14 @@ def test_an_lstm_with_zoneout_runs_the_kernels_of_a_mogrifier_lstm(monkeypatch):
 
 
 @needs_cuda_code
-@pytest.mark.parametrize("op", ["peephole_lstm", "layer_norm_lstm"])
-def test_other_lstm_cells_run_the_loop(op):
+@pytest.mark.parametrize(
+    ("op", "wanted"), [("peephole_lstm", "persistent_cells.cu"), ("layer_norm_lstm", "loop.cu")]
+)
+def test_explain_names_the_kernels_of_other_lstm_cells(monkeypatch, op, wanted):
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True, True))
     with FakeTensorMode():
         args, kwargs = on_cuda(lstm_with_vectors_case(op, 4, 3, 5, 6), HALF)
-        assert "loop.cu" in fused.explain(op, *args, **kwargs)
+        assert wanted in fused.explain(op, *args, **kwargs)
         y, (h, c) = getattr(fused, op)(*args, **kwargs)
     assert [(t.shape, t.dtype) for t in (y, h, c)] == [((4, 3, 6), HALF), *[((3, 6), HALF)] * 2]
 
@@ -312,7 +320,9 @@ def test_other_lstm_cells_run_the_loop(op):
 @pytest.mark.parametrize("op", ["gru", "rnn"])
 def test_cudnn_computes_a_gru_that_it_can(monkeypatch, op):
     """Also in reverse and with lengths; not with `starts`, zoneout or a weight drop, whose mask is
-    the loop's, and not in dtypes that torch does not give to cuDNN."""
+    fusedseq's, and not in dtypes that torch does not give to cuDNN."""
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True, True))
+    own = "persistent_cells.cu" if op == "gru" else "loop.cu"
     monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda x: True)
     options = {"lengths": [3, 0, 5, 1], "reverse": True}
     drop = {"weight_drop": 0.3, "seed": 3}
@@ -326,18 +336,18 @@ def test_cudnn_computes_a_gru_that_it_can(monkeypatch, op):
     assert "cuDNN" in explained(**options)
     assert "cuDNN" in explained(torch.float32, **options)
     assert "cuDNN" in explained(**options, **drop, training=False)
-    assert "loop.cu" in explained(**options, **drop)
+    assert own in explained(**options, **drop)
     assert "loop.cu" in explained(torch.float64)
     if op == "rnn":
         assert "cuDNN" in explained(relu=True)
         assert "loop.cu" in explained(relu=True, lengths=[3, 0, 5, 1])
-    assert "loop.cu" in explained(**options, starts=[(1, 0)])
-    assert "loop.cu" in explained(**options, zoneout_h=0.1)
+    assert own in explained(**options, starts=[(1, 0)])
+    assert own in explained(**options, zoneout_h=0.1)
     monkeypatch.setenv("FUSEDSEQ_RECURRENCE", "loop")
     assert "loop.cu" in explained()
     monkeypatch.delenv("FUSEDSEQ_RECURRENCE")
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert "loop.cu" in explained()
+    assert own in explained()
 
 
 def call_with_two_layers(
