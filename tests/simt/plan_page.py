@@ -27,11 +27,14 @@ GPUS = {  # number of SMs, bytes of shared memory that a block can have
 SIZES = (128, 256, 400, 512, 650, 768, 912, 1024, 1150, 1280, 1500)
 STEPS = 35
 MOST = 1024  # the largest batch that is asked for
-KINDS = {  # title: (rounds, bytes of an element)
-    "LSTM, bf16 and fp16": (0, 2),
-    "Mogrifier LSTM with 5 rounds, bf16 and fp16": (5, 2),
-    "LSTM, fp32": (0, 4),
-    "Mogrifier LSTM with 5 rounds, fp32": (5, 4),
+GRU = {"gates": 3, "cells": True}
+KINDS = {  # title: (rounds, bytes of an element, further arguments of the plan)
+    "LSTM, bf16 and fp16": (0, 2, {}),
+    "Mogrifier LSTM with 5 rounds, bf16 and fp16": (5, 2, {}),
+    "GRU, bf16 and fp16": (0, 2, GRU),
+    "LSTM, fp32": (0, 4, {}),
+    "Mogrifier LSTM with 5 rounds, fp32": (5, 4, {}),
+    "GRU, fp32": (0, 4, GRU),
 }
 HEAD = """# GPU plans
 
@@ -43,7 +46,8 @@ A cell has the largest batch for which one launch runs the whole batch in each d
 largest one for which at most four launches do, each for a slice of the batch. "forward" or
 "backward" before the numbers: only that direction has a persistent kernel, and the loop runs the
 other. "loop": it runs both, except that cuDNN takes a plain LSTM then. All layers have X = H, and
-no two rounds share a weight.
+no two rounds share a weight. A GRU is one that cuDNN does not take: with zoneout, a weight drop or
+`starts`. A peephole LSTM, and an LSTM with `starts`, has about the numbers of an LSTM.
 """
 
 
@@ -119,14 +123,14 @@ def estimate():
     )
 
 
-def largest(sms, shared, H, rounds, element, directions):
+def largest(sms, shared, H, rounds, element, more, directions):
     """Returns the largest batches for which all of these directions have a persistent kernel: in
     one launch, and in any number of launches.
     """
     one = several = 0
     for B in range(1, MOST + 1):
         size = STEPS, B, H, H, rounds, (rounds + 1) // 2, rounds // 2, element
-        found = _C.recurrence_plan(*size, sms, shared, True)
+        found = _C.recurrence_plan(*size, sms, shared, True, **more)
         layouts = [found[direction] for direction in directions]
         if not all(layout["blocks"] for layout in layouts):
             break
@@ -147,11 +151,11 @@ def cell(*call):
 
 def page():
     lines = [HEAD]
-    for title, (rounds, element) in KINDS.items():
+    for title, kind in KINDS.items():
         lines += [f"## {title}", "", "| GPU \\ H | " + " | ".join(map(str, SIZES)) + " |"]
         lines.append("|---" * (len(SIZES) + 1) + "|")
         for name, gpu in GPUS.items():
-            cells = (cell(*gpu, H, rounds, element) for H in SIZES)
+            cells = (cell(*gpu, H, *kind) for H in SIZES)
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join([*lines, estimate()])

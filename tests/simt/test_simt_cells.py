@@ -91,7 +91,7 @@ def test_state_dropout_and_a_capped_input_gate(libraries, options, own):
 LAYOUTS = {
     "several k-steps, 6 columns": ((2, 20, 9, 64), {"sms": 11}),
     "wide": ((2, 20, 9, 64), {"sms": 7}),
-    "two groups": ((2, 70, 9, 33), {"sms": 6}),
+    "two groups": ((2, 70, 9, 18), {"sms": 3}),
     "two wide groups": ((2, 40, 9, 40), {"sms": 5}),
     "16 columns": ((3, 20, 9, 61), {"sms": 4}),
     "two replicas": ((2, 40, 9, 33), {"sms": 12}),
