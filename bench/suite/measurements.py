@@ -12,6 +12,7 @@ from bench.suite import machine, metrics, mkl
 
 # A virtual machine may report no more than family and model.
 PROCESSORS = {
+    "AMD EPYC family 25 model 1": "AMD EPYC (Zen 3)",
     "AMD EPYC family 25 model 17": "AMD EPYC (Zen 4)",
     "AMD EPYC family 26 model 2": "AMD EPYC (Zen 5)",
 }

@@ -107,10 +107,7 @@ MADE = {  # those facts in 16 bits
     "two replicas": (1, 2, 1, 2, False, 0),
     "two slices": (2, 1, 2, 3, False, 0),
 }
-IN_FP32 = MADE | {
-    "wide": (1, 1, 1, 2, True, 0),
-    "two wide groups": (1, 1, 2, 2, True, 0),
-}
+IN_FP32 = MADE | {"wide": (1, 1, 1, 2, True, 0), "two wide groups": (1, 1, 2, 2, True, 0)}
 del IN_FP32["16 columns"]
 
 
@@ -287,5 +284,5 @@ def test_what_the_plan_selects_fits(case, sms, element):
         assert layout["blocks"] * layout["columns_h"] >= H
         assert layout["rows"] <= 16 * layout["tiles"] * layout["groups"]
         assert layout["shared"] <= H200["shared"]
-        assert not (layout["words"] or layout["stages"] or layout["resident"])
+        assert not any(layout[name] for name in ("words", "stages", "resident"))
         assert layout["plain"] == (16 if element == 2 and layout["wide"] else 0)

@@ -32,12 +32,12 @@ struct CellsBackwardBlock {
   GroupProducts<S, V> g;
   const OwnedColumns columns;
   const H own;
-  uint32_t epoch;                         // of the newest vector
-  SharedWeights<S> W_hh;                  // (GATES H, columns): row GATES j + gate
-  float dh[H::COUNT], dc[H::COUNT];       // gradients of the state, from step to step
-  GateQuad<S> slots[H::COUNT];            // saved by forward, of the step to come, like
+  uint32_t epoch;                    // of the newest vector
+  SharedWeights<S> W_hh;             // (GATES H, columns): row GATES j + gate
+  float dh[H::COUNT], dc[H::COUNT];  // gradients of the state, from step to step
+  GateQuad<S> slots[H::COUNT];       // saved by forward, of the step to come, like
   float h_before[H::COUNT], c_before[H::COUNT], dy[H::COUNT];  // these
-  uint32_t state_keep;                    // bit e: state dropout keeps element e
+  uint32_t state_keep;  // bit e: state dropout keeps element e
   // Of the step to come. Bit e: element e's sequence has not ended; its state is zero before the
   // step; its zoneout draws.
   uint32_t alive, reset, draws_h, draws_c;
@@ -121,8 +121,8 @@ __device__ __forceinline__ void CellsBackwardBlock<S, V>::fetch(int64_t n) {
       c_before[e] = n ? step_of<float>(r.cells, step_before(r, t), r.B * r.Hp)[i * Hp + j]
                       : float(step_of<S>(r.c0, i, r.H)[j]);
     if constexpr (GATES == 3) {
-      const S* before = fusedseq::h_before(r, static_cast<const S*>(r.h0),
-                                           static_cast<const S*>(r.y), t, i);
+      const S* before =
+          fusedseq::h_before(r, static_cast<const S*>(r.h0), static_cast<const S*>(r.y), t, i);
       if (before) h_before[e] = float(before[j]);
     }
     dy[e] = float(all_dy[i * width + j]);
@@ -223,8 +223,7 @@ __device__ __forceinline__ void CellsBackwardBlock<S, V>::add_product(uint32_t z
   Accumulators<V, V::N> sums;
   clear<V>(sums);
   g.template multiply<LOADS>(
-      p.gates, epoch, epoch,
-      [&](int step) { return W_hh.template operands<V::N>(step, g.lane); },
+      p.gates, epoch, epoch, [&](int step) { return W_hh.template operands<V::N>(step, g.lane); },
       [&](const RowFragments<V>& a, const ColumnFragments<V::N>& f) {
         multiply_add<S>(sums, a, f);
       });

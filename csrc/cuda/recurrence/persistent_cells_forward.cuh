@@ -35,11 +35,11 @@ struct CellsForwardBlock {
   GroupProducts<S, V> g;
   const OwnedColumns columns;
   const H own;
-  uint32_t epoch;                    // of the newest vector
-  SharedWeights<S> W_hh;             // (H, GATES columns): column GATES j + gate
-  float h[H::COUNT], c[H::COUNT];    // the state; h is zero already where the next step resets it
-  uint32_t state_keep;               // bit e: state dropout keeps element e
-  uint32_t reset;                    // bit e: element e's state is zero before the step to come
+  uint32_t epoch;                  // of the newest vector
+  SharedWeights<S> W_hh;           // (H, GATES columns): column GATES j + gate
+  float h[H::COUNT], c[H::COUNT];  // the state; h is zero already where the next step resets it
+  uint32_t state_keep;             // bit e: state dropout keeps element e
+  uint32_t reset;                  // bit e: element e's state is zero before the step to come
   // Of the step to come. Bit e: element e's sequence has not ended; its zoneout draws; the step
   // after it resets the element.
   uint32_t alive, draws_h, draws_c, next_reset;
@@ -84,9 +84,8 @@ __device__ __forceinline__ void CellsForwardBlock<S, V>::load_weights() {
   const int first = columns.first;
   W_hh = {to, GATES * columns.count};
   to = load_to_shared<V, 0, 0, Neighbours::rows>(
-      to, GATES * columns.count, int(r.H), [&](int n, int k) {
-        return dropped_weight<S>(r, row_of_column<GATES>(n, first, r.H), k);
-      });
+      to, GATES * columns.count, int(r.H),
+      [&](int n, int k) { return dropped_weight<S>(r, row_of_column<GATES>(n, first, r.H), k); });
   g.partial = reinterpret_cast<float*>(to) + g.number * V::SPLIT * V::PASS * 16 * STRIDE;
 }
 
@@ -240,8 +239,9 @@ __device__ __forceinline__ void CellsForwardBlock<S, V>::cell(int64_t t, const G
 
 // Stores y (0 past a sequence's end), the cell state and the slots of step t.
 template <class S, class V>
-__device__ __forceinline__ void CellsForwardBlock<S, V>::save(
-    int64_t t, const GateQuad<S> (&saved)[H::COUNT], const Bits<S> (&y)[H::COUNT]) {
+__device__ __forceinline__ void CellsForwardBlock<S, V>::save(int64_t t,
+                                                              const GateQuad<S> (&saved)[H::COUNT],
+                                                              const Bits<S> (&y)[H::COUNT]) {
   const int width = int(r.H), Hp = int(r.Hp);
   Bits<S>* all_y = step_of<Bits<S>>(r.y, t, r.B * r.H);
   Bits<S>* slots = step_of<Bits<S>>(r.gates, t, r.B * SLOTS * r.Hp);

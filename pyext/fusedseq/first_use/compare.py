@@ -26,12 +26,7 @@ BY_CUDNN = "gru", "rnn"
 CALLERS = {"attention": ("attention_varlen",)}
 # Options of attention that the tiled kernels alone compute: kernels/attention/call.py
 IN_TILES = {"window", "softcap", "sinks"}
-RECURRENCES = (
-    *HAVE_PERSISTENT_KERNELS,
-    "rnn",
-    "layer_norm_lstm",
-    "layer_norm_gru",
-)
+RECURRENCES = (*HAVE_PERSISTENT_KERNELS, "rnn", "layer_norm_lstm", "layer_norm_gru")
 
 
 def features(op: str, case: Any) -> set[str]:

@@ -22,7 +22,7 @@ LOOP = dict.fromkeys(
     " for many steps at once",
 ) | {
     "mogrifier_lstm": f"{FOLDER}/loop.cu, one torch product and one kernel for each round and for"
-    " the gates of a step",
+    " the gates of a step"
 }
 LOOP_ALONE = dict.fromkeys(
     ("rnn", "layer_norm_lstm", "layer_norm_gru"),
