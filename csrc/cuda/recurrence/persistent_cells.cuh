@@ -51,7 +51,7 @@ struct UnitParameters {
   __device__ __forceinline__ float operator[](int v) const { return float(of_unit[v * H]); }
 };
 
-// Element n of the block's columns of W_hh: unit n / GATES, gate n % GATES. Returns its row.
+// Returns the row of W_hh that belongs to gate n % GATES of unit first_unit + n / GATES.
 template <int GATES>
 __device__ __forceinline__ int64_t row_of_column(int n, int first_unit, int64_t H) {
   return int64_t(n % GATES) * H + first_unit + n / GATES;

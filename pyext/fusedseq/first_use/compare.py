@@ -19,7 +19,7 @@ MAX_COLUMNS = 4096  # of a row that one tile holds: kernels/residual_layer_norm.
 SHORTEST = 4  # steps of the persistent kernels: csrc/cuda/recurrence/plan.h
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 HAVE_PERSISTENT_KERNELS = "lstm", "mogrifier_lstm", "mogrifier_lstm_pair", "peephole_lstm", "gru"
-ORDERED = {"starts", "reverse"}  # options that kernels of their own have
+ORDERED = {"starts", "reverse"}  # options for which a call has other kernels
 # Operators that cuDNN computes on a GPU, if no option of a call needs the loop: `needs_loop`
 BY_CUDNN = "gru", "rnn"
 # {registered operator: public functions beside its own that call it}
