@@ -25,23 +25,33 @@ def seconds(call, device):
 def gemm_rates(device, dtype, n=2048, rounds=8):
     """Returns {name: FLOP/s}, the best of several n x n x n products.
 
-    "torch.mm" is torch's product, "own GEMM" the one inside our recurrences, where it can run.
+    "torch.mm" is torch's product, "own GEMM" the one inside our recurrences, where it can run. A
+    product that would take more than a second, as torch's in bf16 on a processor without
+    instructions for it, is measured with smaller matrices.
     """
-    a, b = torch.randn(n, n).to(device, dtype), torch.randn(n, n).to(device, dtype)
-    products = {"torch.mm": torch.mm}
-    runs_own_gemm = dtype in (torch.float32, torch.bfloat16) and a.device.type == "cpu"
+    products = {"torch.mm": lambda a, b: lambda: torch.mm(a, b)}
+    runs_own_gemm = dtype in (torch.float32, torch.bfloat16) and torch.device(device).type == "cpu"
     if runs_own_gemm and hasattr(torch.ops.fusedseq, "gemm_rate"):
-        products["own GEMM"] = own_gemm(a, b)
-    rates = {}
-    for name, product in products.items():
-        times = []
-        for _ in range(rounds + 1):
-            start = time.perf_counter()
-            product(a, b)
-            synchronize(device)
-            times.append(time.perf_counter() - start)
-        rates[name] = 2 * n**3 / min(times[1:])
-    return rates
+        products["own GEMM"] = own_gemm
+    return {
+        name: product_rate(product, device, dtype, n, rounds) for name, product in products.items()
+    }
+
+
+def product_rate(product, device, dtype, n, rounds):
+    """Returns the best FLOP/s of products of matrices of n x n, or of a half, a quarter, ... of n
+    where one would take more than a second.
+
+    product: a function of two matrices that returns the call to be measured
+    """
+    size = min(n, 256)
+    while True:
+        call = product(*(torch.randn(size, size).to(device, dtype) for _ in range(2)))
+        once = [seconds(call, device) for _ in range(2)][-1]  # the first call is a warm-up
+        if size == n or 8 * once > 1:
+            break
+        size = min(n, 2 * size)
+    return 2 * size**3 / min([once, *(seconds(call, device) for _ in range(rounds - 1))])
 
 
 def own_gemm(a, b):
@@ -50,7 +60,7 @@ def own_gemm(a, b):
     precision = "medium" if a.dtype == torch.bfloat16 else "highest"
     a, b = a.float(), b.float()
 
-    def call(*_):
+    def call():
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(precision)
         torch.ops.fusedseq.gemm_rate(a, b, 1)

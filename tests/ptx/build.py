@@ -142,13 +142,14 @@ def registration(kernels):
     return "\n".join(lines) + "\n"
 
 
-def library(mode, gpu, only=None, mutate=None):
+def library(mode, gpu, only=None, mutate=None, sources=SOURCES):
     """The path of the library in which the kernels are the PTX of a GPU.
 
     mode: "plain", or "checked", which checks every access to memory
     only: a regular expression of the mangled names of kernels, others cannot be launched; None:
         PLAIN or CHECKED
     mutate: a function of (file, PTX) that returns other PTX
+    sources: the .cu files whose kernels can be launched; of others the host code is compiled alone
     """
     if only is None:
         only = CHECKED if mode == "checked" else PLAIN[gpu]
@@ -156,7 +157,7 @@ def library(mode, gpu, only=None, mutate=None):
     objects = [*runtime(own), ("entries.cpp", (simt.HERE / "entries.cpp").read_text(), "-O2")]
     for source in [*SOURCES, *sorted(simt.HERE.glob("*.cu"))]:
         text, kernels = simt.as_cpp(source.read_text()), []
-        if source in SOURCES:
+        if source in sources:
             code = ptx(source, gpu)
             code = mutate(source.name, code) if mutate else code
             translated = translate(code, f"{source.stem}.ptx", only)

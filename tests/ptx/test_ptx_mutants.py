@@ -22,7 +22,7 @@ from tests.simt.test_simt_persistent import check
 from tests.simt.test_simt_recurrence import OPTIONS, mogrifier
 
 pytestmark = [
-    pytest.mark.sampled_files("PTX", 4),
+    pytest.mark.sampled_files("PTX", 5),
     pytest.mark.skipif(
         platform.machine() != "x86_64" or not shutil.which(simt.CXX),
         reason="tests/simt needs g++ on x86-64",

@@ -15,7 +15,7 @@ from tests.simt import test_simt_embedding as words
 from tests.simt.memory import Simulated
 
 pytestmark = [
-    pytest.mark.sampled_files("PTX", 4),
+    pytest.mark.sampled_files("PTX", 5),
     pytest.mark.skipif(
         platform.machine() != "x86_64" or not shutil.which(simt.CXX),
         reason="tests/simt needs g++ on x86-64",
@@ -25,11 +25,13 @@ pytestmark = [
 TYPES = pytest.mark.parametrize("own", pointwise.TYPES, ids=str)
 BUILDS = {"sm_90a": ("plain", "sm_90a"), "sm_80": ("plain", "sm_80")}
 BUILDS["sm_90a checked"] = "checked", "sm_90a"
+NAMES = "dropout", "embedding", "regularization", "nt_asgd"
+SOURCES = [source for source in build.SOURCES if source.stem in NAMES]
 
 
 @pytest.fixture(params=BUILDS)
 def kernels(request):
-    with Simulated(build.library(*BUILDS[request.param])) as simulated:
+    with Simulated(build.library(*BUILDS[request.param], sources=SOURCES)) as simulated:
         yield simulated
 
 

@@ -2,8 +2,8 @@
 wavefront.
 
 The calls, the oracle and the error budget are those of tests/simt, which executes the same kernels
-as C++. Every kernel that sm_90a has is called here; of sm_80 those in bf16, since the others are
-the same line for line (test_ptx_mutants.py).
+as C++. Every kernel that sm_90a has is called here, and those of sm_80 in bf16 in
+test_ptx_recurrence_sm_80.py.
 """
 
 import platform
@@ -23,7 +23,7 @@ from tests.simt import test_simt_words as words
 from tests.simt.test_simt_recurrence import OPTIONS, lstm, mogrifier
 
 pytestmark = [
-    pytest.mark.sampled_files("PTX", 4),
+    pytest.mark.sampled_files("PTX", 5),
     pytest.mark.skipif(
         platform.machine() != "x86_64" or not shutil.which(simt.CXX),
         reason="tests/simt needs g++ on x86-64",
@@ -36,7 +36,7 @@ SIZE = 4, 5, 9, 17  # T, B, X, H
 
 @pytest.fixture(scope="module")
 def libraries():
-    return {"sm_80": build.library("plain", "sm_80"), "sm_90a": build.library("plain", "sm_90a")}
+    return {"sm_90a": build.library("plain", "sm_90a")}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def checked():
     return build.library("checked", "sm_90a")
 
 
-GPUS_AND_TYPES = [("sm_90a", own) for own in (BF16, FP16, FP32, FP64)] + [("sm_80", BF16)]
+GPUS_AND_TYPES = [("sm_90a", own) for own in (BF16, FP16, FP32, FP64)]
 
 
 @pytest.mark.parametrize(("gpu", "own"), GPUS_AND_TYPES, ids=str)
@@ -94,7 +94,7 @@ def test_every_layout(libraries, gpu, own, layout):
     persistent.check(libraries[gpu], *call, order=1, **gpu_limits)
 
 
-@pytest.mark.parametrize(("gpu", "own"), [("sm_90a", BF16), ("sm_90a", FP32), ("sm_80", BF16)])
+@pytest.mark.parametrize(("gpu", "own"), [("sm_90a", BF16), ("sm_90a", FP32)])
 @pytest.mark.parametrize("layout", cells.LAYOUTS)
 @pytest.mark.parametrize("op", cells.CELLS)
 def test_persistent_cells(libraries, gpu, own, op, layout):
@@ -105,7 +105,7 @@ def test_persistent_cells(libraries, gpu, own, op, layout):
     persistent.check(libraries[gpu], *call, order=1, **limits)
 
 
-@pytest.mark.parametrize(("gpu", "own"), [("sm_90a", BF16), ("sm_90a", FP16), ("sm_80", BF16)])
+@pytest.mark.parametrize(("gpu", "own"), [("sm_90a", BF16), ("sm_90a", FP16)])
 @pytest.mark.parametrize("layout", words.LAYOUTS)
 def test_words_in_place_of_flags(libraries, gpu, own, layout):
     rounds, size, limits = words.LAYOUTS[layout]
@@ -127,7 +127,7 @@ def test_weights_in_registers(libraries):
     persistent.check(libraries["sm_90a"], "mogrifier_lstm", *call, order=1, **small)
 
 
-@pytest.mark.parametrize(("gpu", "own"), [("sm_90a", BF16), ("sm_90a", FP16), ("sm_80", BF16)])
+@pytest.mark.parametrize(("gpu", "own"), [("sm_90a", BF16), ("sm_90a", FP16)])
 @pytest.mark.parametrize("options", ["five rounds and one", "locked between", "lengths"])
 def test_wavefront(libraries, gpu, own, options):
     call = wavefront.pair((4, 5, 9, 17, 12), own, *wavefront.LINKS[options])

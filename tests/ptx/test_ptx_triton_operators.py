@@ -21,7 +21,7 @@ from tests.simt import build as simt
 
 pytest.importorskip("triton")
 pytestmark = [
-    pytest.mark.sampled_files("PTX", 4),
+    pytest.mark.sampled_files("PTX", 5),
     pytest.mark.skipif(
         platform.machine() != "x86_64"
         or not shutil.which(simt.CXX)

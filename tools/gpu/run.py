@@ -36,6 +36,7 @@ from tools.gpu.processes import (
 
 sys.path[:0] = [str(ROOT / "pyext")]
 TOTAL_SECONDS = 520.0  # a command of ten minutes may have to copy the sources first
+BENCHMARK_SHARE = 0.4  # of the whole time
 SANITIZER_TOOLS = "memcheck", "racecheck", "synccheck"
 # Shares of the time that is left for the benchmarks, in the order in which the groups run.
 SHARES = {"recurrent": 9, "memory": 4, "attention": 7, "losses": 3, "attention-long": 4}
@@ -45,8 +46,9 @@ REHEARSAL_TESTS = ["--shards=2", "tests/operators/test_regularizers.py", "-k", "
 class Run:
     """One `make gpu`: its parts, what became of them, and the result files."""
 
-    def __init__(self, out, fake, only=()):
+    def __init__(self, out, fake, only=(), seconds=TOTAL_SECONDS):
         self.out, self.device, self.only = out, "cpu" if fake else "cuda", tuple(only)
+        self.seconds = seconds
         self.fake, self.made_to_fail = bool(fake), set((fake or "").split(","))
         self.start = time.monotonic()
         self.work = Path(tempfile.mkdtemp(prefix="fusedseq-gpu-"))
@@ -54,17 +56,21 @@ class Run:
             **os.environ,
             "PYTHONPATH": f"{ROOT / 'pyext'}{os.pathsep}{ROOT}",
             "PYTHONUNBUFFERED": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(self.work / "inductor"),
+            # The kernels themselves are tested and timed, also where the comparison at the first
+            # use would switch them off; the part first-use makes that comparison.
+            "FUSEDSEQ_VERIFY": "off",
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+            or str(self.work / "inductor"),
             **({"OMP_NUM_THREADS": "1"} if fake else {}),
         }
         self.parts = []
 
     def seconds_left(self):
-        return TOTAL_SECONDS - (time.monotonic() - self.start)
+        return self.seconds - (time.monotonic() - self.start)
 
     def seconds_before_benchmarks(self):
-        """Returns the time limit of what runs before the benchmarks, which need 200 seconds."""
-        return min(170.0, self.seconds_left() - 200)
+        """Returns the time limit of what runs before the benchmarks."""
+        return self.seconds_left() - BENCHMARK_SHARE * self.seconds
 
     def part(self, name, seconds, *command, summarize=lambda log: "", **environment):
         """Runs a command as a part with a time limit; returns whether it succeeded.
@@ -161,6 +167,12 @@ class Run:
 
         in_parallel(run_tool, SANITIZER_TOOLS)
 
+    def first_use(self):
+        """Compares the kernels with the oracles as the first call of a user does."""
+        seconds = self.seconds_before_benchmarks()
+        words = "-m", "tools.gpu.small_calls", self.device
+        self.python("first-use", seconds, *words, summarize=verdicts, FUSEDSEQ_VERIFY="always")
+
     def warm(self):
         """Compiles what the benchmarks need, beside the tests; the compilers' caches keep it."""
         if not self.fake:
@@ -240,6 +252,13 @@ def sanitizer_summary(log):
     return "; ".join([*counts, last])[:300]
 
 
+def verdicts(log):
+    """Returns the warnings of the comparison, or the program's last line if there is none."""
+    lines = log.read_text(errors="replace").splitlines()
+    found = [line.strip() for line in lines if "disagree" in line]
+    return "; ".join(found)[:2000] or last_line(log)
+
+
 def main():
     parser = argparse.ArgumentParser(
         prog="python -m tools.gpu.run", description=__doc__.split("\n")[0]
@@ -252,16 +271,22 @@ def main():
         metavar="PART",
         help="run only the parts whose names start with one of these",
     )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=TOTAL_SECONDS,
+        help="time limit of the whole (default: %(default)s)",
+    )
     args = parser.parse_args()
     fake = os.environ.get("FUSEDSEQ_FAKE_GPU")
     if reason := unavailable(fake):
         print(f"make gpu: {reason}", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
-    run = Run(args.out.resolve(), fake, args.only)
+    run = Run(args.out.resolve(), fake, args.only, args.seconds)
 
     def test_and_warm():
-        in_parallel(lambda part: part(), (run.tests, run.sanitizer, run.warm))
+        in_parallel(lambda part: part(), (run.tests, run.sanitizer, run.first_use, run.warm))
 
     try:
         for step in (run.build, run.announce, run.facts, test_and_warm, run.benchmarks):
