@@ -32,8 +32,9 @@ test: $(INSTALLED)
 # What CI runs: the tests of `make test` and the slow ones, those of compilers, simulated CUDA kernels,
 # packaging and benchmarks, and the Triton kernels in Triton's interpreter. Of the slowest tests and of
 # the files that compile the CUDA sources for minutes, a part runs, others after each change of the
-# sources: see tests/support/sampling.py. EVERY=1 runs all.
-SAMPLE = $(if $(EVERY),,--sample)
+# sources: see tests/support/sampling.py. EVERY=1 runs all, SPARSE=3 a third of the part.
+SPARSE ?= 1
+SAMPLE = $(if $(EVERY),,--sample=$(SPARSE))
 test-all: test $(if $(ARGS),,test-slow test-tools test-triton)
 test-slow: $(INSTALLED)
 	$(PYTHON) -m pytest -n auto -m slow tests/operators tests/modules tests/integrations tests/tasks

@@ -45,9 +45,11 @@ def pytest_addoption(parser):
     parser.addoption("--dtype", choices=DTYPES["cuda"], help="only this dtype")
     parser.addoption(
         "--sample",
-        action="store_true",
-        help="of a test marked sampled(n), only one case in n, and of the files marked "
-        "sampled_files(name, n) with the same name one in n",
+        type=int,
+        default=0,
+        metavar="FACTOR",
+        help="of a test marked sampled(n), only one case in n * FACTOR, and of the files marked "
+        "sampled_files(name, n) with the same name one in n * FACTOR",
     )
 
 
@@ -76,8 +78,8 @@ def pytest_generate_tests(metafunc):
 def pytest_collection_modifyitems(config, items):
     device = config.getoption("device")
     selected = [item for item in items if runs_on(device, item)]
-    if config.getoption("sample"):
-        selected = sampling.sample(selected, sampling.checksum_of_sources())
+    if factor := config.getoption("sample"):
+        selected = sampling.sample(selected, sampling.checksum_of_sources(), factor)
     kept = sampling.identities(selected)
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = selected

@@ -303,7 +303,7 @@ Tensor heads_last(const Tensor& like, int64_t B, int64_t N, int64_t L, int64_t D
 // A view of `whole`, whose memory it keeps alive.
 Tensor part_of(const Tensor& whole, const Sizes& shape, const Sizes& strides, int64_t offset) {
   AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
       whole.get(), int64_t(shape.size()), shape.data(), strides.data(), offset, &made));
   return Tensor(made);
 }

@@ -187,7 +187,7 @@ std::tuple<Tensor, Tensor> sorted(const Tensor& t) {
   using torch::stable::detail::to;
   std::array<StableIValue, 4> stack{from(t), from(std::optional<bool>(true)), from(int64_t(0)),
                                     from(false)};
-  STABLE_TORCH_ERROR_CODE_CHECK(
+  TORCH_ERROR_CODE_CHECK(
       torch_call_dispatcher("aten::sort", "stable", stack.data(), TORCH_ABI_VERSION));
   return {to<Tensor>(stack[0]), to<Tensor>(stack[1])};
 }

@@ -72,7 +72,7 @@ inline Tensor output(const Tensor& like, const Sizes& shape, const Sizes& stride
     return torch::stable::from_blob(cpu::allocate(bytes), shape, strides, like.device(), type,
                                     [bytes](void* p) { cpu::release(p, bytes); });
   AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       shape.size(), shape.data(), strides.data(),
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)),
       aoti_torch_device_type_cpu(), 0, &made));

@@ -42,11 +42,11 @@ void multiply(const Tensor& a, const Tensor& b, const Tensor& out) {
   using Function = AOTITorchError (*)(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle);
   static const auto direct = torch_cuda_function<Function>("aoti_torch_cuda_mm_out");
   if (direct) {
-    STABLE_TORCH_ERROR_CODE_CHECK(direct(out.get(), a.get(), b.get()));
+    TORCH_ERROR_CODE_CHECK(direct(out.get(), a.get(), b.get()));
     return;
   }
   StableIValue stack[] = {from(a), from(b), from(out)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "out", stack, TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "out", stack, TORCH_ABI_VERSION));
   torch::stable::detail::to<Tensor>(stack[0]);
 }
 
@@ -57,12 +57,11 @@ void multiply_wide(const Tensor& a, const Tensor& b, const Tensor& out) {
   static const auto direct = torch_cuda_function<Function>("aoti_torch_cuda_mm_dtype_out");
   if (direct) {
     const auto type = torch::stable::detail::to<int32_t>(from(out.scalar_type()));
-    STABLE_TORCH_ERROR_CODE_CHECK(direct(out.get(), a.get(), b.get(), type));
+    TORCH_ERROR_CODE_CHECK(direct(out.get(), a.get(), b.get(), type));
     return;
   }
   StableIValue stack[] = {from(a), from(b), from(out.scalar_type()), from(out)};
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::mm", "dtype_out", stack, TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "dtype_out", stack, TORCH_ABI_VERSION));
   torch::stable::detail::to<Tensor>(stack[0]);
 }
 

@@ -18,7 +18,8 @@ def facts(device: torch.device | str) -> dict[str, Any]:
     """A description of the machine, the software versions and the revision, for result files.
 
     "commit" and "dirty" describe the clone that the current directory belongs to, where the package
-    is imported from that clone; otherwise they are None and false.
+    is imported from that clone; otherwise "commit" is the variable FUSEDSEQ_COMMIT, which names the
+    revision of a copy without git, or None, and "dirty" is false.
     """
     root = clone()
     changed = git(root, "status", "--porcelain", "--untracked-files=no")
@@ -42,7 +43,7 @@ def facts(device: torch.device | str) -> dict[str, Any]:
             "compiler": _load.build_info().get("compiler"),
             "triton": version("triton"),
         },
-        "commit": git(root, "rev-parse", "HEAD"),
+        "commit": git(root, "rev-parse", "HEAD") or os.environ.get("FUSEDSEQ_COMMIT"),
         "dirty": bool(changed),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -23,8 +23,8 @@ FILES = [
 ]
 
 
-def names(checksum, items=ITEMS):
-    return [found.nodeid for found in sampling.sample(items, checksum)]
+def names(checksum, items=ITEMS, factor=1):
+    return [found.nodeid for found in sampling.sample(items, checksum, factor)]
 
 
 def test_every_unmarked_test_and_one_case_in_n_run():
@@ -45,6 +45,11 @@ def test_one_file_in_n_runs_and_all_of_its_tests():
 def test_in_a_sampled_file_the_cases_are_sampled_too():
     items = [item(f"a.py::test[{i}]", sampled=(4,), sampled_files=("x", 2)) for i in range(8)]
     assert len(names(1, items)) == 2
+
+
+def test_a_factor_makes_the_sample_smaller():
+    assert len(names(1, ITEMS, 2)) == 5 + 3 + 1  # 17 / 8, rounded up
+    assert len(names(1, FILES, 3)) == 3 + 3  # a file of each name, with three tests
 
 
 @pytest.mark.parametrize("items", [ITEMS, FILES], ids=["cases", "files"])

@@ -1,8 +1,8 @@
-"""`--sample`: only a part of the most expensive tests runs.
+"""`--sample=FACTOR`: only a part of the most expensive tests runs.
 
-Of a test marked `sampled(n)` every nth case runs, at least one. Of the files marked
-`sampled_files(name, n)` with the same name every nth file runs, at least one: those are files that
-compile the CUDA sources for minutes before their first case.
+Of a test marked `sampled(n)` one case in n * FACTOR runs, at least one. Of the files marked
+`sampled_files(name, n)` with the same name one in n * FACTOR runs, at least one: those are files
+that compile the CUDA sources for minutes before their first case.
 
 The files that decide the results of such tests are hashed, and the hash chooses: one state of the
 sources always runs the same cases, and another state runs others.
@@ -29,9 +29,9 @@ def checksum_of_sources() -> int:
     return found
 
 
-def sample(items: Sequence[Any], checksum: int) -> list[Any]:
-    """The items without a mark, of the cases of each marked test one in n, and of each name's files
-    one in n, both rounded up.
+def sample(items: Sequence[Any], checksum: int, factor: int = 1) -> list[Any]:
+    """The items without a mark, of the cases of each marked test one in n * factor, and of each
+    name's files one in n * factor, both rounded up.
     """
     files: dict[tuple[str, int], set[str]] = defaultdict(set)
     cases = defaultdict(list)
@@ -41,12 +41,14 @@ def sample(items: Sequence[Any], checksum: int) -> list[Any]:
         if item.get_closest_marker("sampled"):
             cases[item.nodeid.partition("[")[0]].append(item)
     skipped_files = {
-        file for (_, n), found in files.items() for file in skipped(sorted(found), n, checksum)
+        file
+        for (_, n), found in files.items()
+        for file in skipped(sorted(found), n * factor, checksum)
     }
     skipped_cases: set[str] = set()
     for found in cases.values():
         (n,) = found[0].get_closest_marker("sampled").args
-        skipped_cases.update(skipped([item.nodeid for item in found], n, checksum))
+        skipped_cases.update(skipped([item.nodeid for item in found], n * factor, checksum))
     return [
         item
         for item in items
