@@ -190,6 +190,19 @@ def test_wheel_computes_under_another_torch(wheel, tmp_path, python):
     assert f"torch {other.split()[0]}," in " ".join(text.split())
 
 
+@pytest.mark.skipif(
+    not OTHERS,
+    reason="FUSEDSEQ_OTHER_PYTHONS names no environment with another torch; .ci/run makes them",
+)
+@pytest.mark.parametrize("python", OTHERS)
+def test_operators_compile_with_the_headers_of_another_torch(python):
+    torch = Path(succeed(python, "-c", "import torch; print(torch.__file__)").splitlines()[-1])
+    flags = ["-O0", "-std=c++17", "-Icsrc", "-fsyntax-only", "-isystem", torch.parent / "include"]
+    flags += ["-DTORCH_STABLE_ONLY", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+    for source in sorted((ROOT / "csrc/ops").glob("*.cpp")):
+        succeed("g++", *flags, source, cwd=ROOT)
+
+
 def test_editable_install_computes(tree, tmp_path):
     offline = "--no-build-isolation", "--no-deps", "--no-index"
     pip("install", *offline, "--ignore-installed", "--prefix", tmp_path, "-e", tree)
