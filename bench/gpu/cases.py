@@ -55,7 +55,11 @@ class GpuCase:
     name: str = ""
 
     def providers(self):
-        return {**self.benchmark.providers(full=False), **self.peers}
+        found = {**self.benchmark.providers(full=False), **self.peers}
+        # torch.compile unrolls the steps of a recurrence, which takes it 10 s each time.
+        if self.steps and not any(target.against == "compiled" for target in self.targets):
+            found.pop("compiled", None)
+        return found
 
 
 def recurrence(benchmark, *targets, steps, **more):

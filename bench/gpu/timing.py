@@ -72,9 +72,13 @@ def timer(device):
     return CudaTimer() if torch.device(device).type == "cuda" else CpuRehearsal()
 
 
+LONG = 0.02  # seconds of a call of which one in a turn is enough
+
+
 def rounds_within(seconds, once, least, most=200):
-    """Returns how many calls of `once` seconds fit into `seconds`, from `least` to `most`."""
-    return max(least, min(most, int(seconds / max(once, 1e-6))))
+    """Returns how many calls of `once` seconds fit into `seconds`, from `least` to `most`; of long
+    calls at least one."""
+    return max(1 if once > LONG else least, min(most, int(seconds / max(once, 1e-6))))
 
 
 def time_all(calls, graphs, timer, seconds):

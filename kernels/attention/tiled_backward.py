@@ -41,21 +41,6 @@ class Operands(NamedTuple):
     inverse: Any
 
 
-@triton.jit
-def of_sequence(operands, first_q, first_k):
-    """Returns the Operands of a packed sequence.    first_q, first_k: its first rows"""
-    dO, Q, K, V = operands.dO, operands.Q, operands.K, operands.V
-    return Operands(
-        t.Heads(dO.pointer + first_q * dO.strides[2], dO.strides),
-        t.Heads(Q.pointer + first_q * Q.strides[2], Q.strides),
-        t.Heads(K.pointer + first_k * K.strides[2], K.strides),
-        t.Heads(V.pointer + first_k * V.strides[2], V.strides),
-        operands.lse,
-        operands.delta,
-        operands.inverse,
-    )
-
-
 @triton.jit(do_not_specialize=["tiles", "N", "L"])
 def tiled_delta(
     dout,  # (B, N, L, D)
@@ -255,9 +240,11 @@ def tiled_backward_keys(
     if optional.cu_seqlens_q is not None:
         first_q, first_k, L, S, offset = t.sequence(optional, b)
         sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+        dO = t.Heads(dout + first_q * dout_strides[2], dout_strides)
+        Q = t.Heads(q + first_q * q_strides[2], q_strides)
         K = t.Heads(k + first_k * k_strides[2], k_strides)
         V = t.Heads(v + first_k * v_strides[2], v_strides)
-        operands = of_sequence(operands, first_q, first_k)
+        operands = Operands(dO, Q, K, V, lse, delta, inverse)
         stored = b * 0
         if dk is not None:
             dk += first_k * dk_heads * D
@@ -404,7 +391,9 @@ def tiled_backward_queries(
         sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
         dO = t.Heads(dout + first_q * dout_strides[2], dout_strides)
         Q = t.Heads(q + first_q * q_strides[2], q_strides)
-        operands = of_sequence(operands, first_q, first_k)
+        K = t.Heads(k + first_k * k_strides[2], k_strides)
+        V = t.Heads(v + first_k * v_strides[2], v_strides)
+        operands = Operands(dO, Q, K, V, lse, delta, None)
         stored = b * 0
         if dq is not None:
             dq += first_q * dq_heads * D

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 from fusedseq.kernels.attention import tile as t
-from fusedseq.kernels.attention.tiled_backward import Operands, logit_gradients, of_sequence
+from fusedseq.kernels.attention.tiled_backward import Operands, logit_gradients
 
 
 @triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, "B", "parts"])
@@ -85,7 +85,15 @@ def tiled_backward_bias(
         else:
             first_q, first_k, rows, columns, start = t.sequence(optional, b)
             own = t.Sizes(N, rows, columns, start, threshold, scale, keep_scale, group)
-            shifted = of_sequence(operands, first_q, first_k)
+            shifted = Operands(
+                t.Heads(dout + first_q * dout_strides[2], dout_strides),
+                t.Heads(q + first_q * q_strides[2], q_strides),
+                t.Heads(k + first_k * k_strides[2], k_strides),
+                t.Heads(v + first_k * v_strides[2], v_strides),
+                lse,
+                delta,
+                inverse,
+            )
             _, ds = logit_gradients(None, None, shifted, *at, own, optional, True, False, C, False)
         acc += ds
 

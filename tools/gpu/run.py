@@ -40,6 +40,8 @@ BENCHMARK_SHARE = 0.4  # of the whole time
 SANITIZER_TOOLS = "memcheck", "racecheck", "synccheck"
 # Shares of the time that is left for the benchmarks, in the order in which the groups run.
 SHARES = {"recurrent": 9, "memory": 4, "attention": 7, "losses": 3, "attention-long": 4}
+# The folders that have tests which take a device: each process collects them.
+TESTS = ["tests/operators", "tests/modules", "tests/triton", "tests/integrations"]
 REHEARSAL_TESTS = ["--shards=2", "tests/operators/test_regularizers.py", "-k", "locked_dropout"]
 
 
@@ -130,8 +132,9 @@ class Run:
             f"--device={self.device}",
             f"--out={self.work / 'tests'}",
             f"--seconds={seconds}",
-            *(REHEARSAL_TESTS if self.fake else []),
+            *(REHEARSAL_TESTS if self.fake else TESTS),
             summarize=last_line,
+            OMP_NUM_THREADS="1",
         )
 
     def sanitizer(self):
@@ -171,7 +174,8 @@ class Run:
         """Compares the kernels with the oracles as the first call of a user does."""
         seconds = self.seconds_before_benchmarks()
         words = "-m", "tools.gpu.small_calls", self.device
-        self.python("first-use", seconds, *words, summarize=verdicts, FUSEDSEQ_VERIFY="always")
+        variables = {"FUSEDSEQ_VERIFY": "always", "OMP_NUM_THREADS": "1"}
+        self.python("first-use", seconds, *words, summarize=verdicts, **variables)
 
     def warm(self):
         """Compiles what the benchmarks need, beside the tests; the compilers' caches keep it."""

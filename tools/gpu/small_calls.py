@@ -6,12 +6,14 @@ call prints its name before it runs. An operator without a kernel in this build 
 that is no failure.
 """
 
+import faulthandler
 import sys
 
 import torch
 from fusedseq import fused, testing
 
 FIRST = ("mogrifier_lstm", "lstm", "attention", "linear_cross_entropy")
+STUCK = 60  # seconds after which the log gets what every thread is doing
 MAX_ELEMENTS = 3000  # a launch is slow under the sanitizer
 
 
@@ -31,6 +33,7 @@ def selected_cases():
 
 def main(device="cuda"):
     missing = set()
+    faulthandler.dump_traceback_later(STUCK, repeat=True)
     for case in selected_cases():
         for dtype in (torch.float32, torch.bfloat16):
             print(f"{case} {dtype}", flush=True)

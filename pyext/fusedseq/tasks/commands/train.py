@@ -92,7 +92,7 @@ def _train(args: argparse.Namespace, module: ModuleType, out: Path, processes: P
         args.start if saved else trained_before(args.start, module, f"{args.task}/{preset}", seed)
     )
     device = usable_device(own_device(args.device))
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # so that this process allocates nothing on other GPUs
     recipe = Recipe(args.task, preset, settings, seed, ops, args.data, device, start)
     trainer = begin(
