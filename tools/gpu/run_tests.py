@@ -147,7 +147,7 @@ def main():
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--shards", type=int, default=max(1, len(os.sched_getaffinity(0)) - 6))
+    parser.add_argument("--shards", type=int, default=max(1, len(os.sched_getaffinity(0)) - 3))
     parser.add_argument(
         "--seconds", type=float, default=160, help="tests that have not run by then are not reached"
     )
