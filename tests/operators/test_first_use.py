@@ -5,6 +5,7 @@ place: guards before the CPU kernels, and kernels that are wrong on purpose.
 import json
 import multiprocessing
 import os
+import threading
 import warnings
 
 import pytest
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 pytestmark = pytest.mark.cpu
 IDENTITY = {"gpu": "a test", "capability": "7.7", "driver": "1", "torch": "2", "build": "3"}
 CPU = torch.device("cpu")
+LSTM_INPUTS = [torch.randn(shape) for shape in ((3, 2, 4), (20, 4), (20, 5), (20,), (2, 5), (2, 5))]
 
 
 @pytest.fixture(autouse=True)
@@ -340,6 +342,32 @@ def test_a_call_inside_of_a_backward_is_not_compared(guarded):
     x.register_hook(lambda g: seen.append(fused.dropout(g.detach(), 0.5, 1)))
     (2 * x).sum().backward()
     assert seen
+    assert "dropout" in guards.libraries
+
+
+def test_a_call_inside_of_a_backward_computes_the_same(guarded):
+    expected = fused.lstm(*LSTM_INPUTS)
+    guarded(compare=None)
+    x = torch.ones(3, requires_grad=True)
+    seen = []
+    x.register_hook(lambda g: seen.extend(tree_leaves(fused.lstm(*LSTM_INPUTS))))
+    (2 * x).sum().backward()
+    for got, y in zip(seen, tree_leaves(expected), strict=True):
+        assert torch.equal(got, y)
+
+
+def test_a_comparison_that_calls_another_operator_does_not_wait_for_itself(guarded, monkeypatch):
+    def calls_dropout(op, device):
+        fused.dropout(torch.ones(3), 0.5, 1)
+        return verdicts.Verdict(verdicts.AGREES)
+
+    monkeypatch.setattr(compare, "compare", calls_dropout)
+    guards = guarded(compare=compare.compare_in_thread)
+    caller = threading.Thread(target=lambda: fused.linear(*inputs()), daemon=True)
+    caller.start()
+    caller.join(60)
+    assert not caller.is_alive()
+    assert "linear" not in guards.libraries
     assert "dropout" in guards.libraries
 
 

@@ -183,6 +183,14 @@ def compare(op: str, device: torch.device) -> Verdict:
             os.environ["FUSEDSEQ_RECURRENCE"] = before
 
 
+_own = threading.local()  # of each thread
+
+
+def is_comparing() -> bool:
+    """Whether this thread is one of `compare_in_thread`."""
+    return getattr(_own, "comparing", False)
+
+
 def compare_in_thread(op: str, device: torch.device) -> Verdict:
     """`compare` in a thread of its own, which has none of the caller's modes: neither autocast nor
     inference mode, nor the keys that the dispatcher excludes inside of a kernel.
@@ -190,6 +198,7 @@ def compare_in_thread(op: str, device: torch.device) -> Verdict:
     found: list[Any] = []
 
     def run() -> None:
+        _own.comparing = True
         try:
             devices = [device] if device.type == "cuda" else []
             with torch.random.fork_rng(devices), torch.device(device):

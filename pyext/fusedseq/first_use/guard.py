@@ -8,9 +8,10 @@ The comparison calls the operator too, and does not come back here, as the guard
 Where kernels disagree, others take their place that compute the oracle.
 
 Nothing is compared while torch.compile traces (no kernel runs then; the compiled graph meets the
-guard when it runs), while a CUDA graph is captured (the comparison would have to synchronise) or
-inside of a backward (whose thread the comparison's own backward would wait for): such a call runs
-unverified, and the next one is compared.
+guard when it runs), while a CUDA graph is captured (the comparison would have to synchronise),
+inside of a backward (whose thread the comparison's own backward would wait for) or inside of a
+comparison (another operator's, which waits for this call): such a call runs unverified, and the
+next one is compared.
 """
 
 import functools
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fusedseq import _load, reference
-from fusedseq.first_use.compare import compare_in_thread
+from fusedseq.first_use.compare import compare_in_thread, is_comparing
 from fusedseq.first_use.verdicts import AGREES, LOOP_ALONE, Verdict, Verdicts, identity_of
 from fusedseq.fused import autograd
 from fusedseq.fused.gradient import Rule, overloads
@@ -59,6 +60,7 @@ class Guards:
         self.key, self.always, self.identity, self.compare = key, always, identity, compare
         self.lock = threading.RLock()
         self.libraries: dict[str, torch.library.Library] = {}
+        self.kernels: dict[str, Any] = {}  # operator: the kernel that its guard stands before
         self.replaced: list[torch.library.Library] = []  # the oracles in place of kernels
 
     def install(self) -> None:
@@ -68,22 +70,21 @@ class Guards:
                 self.raise_guard(op)
 
     def raise_guard(self, op: str) -> None:
-        self.libraries[op] = _registered({op: functools.partial(self.first_call, op)}, self.key)
+        self.kernels[op] = torch.library.get_kernel(overloads[op], self.key)
+        guard = functools.partial(self.first_call, op)
+        self.libraries[op] = _registered({op: guard}, self.key, with_keyset=True)
 
     def lift(self, op: str) -> None:
         if op in self.libraries:
             self.libraries.pop(op)._destroy()
 
-    def first_call(self, op: str, *inputs: Any) -> Any:
+    def first_call(self, op: str, keyset: Any, *inputs: Any) -> Any:
         device = next(t.device for t in inputs if isinstance(t, Tensor))
+        if _cannot_compare(device):  # and must not wait for a comparison that waits for this call
+            return self.kernels[op].call_boxed(keyset, *inputs)
         with self.lock:
             if op in self.libraries:
                 self.lift(op)
-                if _cannot_compare(device):
-                    try:
-                        return overloads[op](*inputs)
-                    finally:
-                        self.raise_guard(op)
                 try:
                     self.judge(op, device)
                 except autograd.SwitchedOff:
@@ -142,11 +143,13 @@ class Guards:
             _differentiate_by_oracle(autograd._rules[op], self.key.lower())
 
 
-def _registered(functions: dict[str, Callable[..., Any]], key: str) -> torch.library.Library:
+def _registered(
+    functions: dict[str, Callable[..., Any]], key: str, with_keyset: bool = False
+) -> torch.library.Library:
     library = torch.library.Library("fusedseq", "IMPL")
     with warnings.catch_warnings(action="ignore"):  # torch warns that kernels are replaced
         for op, function in functions.items():
-            library.impl(op, function, key, allow_override=True)
+            library.impl(op, function, key, with_keyset=with_keyset, allow_override=True)
     return library
 
 
@@ -165,7 +168,7 @@ def _differentiate_by_oracle(rule: Rule, device_type: str) -> None:
 
 
 def _cannot_compare(device: torch.device) -> bool:
-    if torch._C._current_graph_task_id() != -1:
+    if torch._C._current_graph_task_id() != -1 or is_comparing():
         return True
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
