@@ -188,14 +188,16 @@ def test_one_visible_key_has_no_gradient_of_queries_and_keys(L, S, D, option, dr
     y, dq, dk, dv, *dbias = with_gradients(30 * q, k, v, **options, dropout=dropout, seed=3)
     assert not any(t.any() for t in (dq, dk, *dbias))
     assert dv[:, :, 0].any()
-    if not dropout:
-        assert torch.equal(y, v[:, :, :1].expand_as(y))
+    if not dropout:  # a kernel of a GPU divides by a probability that is not exactly 1
+        rtol = 2**-21 if y.is_cuda and dtype == torch.float32 else 0
+        torch.testing.assert_close(y, v[:, :, :1].expand_as(y), rtol=rtol, atol=0)
 
 
 @pytest.mark.parametrize(("L", "D"), [(6, 8), (40, 8), (40, 60)])
 def test_the_first_query_of_causal_attention_has_no_gradient(L, D, dtype):
     q, k, v = qkv(2, 3, L, L, D, dtype=dtype)
-    _, dq, *_ = with_gradients(30 * q, k, v, causal=True)
+    factor = 3 if dtype == torch.float16 else 30  # which has no number as small as these gradients
+    _, dq, *_ = with_gradients(factor * q, k, v, causal=True)
     assert not dq[:, :, 0].any()
     assert dq[:, :, 1].any()
 
@@ -237,7 +239,12 @@ def test_sizes_of_0_as_in_scaled_dot_product_attention(size, name, op, dtype, po
         ours, theirs = {"mask": torch.ones(L, S) > 0}, {"attn_mask": torch.ones(L, S) > 0}
     args = qkv(B, N, L, S, D, dtype=dtype)
     got = with_gradients(*args, op=op, **ours)
-    expected = with_gradients(*args, op=F.scaled_dot_product_attention, **theirs)
+    # Torch's own kernels of a GPU return None for heads of width 0, and crash without heads.
+    on_cpu = [t.cpu() for t in args]
+    theirs = {k: t.cpu() if isinstance(t, torch.Tensor) else t for k, t in theirs.items()}
+    with torch.device("cpu"):
+        results, grads = run(F.scaled_dot_product_attention, on_cpu, theirs)
+    expected = [t.to(got[0].device) for t in (*results, *grads)]
     for a, b in zip(got, expected, strict=True):
         assert a.shape == b.shape
         assert a.dtype == b.dtype

@@ -126,6 +126,8 @@ def roundings(op: str, args: Sequence, leaves: Sequence[torch.Tensor]) -> int:
         (B, N, L, D), S = leaves[0].shape, leaves[1].size(2)
         # The gradients of a bias and of relative keys are sums over batch and heads.
         return (L + S + D) * max(1, B * N if len(leaves) > 3 else 1)
+    if op == "attention_varlen":
+        return leaves[0].size(0) + leaves[1].size(0) + leaves[0].size(-1)  # as of one sequence
     if op in ("residual_layer_norm", "bias_activation_dropout"):
         return max(leaves[0].numel(), 1)  # sums over one row, or over all of them
     if op in ("linear_cross_entropy", "split_cross_entropy"):
