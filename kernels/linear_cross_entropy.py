@@ -90,7 +90,8 @@ def cross_entropy_rows(
             higher = tl.maximum(top, high)
             total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
             top = higher
-            x_y += tl.sum(tl.where(j == target_column, x, 0.0), 0)
+            # Beyond the block x is -inf, and the target may be a column of a later block.
+            x_y += tl.sum(tl.where((j == target_column) & (j < n), x, 0.0), 0)
             if label_smoothing != 0:
                 each = tl.where(j < n, x, 0.0)
                 if class_weights is not None:
