@@ -17,6 +17,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+# Of the activations of cuDNN's recurrences in fp32, relative to the largest element: its tanh and
+# sigmoid have fewer bits. Measured on an H200 with cuDNN 9: up to 1.8e-5.
+CUDNN_ERROR = 4e-5
 RECURRENT = (  # operators of one layer
     "bidirectional_lstm",
     "gru",
@@ -70,10 +73,12 @@ def assert_within_budget(
     exact: torch.Tensor,
     dtype: torch.dtype,
     terms: int,
+    more: float = 0.0,
 ) -> float:
     """Asserts that `got` agrees with the oracle in shape, device, layout and dtype, and in value.
 
     name: names the tensor in error messages    plain, exact, dtype, terms: as for `budget`
+    more: a further error that is allowed, relative to the largest element
     returns the largest error as a fraction of the budget
     """
     assert got.layout == plain.layout, f"{name}: layout {got.layout}, the oracle's: {plain.layout}"
@@ -89,7 +94,7 @@ def assert_within_budget(
     assert got.dtype == required, f"{name}: {got.dtype}, must be {required}"
     if got.numel() == 0:
         return 0.0
-    allowed = budget(exact, plain, dtype, terms)
+    allowed = budget(exact, plain, dtype, terms) + more * exact.abs().max().item()
     error = (got.double() - exact).abs().nan_to_num(math.inf)
     worst = error.argmax()
     index = tuple(int(i) for i in torch.unravel_index(worst, error.shape))
