@@ -233,6 +233,8 @@ def poisoned_memory():
 @pytest.mark.parametrize("name", SDPA_OPTIONS)
 @pytest.mark.parametrize("size", EMPTY)
 def test_sizes_of_0_as_in_scaled_dot_product_attention(size, name, op, dtype, poisoned_memory):
+    if size == "N" and torch.__version__ < "2.13":
+        pytest.skip("scaled_dot_product_attention divides by the number of heads in this torch")
     B, N, L, S, D = EMPTY[size]
     ours, theirs = SDPA_OPTIONS[name]
     if name == "mask":

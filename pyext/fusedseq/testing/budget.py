@@ -18,8 +18,11 @@ from collections.abc import Iterable, Sequence
 import torch
 
 # Of the activations of cuDNN's recurrences in fp32, relative to the largest element: its tanh and
-# sigmoid have fewer bits. Measured on an H200 with cuDNN 9: up to 1.8e-5.
-CUDNN_ERROR = 4e-5
+# sigmoid have fewer bits. Measured on an H200 with cuDNN 9: results differ by up to 2e-5.
+CUDNN_ERROR = 1e-4
+# Of a norm of one column: what a fused multiply-add leaves of a product less its rounded self,
+# times 1 / sqrt(eps).
+ONE_COLUMN_ERROR = 1e-4
 RECURRENT = (  # operators of one layer
     "bidirectional_lstm",
     "gru",
@@ -78,7 +81,7 @@ def assert_within_budget(
     """Asserts that `got` agrees with the oracle in shape, device, layout and dtype, and in value.
 
     name: names the tensor in error messages    plain, exact, dtype, terms: as for `budget`
-    more: a further error that is allowed, relative to the largest element
+    more: a further error that is allowed, relative to 1 and to the largest element
     returns the largest error as a fraction of the budget
     """
     assert got.layout == plain.layout, f"{name}: layout {got.layout}, the oracle's: {plain.layout}"
@@ -94,7 +97,7 @@ def assert_within_budget(
     assert got.dtype == required, f"{name}: {got.dtype}, must be {required}"
     if got.numel() == 0:
         return 0.0
-    allowed = budget(exact, plain, dtype, terms) + more * exact.abs().max().item()
+    allowed = budget(exact, plain, dtype, terms) + more * (1 + exact.abs().max().item())
     error = (got.double() - exact).abs().nan_to_num(math.inf)
     worst = error.argmax()
     index = tuple(int(i) for i in torch.unravel_index(worst, error.shape))

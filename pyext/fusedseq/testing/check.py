@@ -8,7 +8,13 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusedseq import fused, reference
-from fusedseq.testing.budget import CUDNN_ERROR, assert_within_budget, plain_dtype, roundings
+from fusedseq.testing.budget import (
+    CUDNN_ERROR,
+    ONE_COLUMN_ERROR,
+    assert_within_budget,
+    plain_dtype,
+    roundings,
+)
 
 # Arguments given by name that are float tensors but have no gradient.
 CONSTANTS = {"alibi", "class_weights", "rope"}
@@ -165,6 +171,7 @@ def check(
     tensors = zip(labels, *(y + grads for y, grads in runs), strict=True)
     terms = roundings(op, args, leaves)
     more = CUDNN_ERROR if is_by_cudnn(op, args, kwargs) and dtype == torch.float32 else 0.0
+    more += ONE_COLUMN_ERROR if one_column and args[0].is_cuda else 0.0
     return max(
         assert_within_budget(label, got, plain, exact, dtype, terms, more)
         for label, got, plain, exact in tensors
