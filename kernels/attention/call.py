@@ -169,7 +169,8 @@ def prepare(
     pressure = register_pressure(dropout, bias, mask, rope, relative_keys)
     if extra.softcap:
         pressure = RICH
-    chosen = plan(L, S, D, q.element_size(), pressure, extra is not NO_EXTRA)
+    small_bias = rope is not None or relative_keys is not None
+    chosen = plan(L, S, D, q.element_size(), pressure, extra is not NO_EXTRA, small_bias)
     return Call(B, L, S, D, q, k, v, optional, sizes, chosen, causal, applied_rope)
 
 

@@ -46,7 +46,7 @@ TILED_KERNELS = ("forward", "keys", "queries")
 TILED = {
     (64, PLAIN): ((128, 64, 64, 8, 3), (64, 64, 64, 4, 2), (64, 64, 64, 4, 3)),
     (64, DROPOUT): ((128, 64, 64, 8, 3), (32, 64, 64, 8, 1), (64, 32, 64, 8, 2)),
-    (64, RICH): ((64, 32, 64, 4, 2), (64, 64, 64, 4, 2), (64, 64, 64, 4, 2)),
+    (64, RICH): ((64, 32, 64, 4, 2), (32, 32, 64, 8, 2), (32, 32, 64, 8, 2)),
     (128, PLAIN): ((128, 64, 128, 8, 2), (32, 64, 128, 8, 2), (64, 64, 128, 8, 2)),
     (128, DROPOUT): ((64, 64, 128, 8, 2), (32, 32, 128, 8, 2), (64, 32, 128, 8, 2)),
     (128, RICH): ((64, 32, 128, 8, 2), (32, 32, 128, 8, 2), (32, 16, 128, 8, 2)),
@@ -56,10 +56,12 @@ TILED = {
 }
 
 
-def plan(L, S, D, itemsize, pressure, in_tiles=False):
+def plan(L, S, D, itemsize, pressure, in_tiles=False, small_bias=False):
     """Returns the Plan of a call.    pressure: PLAIN, DROPOUT or RICH
 
     in_tiles: whether the call has an option that the tiled kernels alone compute
+    small_bias: whether the gradient of a bias needs small tiles: with rope or relative keys the
+        others spill registers
     """
     # tl.arange and tl.dot need powers of two, tl.dot at least 16.
     width = max(16, 1 << (D - 1).bit_length())
@@ -67,7 +69,9 @@ def plan(L, S, D, itemsize, pressure, in_tiles=False):
         return packed(width, itemsize, pressure)
     if not in_tiles and S <= MAX_ROW and L <= 4 * MAX_ROW and itemsize == 2 and width <= 64:
         return row(L, S, max(width, 32), pressure)
-    return (tiled_fp32 if itemsize == 4 else tiled)(L, width, pressure)
+    return (
+        tiled_fp32(L, width, pressure) if itemsize == 4 else tiled(L, width, pressure, small_bias)
+    )
 
 
 def parts_of_keys(chosen, heads, L, S, D):
@@ -112,7 +116,7 @@ def row(L, S, width, pressure):
     return Plan("row", f"S at most {MAX_ROW}", forward, backward)
 
 
-def tiled(L, width, pressure):
+def tiled(L, width, pressure, small_bias=False):
     key = min(max(width, 64), 256), pressure
     kernels = [tiles(*size, width) for size in TILED[key]]
     for i, name in enumerate(TILED_KERNELS):
@@ -122,7 +126,7 @@ def tiled(L, width, pressure):
             kernels[i] |= {"loads": loads[0]} if loads else {}
     if L <= 16:
         kernels[0] = tiles(16, 64, 64 if pressure == RICH else 128, 4, 1, width)
-    return tiled_plan(kernels, width)
+    return tiled_plan(kernels, width, small_bias)
 
 
 def tiled_fp32(L, width, pressure):
@@ -131,19 +135,20 @@ def tiled_fp32(L, width, pressure):
         backward = tiles(32, 32, 32, 4, 1, width)
     else:
         backward = tiles(32, 32, 64, 8, 1, width)
-    return tiled_plan([forward, backward, backward], width)
+    return tiled_plan([forward, backward, backward], width, True)
 
 
 def tiles(BM, BN, BD, warps, stages, width):
     return {"BM": BM, "BN": BN, "BD": min(BD, width), "warps": warps, "stages": stages}
 
 
-def tiled_plan(kernels, width):
+def tiled_plan(kernels, width, small_bias):
     """Returns the Plan of the tiled kernels for out, for dk and dv, and for dq; the others have the
-    same tiles always."""
+    same tiles always, but for `small_bias`."""
     why = f"more than {MAX_ROW} keys, or heads too large for them at once"
     why += "; D in chunks" * (width > kernels[0]["BD"])
-    bias = tiles(64, 32, 64, 4, 1, width) if width <= 64 else tiles(32, 16, 32, 4, 1, width)
+    is_small = small_bias or width > 64
+    bias = tiles(32, 16, 32, 4, 1, width) if is_small else tiles(64, 32, 64, 4, 1, width)
     delta = {"BM": 32, "BD": min(width, 128), "warps": 4}
     forward, keys, queries = kernels
     return Plan("tiled", why, forward, keys, queries, bias, delta)

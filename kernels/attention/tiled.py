@@ -9,7 +9,7 @@ traffic, 2 (2 L + 2 S) D bytes forward in 16 bits, is the limit only below L of 
 tensor cores, then exp2.
 
 Heads wider than a tile are processed in chunks: a program computes the whole logits, and BD columns
-of the result. Decoding (L <= 4) with long caches: see split.py. On an H200 (B 8, L 2,048, D 64) 290 TFLOP/s.
+of the result. Decoding (L <= 4) with long caches: see split.py. On an H200 290 TFLOP/s, D 64.
 
 Keys and values may come by tensor descriptors in place of pointers (DESCRIBED_LOADS), and then
 warps of their own may load them (SPECIALIZED_LOADS). Triton 3.7.1 compiles both for sm_100. For

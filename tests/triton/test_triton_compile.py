@@ -45,6 +45,10 @@ SPILLS = {
 }
 # The tiles were chosen for the other three GPUs.
 SPILLS_ON_SM_120 = {
+    "attention-L1024-S1024-D64-window-softcap30-sinks-causal-dropout0.1-lengths-alibi-bias-mask": 8,
+    "attention-L90-S90-D60-projected-lengths-dropout0.3": 48,
+    "attention-L90-S90-D64-causal-lengths-dropout0.1": 24,
+    "attention-L1024-S1024-D64-causal": 16,
     "attention-L1024-S1024-D64-lengths-dropout0.1-N_kv2": 16,
     "attention-L1024-S1024-D64-relative64-causal-dropout0.1-lengths-alibi-bias-mask": 16,
     "attention-L1024-S1024-D128-lengths-dropout0.1-N_kv2": 40,
