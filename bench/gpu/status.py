@@ -67,7 +67,7 @@ KERNELS = (
         (f"{RECURRENCE}persistent_forward.cu", f"{RECURRENCE}persistent_backward.cu"),
         "all variants: `tests/simt/test_simt_persistent.py`, `test_simt_words.py`",
         "all variants of sm_90a (weights in registers in bf16), bf16 of sm_80: "
-        "`tests/ptx/test_ptx_recurrence.py`",
+        "`tests/ptx/test_ptx_recurrence.py`, `..._sm_80.py`",
         "the exchange between blocks: `tests/memory_model/test_exchange.py`, `test_words.py`",
         "mogrifier_lstm-T70-B20-650-r5-bfloat16",
     ),
@@ -75,7 +75,7 @@ KERNELS = (
         "persistent recurrence of peephole LSTM and GRU, and of LSTM with `starts` or in reverse",
         (f"{RECURRENCE}persistent_cells.cu",),
         "all variants: `tests/simt/test_simt_cells.py`",
-        "bf16, fp32 of sm_90a, bf16 of sm_80: `tests/ptx/test_ptx_recurrence.py`",
+        "bf16, fp32 of sm_90a, bf16 of sm_80: `tests/ptx/test_ptx_recurrence.py`, `..._sm_80.py`",
         "the exchange between blocks: `tests/memory_model/test_exchange.py`",
         "peephole_lstm-T70-B20-650-650-bfloat16",
     ),
@@ -104,7 +104,7 @@ KERNELS = (
         ),
         "all dtypes: `tests/simt/test_simt_recurrence.py`",
         "LSTM in all dtypes and other cells in bf16 and fp32 of sm_90a, bf16 of sm_80: "
-        "`tests/ptx/test_ptx_recurrence.py`",
+        "`tests/ptx/test_ptx_recurrence.py`, `..._sm_80.py`",
         case="mogrifier_lstm-T70-B20-1600-r5-bfloat16",
     ),
     Kernel(

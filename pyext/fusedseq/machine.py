@@ -18,11 +18,12 @@ def facts(device: torch.device | str) -> dict[str, Any]:
     """A description of the machine, the software versions and the revision, for result files.
 
     "commit" and "dirty" describe the clone that the current directory belongs to, where the package
-    is imported from that clone; otherwise "commit" is the variable FUSEDSEQ_COMMIT, which names the
-    revision of a copy without git, or None, and "dirty" is false.
+    is imported from that clone; otherwise they are None and false. The variable FUSEDSEQ_COMMIT
+    names the revision of a copy of a clean clone, whose own git knows another one or none.
     """
     root = clone()
-    changed = git(root, "status", "--porcelain", "--untracked-files=no")
+    commit = os.environ.get("FUSEDSEQ_COMMIT")
+    changed = None if commit else git(root, "status", "--porcelain", "--untracked-files=no")
     system = f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}"
     return {
         "machine": {
@@ -43,7 +44,7 @@ def facts(device: torch.device | str) -> dict[str, Any]:
             "compiler": _load.build_info().get("compiler"),
             "triton": version("triton"),
         },
-        "commit": git(root, "rev-parse", "HEAD") or os.environ.get("FUSEDSEQ_COMMIT"),
+        "commit": commit or git(root, "rev-parse", "HEAD"),
         "dirty": bool(changed),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -1,16 +1,19 @@
 """Small calls of every operator, forward and backward: python -m tools.gpu.small_calls [DEVICE].
 
-compute-sanitizer runs this program. For each operator it takes the smallest case of
-fusedseq.testing and the two with the most options, in fp32 and bf16, the recurrences first. Each
-call prints its name before it runs. An operator without a kernel in this build is named at the end;
-that is no failure.
+compute-sanitizer runs this program, and so does the part first-use, with FUSEDSEQ_VERIFY=always: it
+fails where the kernels of an operator disagree with the oracle. For each operator it takes the
+smallest case of fusedseq.testing and the two with the most options, in fp32 and bf16, the
+recurrences first. Each call prints its name before it runs. An operator without a kernel in this
+build is named at the end; that is no failure.
 """
 
 import faulthandler
+import os
 import sys
 
 import torch
 from fusedseq import fused, testing
+from fusedseq.fused import autograd
 
 FIRST = ("mogrifier_lstm", "lstm", "attention", "linear_cross_entropy")
 STUCK = 60  # seconds after which the log gets what every thread is doing
@@ -33,6 +36,8 @@ def selected_cases():
 
 def main(device="cuda"):
     missing = set()
+    # The comparison at the first use sets it where only the persistent kernels disagree.
+    loop_was_asked_for = os.environ.get("FUSEDSEQ_RECURRENCE") == "loop"
     faulthandler.dump_traceback_later(STUCK, repeat=True)
     for case in selected_cases():
         for dtype in (torch.float32, torch.bfloat16):
@@ -50,6 +55,9 @@ def main(device="cuda"):
         print(f"no kernel on {device}: {', '.join(sorted(missing))}")
     else:
         print(f"every operator ran on {device}")
+    disagreeing = sorted(op for op, _ in autograd.switched_off)
+    if disagreeing or (os.environ.get("FUSEDSEQ_RECURRENCE") == "loop" and not loop_was_asked_for):
+        sys.exit(f"the kernels disagree with the oracle: {', '.join(disagreeing) or 'recurrences'}")
 
 
 if __name__ == "__main__":
