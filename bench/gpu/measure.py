@@ -1,6 +1,6 @@
 """Times one group of bench/gpu/cases.py.
 
-python -m bench.gpu.measure GROUP --out FILE [--device cuda] [--seconds S] [--warm]
+python -m bench.gpu.measure GROUP --out FILE [--device cuda] [--seconds S] [--cases RE] [--warm]
 
 The times go into FILE, which is written again after each case, so that a process that dies loses
 one case. With --warm nothing is timed: every provider is compiled and called, and the compilers'
@@ -11,6 +11,7 @@ and nothing of ours.
 import argparse
 import gc
 import json
+import re
 import sys
 import time
 import warnings
@@ -134,7 +135,11 @@ def measure_group(args, result, write):
     """Measures or warms a group's cases; returns whether the process can still use the GPU."""
     end = time.monotonic() + args.seconds
     rehearsal = torch.device(args.device).type != "cuda"
-    cases = [case for case in gpu_cases.gpu_cases(rehearsal) if case.group == args.group]
+    cases = [
+        case
+        for case in gpu_cases.gpu_cases(rehearsal)
+        if case.group == args.group and re.search(args.cases, case.name)
+    ]
     for i, case in enumerate(cases):
         left = end - time.monotonic()
         print(f"{case.name}: {left:.0f} s left", flush=True)
@@ -178,6 +183,12 @@ def main(argv=None):
         type=float,
         default=60,
         help="time limit of a provider's first call; 0: compile nothing (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cases",
+        default="",
+        metavar="RE",
+        help="only the cases whose names contain this regular expression",
     )
     parser.add_argument("--warm", action="store_true", help="compile everything, time nothing")
     args = parser.parse_args(argv)

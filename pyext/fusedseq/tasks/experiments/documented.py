@@ -131,6 +131,7 @@ PTB_EXPERIMENTS = (
     _ptb("mogrifier-fast", 70.35, remark="the report's best; the preset is ours"),
     _ptb("mogrifier-fast-second", 70.35, remark="the report's best; the preset is ours"),
     _ptb("mogrifier-fast-third", 70.35, remark="the report's best; the preset is ours"),
+    _ptb("mogrifier-wide", 70.35, remark="the report's best; the preset is ours"),
     _ptb("awd-merity", 57.3, "paper: Merity et al. (2018)"),
     _ptb("mogrifier-melis", 50.1, "paper: Melis et al. (2020)"),
 )
