@@ -5,6 +5,7 @@ from statistics import mean, stdev
 
 from fusedseq.tasks.experiments import metrics
 
+UNSEEN = ("training.save_steps", "training.log_steps")  # the weights do not depend on them
 SEED = re.compile(r"-?seed-\d+$")  # the end of a label that distinguishes seeds
 
 
@@ -14,10 +15,10 @@ def label_of(result):
 
 
 def changed_settings(result):
-    """Returns the settings that differ from the preset's, except how often it is saved."""
-    return [
-        f"{key} {value}" for key, value in result["changes"].items() if key != "training.save_steps"
-    ]
+    """Returns the settings that differ from the preset's, except how often a run is saved and
+    logged.
+    """
+    return [f"{key} {value}" for key, value in result["changes"].items() if key not in UNSEEN]
 
 
 def of_experiment(results):

@@ -17,12 +17,12 @@ HEAD_SCALE = (
 )
 
 NOTES = {
-    "words-base": WORDS,
+    "words-base-vocabulary-5000": WORDS,
     "words-feedforward": WORDS,
     "words-layers-1": WORDS + " The model is the same as that of words/base.",
-    "words-layers-4": WORDS,
+    "words-layers-4-vocabulary-5000": WORDS,
     "words-layers-4-two-epochs": WORDS,
-    "words-prenorm-4": WORDS,
+    "words-prenorm-4-vocabulary-5000": WORDS,
     "words-adapt": "Starts from words/layers-4 after one epoch, then one epoch on both domains, "
     "the news "
     "with the model's own labels. Without these labels (words/layers-4, two epochs) the news "

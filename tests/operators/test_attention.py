@@ -301,7 +301,7 @@ def test_dropout_applies_dropout_mask():
             fused.attention(q, k, eye),
             fused.attention(q, k, eye, dropout=p, seed=seed),
         )
-        keep = fused.dropout_mask(seed, p, (2, 3, 7, 21))
+        keep = fused.dropout_mask(seed, p, (2, 3, 7, 21)).to(dropped.device)
         assert torch.equal(dropped != 0, keep)
         torch.testing.assert_close(dropped, torch.where(keep, plain / (1 - p), 0))
 

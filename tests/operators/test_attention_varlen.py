@@ -266,6 +266,8 @@ ERRORS = [
 
 @pytest.mark.parametrize(("wrong", "error", "message"), ERRORS, ids=lambda x: str(x)[:40])
 def test_wrong_arguments_are_named(wrong, error, message):
+    if "max_seqlen_q" in wrong and torch.get_default_device().type == "cuda":
+        pytest.skip("with max_seqlen given, no value is read back from a GPU")
     cu = torch.tensor([0, 3, 7])
     arguments = {name: torch.randn(shape) for name, shape in GOOD.items()}
     arguments |= {"cu_seqlens_q": cu, "cu_seqlens_k": cu} | wrong
@@ -276,6 +278,7 @@ def test_wrong_arguments_are_named(wrong, error, message):
 @pytest.mark.parametrize(
     "cu", [[0, 3, 8], [0, 5, 3, 7], [1, 7], [0, 3, 6], [-1, 7]], ids=lambda cu: str(cu)
 )
+@pytest.mark.cpu  # on a GPU its values would have to be copied from the device
 def test_the_registered_operator_reads_no_foreign_memory(cu):
     x, cu = torch.randn(1, 2, 7, 6), torch.tensor(cu)
     arguments = {"q": x, "k": x, "v": x, "cu_seqlens_q": cu, "cu_seqlens_k": cu}

@@ -152,8 +152,12 @@ def test_no_target_at_all(ops, N):
 
 @REDUCTION
 def test_the_only_class_has_probability_one(dtype, reduction):
-    """The terms of its gradient cancel exactly, whatever the class's weight and the smoothing."""
+    """The terms of its gradient cancel exactly, whatever the class's weight and the smoothing.
+
+    On a GPU a multiplication and a subtraction may be rounded together, so that they do not.
+    """
     x, W, target, b = inputs(50, 3, 1, dtype)
+    most = 1e-4 if x.is_cuda else 0
     weight = torch.tensor([0.7], dtype=dtype)
     for options in ({}, {"label_smoothing": 0.3}, {"label_smoothing": 0.2, "temperature": 0.7}):
         for class_weights in (None, weight):
@@ -161,9 +165,9 @@ def test_the_only_class_has_probability_one(dtype, reduction):
                 x, W, target, b, class_weights=class_weights, reduction=reduction, **options
             )
             if not options:
-                assert (loss == 0).all()
+                assert (loss.abs() <= most).all()
             scaled = (0.3 * loss).sum()
-            assert all((g == 0).all() for g in torch.autograd.grad(scaled, (x, W, b)))
+            assert all((g.abs() <= most).all() for g in torch.autograd.grad(scaled, (x, W, b)))
 
 
 @pytest.mark.parametrize("scale", [1e4, 1e30])

@@ -40,7 +40,7 @@ def attention_varlen(
 
     Errors: those of `attention`; ValueError for cu_seqlens that do not rise from 0 to the number of
     rows or have a sequence longer than max_seqlen, and for a sequence with fewer keys than queries
-    with rope.
+    with rope. On a GPU the values of cu_seqlens are checked only where max_seqlen is not given.
     """
     check.tensor(OP, "q", q)
     q, k, v, bias, relative_keys, sinks = autocast.cast(
