@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import report
+from bench.gpu import kernels, report
 from bench.gpu.cases import Target, gpu_cases
 from tools.gpu import processes
 
@@ -209,3 +210,13 @@ def test_tests_continue_after_one_that_crashes_or_hangs(tmp_path):
         "wrong",
         "hang",
     ]
+
+
+def test_the_kernels_of_a_case_are_listed(capsys):
+    kernels.main(["linear_cross_entropy-4900", "--device=cpu", "--calls=2"])
+    text = capsys.readouterr().out
+    for provider in ("fused", "eager"):
+        assert f"linear_cross_entropy-4900-650-10000-bfloat16: {provider}" in text
+    assert re.search(r"\| fusedseq::linear_cross_entropy +\| 1 +\| \d", text)
+    with pytest.raises(SystemExit):
+        kernels.main(["no such case", "--device=cpu"])
