@@ -9,6 +9,7 @@ registration (opcheck, meta tensors), and autocast.
 import pytest
 import torch
 from fusedseq import fused, reference
+from fusedseq.fused import autocast
 from fusedseq.testing import CASES, CONSTANTS, check, convert, differentiable, names, run
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -336,3 +337,13 @@ def test_autocast(case, device):
         assert torch.equal(y, expected_y)
     for g, expected_g in zip(grads, expected_grads, strict=True):
         assert torch.equal(dense(g), dense(expected_g).float())
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    "kind", ["cpu", "cuda", "hpu", "lazy", "meta", "mps", "mtia", "vulkan", "xla", "xpu"]
+)
+def test_device_types_without_autocast(kind):
+    """The list agrees with torch, which raises an error for the others."""
+    assert (kind in autocast.WITHOUT_AUTOCAST) != torch.amp.is_autocast_available(kind)
+    assert not autocast.is_on(kind)

@@ -176,6 +176,25 @@ def test_an_operator_has_one_name_and_one_signature(op):
 
 
 @pytest.mark.parametrize("op", OPERATORS)
+def test_an_operator_reads_each_of_its_parameters(op):
+    """Most operators list their parameters in a dict. If the dict lacks an input of the registered
+    operator, the call is a KeyError; this test finds any other parameter that was forgotten.
+    """
+    names = ast.walk(ast.parse(inspect.getsource(getattr(fused, op))))
+    read = {n.id for n in names if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    assert {*inspect.signature(getattr(fused, op)).parameters} <= read
+
+
+@pytest.mark.parametrize("path", files("fused"), ids=lambda path: path.name)
+def test_torch_2_11_can_compile_what_operators_call(path):
+    """It cannot trace locals() and torch.amp.is_autocast_available, which later versions can."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {n.id for n in nodes if isinstance(n, ast.Name)}
+    names |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    assert names.isdisjoint({"locals", "is_autocast_available"})
+
+
+@pytest.mark.parametrize("op", OPERATORS)
 def test_an_operator_has_cases(op):
     assert [case for case in CASES if case.op == op]
 

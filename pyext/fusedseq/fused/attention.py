@@ -104,7 +104,28 @@ def attention(
             pass
     check.tensor(OP, "q", q)
     if q.is_nested:
-        return nested.attention(locals())
+        given: Named = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "scale": scale,
+            "causal": causal,
+            "key_lengths": key_lengths,
+            "mask": mask,
+            "bias": bias,
+            "alibi": alibi,
+            "relative_keys": relative_keys,
+            "rope": rope,
+            "rope_interleaved": rope_interleaved,
+            "offset": offset,
+            "key_rows": key_rows,
+            "dropout": dropout,
+            "seed": seed,
+            "window": window,
+            "softcap": softcap,
+            "sinks": sinks,
+        }
+        return nested.attention(given)
     q, k, v, bias, relative_keys, sinks = autocast.cast(
         q.device.type, q, k, v, bias, relative_keys, sinks
     )
@@ -126,10 +147,32 @@ def attention(
     scale, dropout, softcap = attention_checks.settings(q, scale, causal, dropout, softcap)
     window_left, window_right = NO_WINDOW if window is None else attention_checks.window(window)
     tensor_seed = check.seed(OP, seed, q.device)
-    cu_seqlens_q = cu_seqlens_k = None
-    max_seqlen_q = max_seqlen_k = 0
-    named = locals()
-    named["seed"] = tensor_seed if dropout else None
+    named: Named = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "scale": scale,
+        "causal": causal,
+        "key_lengths": key_lengths,
+        "mask": mask,
+        "bias": bias,
+        "alibi": alibi,
+        "relative_keys": relative_keys,
+        "rope": rope,
+        "rope_interleaved": rope_interleaved,
+        "offset": offset,
+        "key_rows": key_rows,
+        "dropout": dropout,
+        "seed": tensor_seed if dropout else None,
+        "window_left": window_left,
+        "window_right": window_right,
+        "softcap": softcap,
+        "sinks": sinks,
+        "cu_seqlens_q": None,
+        "cu_seqlens_k": None,
+        "max_seqlen_q": 0,
+        "max_seqlen_k": 0,
+    }
     out = autograd.call_by_name(OP, named)[0]
     return out
 

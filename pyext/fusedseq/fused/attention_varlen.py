@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from fusedseq.fused import attention_checks, autocast, autograd, check
-from fusedseq.fused.attention import DTYPES, NO_OPTIONS, NO_WINDOW
+from fusedseq.fused.attention import DTYPES, NO_WINDOW
+from fusedseq.fused.schema import Named
 
 OP = "attention_varlen"
 
@@ -74,7 +75,32 @@ def attention_varlen(
     scale, dropout, softcap = attention_checks.settings(q, scale, causal, dropout, softcap)
     window_left, window_right = NO_WINDOW if window is None else attention_checks.window(window)
     tensor_seed = check.seed(OP, seed, q.device)
-    named = NO_OPTIONS | locals() | {"seed": tensor_seed if dropout else None}
+    named: Named = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "scale": scale,
+        "causal": causal,
+        "key_lengths": None,
+        "mask": mask,
+        "bias": bias,
+        "alibi": alibi,
+        "relative_keys": relative_keys,
+        "rope": rope,
+        "rope_interleaved": rope_interleaved,
+        "offset": offset,
+        "key_rows": None,
+        "dropout": dropout,
+        "seed": tensor_seed if dropout else None,
+        "window_left": window_left,
+        "window_right": window_right,
+        "softcap": softcap,
+        "sinks": sinks,
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
     out: Tensor = autograd.call_by_name("attention", named)[0]
     return out.squeeze(0).transpose(0, 1)
 

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import hidden_state
+from fusedseq.fused.schema import Named
 
 OP = "layer_norm_gru"
 
@@ -34,9 +35,26 @@ def layer_norm_gru(
 
     Errors: those of `lstm`, and ValueError for an eps below 0.
     """
-    given = locals()
     if not eps >= 0:
         raise ValueError(f"{OP}: eps must be at least 0, got {eps}")
+    given: Named = {
+        "x": x,
+        "W_ih": W_ih,
+        "W_hh": W_hh,
+        "b": b,
+        "gamma_ih": gamma_ih,
+        "gamma_hh": gamma_hh,
+        "h0": h0,
+        "lengths": lengths,
+        "eps": eps,
+        "starts": starts,
+        "reverse": reverse,
+        "zoneout_h": zoneout_h,
+        "weight_drop": weight_drop,
+        "variational": variational,
+        "training": training,
+        "seed": seed,
+    }
     return hidden_state.call(OP, given)
 
 

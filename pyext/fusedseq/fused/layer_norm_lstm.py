@@ -44,9 +44,30 @@ def layer_norm_lstm(
 
     Errors: those of `lstm`, and ValueError for an eps below 0.
     """
-    given = locals()
     if not eps >= 0:
         raise ValueError(f"{OP}: eps must be at least 0, got {eps}")
+    given: Named = {
+        "x": x,
+        "W_ih": W_ih,
+        "W_hh": W_hh,
+        "b": b,
+        "gamma_ih": gamma_ih,
+        "gamma_hh": gamma_hh,
+        "gamma_c": gamma_c,
+        "beta_c": beta_c,
+        "h0": h0,
+        "c0": c0,
+        "lengths": lengths,
+        "eps": eps,
+        "starts": starts,
+        "reverse": reverse,
+        "zoneout_h": zoneout_h,
+        "zoneout_c": zoneout_c,
+        "weight_drop": weight_drop,
+        "variational": variational,
+        "training": training,
+        "seed": seed,
+    }
     return lstm_with_vectors.call(OP, given)
 
 

@@ -56,10 +56,18 @@ def linear_cross_entropy(
     needs = 0
     if torch.is_grad_enabled() and reduction != "none":
         needs = needs_bits(t is not None and t.requires_grad for t in (x, W, b))
-    named = locals() | {
+    named: Named = {
         "x": x.reshape(-1, W.size(1)),
+        "W": W,
         "target": target.reshape(-1),
+        "b": b,
+        "class_weights": class_weights,
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "temperature": temperature,
         "reduction": REDUCTIONS.index(reduction),
+        "needs": needs,
     }
     found: tuple[Tensor, ...] = autograd.call_by_name(OP, named)
     loss, log_prob, lse, argmax = found[:4]

@@ -93,14 +93,31 @@ def lstm(
             training=training,
         )
         return flip_sequences(y, lengths), (h, c)
+    named: Named = {
+        "x": x,
+        "W_ih": W_ih,
+        "W_hh": W_hh,
+        "b": b,
+        "h0": h0,
+        "c0": c0,
+        "lengths": lengths,
+        "starts": starts,
+        "reverse": reverse,
+        "zoneout_h": zoneout_h,
+        "zoneout_c": zoneout_c,
+        "weight_drop": weight_drop,
+        "variational": variational,
+        "training": training,
+        "seed": seed,
+    }
     if has_zoneout:
-        y, h, c, *_ = autograd.call_by_name("mogrifier_lstm", locals() | WITHOUT_ROUNDS)
+        y, h, c, *_ = autograd.call_by_name("mogrifier_lstm", named | WITHOUT_ROUNDS)
         return y, (h, c)
     if lstm_cudnn.supports(x, W_ih, W_hh, b, h0, c0, lengths, weight_drop, starts, reverse):
         mode = cudnn_recurrence.LSTM
         y, h, c = cudnn_recurrence.call(mode, reference.lstm, x, W_ih, W_hh, b, h0, c0)
     else:
-        y, h, c, *_ = autograd.call_by_name(OP, locals())
+        y, h, c, *_ = autograd.call_by_name(OP, named)
     return y, (h, c)
 
 

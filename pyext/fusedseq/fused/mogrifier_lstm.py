@@ -67,7 +67,33 @@ def mogrifier_lstm(
     fp64, bf16, and fp16 on CUDA are supported), sizes T, X or H of 0 (B may be 0), lengths outside
     [0, T], probabilities outside [0, 1], rounds below 0, or rounds without weights.
     """
-    return computed(locals())
+    given: Named = {
+        "x": x,
+        "W_ih": W_ih,
+        "W_hh": W_hh,
+        "b": b,
+        "h0": h0,
+        "c0": c0,
+        "Q": Q,
+        "R": R,
+        "Q_bias": Q_bias,
+        "R_bias": R_bias,
+        "rounds": rounds,
+        "lengths": lengths,
+        "starts": starts,
+        "reverse": reverse,
+        "cap_input_gate": cap_input_gate,
+        "input_dropout": input_dropout,
+        "locked_input": locked_input,
+        "state_dropout": state_dropout,
+        "zoneout_h": zoneout_h,
+        "zoneout_c": zoneout_c,
+        "weight_drop": weight_drop,
+        "variational": variational,
+        "training": training,
+        "seed": seed,
+    }
+    return computed(given)
 
 
 def computed(given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:

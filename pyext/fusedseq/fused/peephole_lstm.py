@@ -38,7 +38,25 @@ def peephole_lstm(
 
     Errors: those of `lstm`.
     """
-    return lstm_with_vectors.call(OP, locals())
+    given: Named = {
+        "x": x,
+        "W_ih": W_ih,
+        "W_hh": W_hh,
+        "b": b,
+        "peephole": peephole,
+        "h0": h0,
+        "c0": c0,
+        "lengths": lengths,
+        "starts": starts,
+        "reverse": reverse,
+        "zoneout_h": zoneout_h,
+        "zoneout_c": zoneout_c,
+        "weight_drop": weight_drop,
+        "variational": variational,
+        "training": training,
+        "seed": seed,
+    }
+    return lstm_with_vectors.call(OP, given)
 
 
 def oracle(named: Named) -> Any:

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import hidden_state
+from fusedseq.fused.schema import Named
 
 OP = "rnn"
 
@@ -33,7 +34,23 @@ def rnn(
 
     Errors: those of `lstm`.
     """
-    return hidden_state.call(OP, locals())
+    given: Named = {
+        "x": x,
+        "W_ih": W_ih,
+        "W_hh": W_hh,
+        "b": b,
+        "h0": h0,
+        "lengths": lengths,
+        "relu": relu,
+        "starts": starts,
+        "reverse": reverse,
+        "zoneout_h": zoneout_h,
+        "weight_drop": weight_drop,
+        "variational": variational,
+        "training": training,
+        "seed": seed,
+    }
+    return hidden_state.call(OP, given)
 
 
 hidden_state.register(OP, reference.rnn)
