@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.operators.test_compile import COMPILED
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pyext/fusedseq"
 INFO = (
@@ -188,6 +190,35 @@ def test_wheel_computes_under_another_torch(wheel, tmp_path, python):
     text = succeed(python, "-c", INFO, cwd=tmp_path, PYTHONPATH=site)
     assert "nothing wrong" in text
     assert f"torch {other.split()[0]}," in " ".join(text.split())
+
+
+COMPILE = """
+import sys
+
+import torch
+from fusedseq import fused
+from fusedseq.testing import CASES, run
+
+for case in [case for case in CASES if str(case) in sys.argv]:
+    torch.compiler.reset()
+    function = getattr(fused, case.op)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    expected, got = (run(f, *case.inputs()) for f in (function, compiled))
+    assert all(map(torch.equal, expected[0] + expected[1], got[0] + got[1])), case
+    print("compiled", case)
+"""
+
+
+@pytest.mark.skipif(
+    not OTHERS,
+    reason="FUSEDSEQ_OTHER_PYTHONS names no environment with another torch; .ci/run makes them",
+)
+@pytest.mark.parametrize("python", OTHERS)
+def test_operators_in_compiled_code_under_another_torch(wheel, tmp_path, python):
+    site = unpacked(wheel, tmp_path / "site")
+    cases = {case.op: str(case) for case in COMPILED}.values()  # one of each operator
+    text = succeed(python, "-c", COMPILE, *cases, cwd=tmp_path, PYTHONPATH=site)
+    assert len(re.findall("^compiled ", text, re.MULTILINE)) == len(cases)
 
 
 @pytest.mark.skipif(
