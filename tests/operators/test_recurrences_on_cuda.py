@@ -197,8 +197,17 @@ def test_dtypes_and_sizes_of_saved_tensors(case, own):
     assert [t.numel() for t in found[6:]] == [0] * (len(found) > 6)
 
 
+def without_cudnn(monkeypatch):
+    """As in a torch for the CPU. A torch for CUDA asks the GPU whether cuDNN supports it, and there
+    may be none.
+    """
+    monkeypatch.setattr(import_module("fusedseq.fused.explain"), "is_cudnn", lambda given: False)
+
+
 def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True, True), **options):
+    """What `explain` says of this package's kernels on such a GPU."""
     monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
+    without_cudnn(monkeypatch)
     with FakeTensorMode():
         case = (
             mogrifier_lstm_case(T, B, X, H, **options)
@@ -275,6 +284,7 @@ CELLS = r"persistent_cells.cu: the weights stay"
 def test_another_order_has_kernels_of_its_own(monkeypatch, options):
     """But an LSTM with `reverse` alone computes a reversed copy, and rounds run the loop."""
     monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True, True))
+    without_cudnn(monkeypatch)
     loop = r"loop.cu.*with rounds have neither `starts` nor `reverse`"
     for case, wanted in (
         (lstm_case(70, 20, 650, 650, **options), CELLS if "starts" in options else REVERSED),
