@@ -41,7 +41,7 @@ with a smaller loss.
 The reproductions are on [the page of results](results.md). {COMMANDS}
 """
 # The results with a model card among the pages.
-CARDS = ("en-fr-base", "ptb-mogrifier-fast", "ptb-mogrifier-fast-second", "reverse-tuned-found")
+CARDS = ("en-fr-base", "ptb-mogrifier-fast", "ptb-mogrifier-wide", "reverse-tuned-found")
 SMOKE_HEAD = ("experiment", "steps", "validation loss", "changed settings", "machine", "command")
 
 

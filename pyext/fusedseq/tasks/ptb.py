@@ -172,8 +172,8 @@ def _presets() -> dict[str, Settings]:
     # Ours, for a GPU: one cycle of 60 epochs from random weights. It has the size of Melis et al.'s
     # model, 24M parameters, the schedule of mogrifier-fast and the dropout of its second cycle,
     # with more of it on the output. Columns and segments give as many tokens in a step as those of
-    # mogrifier-fast-second, with the fewest time steps in a row. The validation loss is lowest after
-    # 42 epochs, and equal within .004 from there on, while that of the training split still falls.
+    # mogrifier-fast-second, with the fewest time steps in a row. The validation loss is lowest
+    # after 42 epochs, and equal within .004 from there on, while the training loss still falls.
     presets["mogrifier-wide"] = varied(
         presets["mogrifier-fast-second"],
         model={"embedding": 912, "hidden": 912, "rank": 84, "output_dropout": 0.6},
