@@ -11,8 +11,15 @@ On an H200 (4.3 TB/s, 788 TFLOP/s in bf16):
 - 4,900 x 650 x 10,000: three products, 0.19 TFLOP, 0.24 ms; W and dW once for each of the three
   chunks of rows, 195 MB, 45 us.
 
-The products are the limit in both. In fp32 without TF32 they take 4 to 6 ms. Not timed on a GPU.
+The products are the limit in both. In fp32 without TF32 they take 4 to 6 ms. On an H200 the first
+took 1.77 ms and the second 1.65 ms before two changes that were not timed on a GPU:
+- x and W are padded to rows of a multiple of 16 bytes. cuBLAS has fast kernels for such rows alone,
+  and those of 650 elements in 16 bits have 1,300 bytes.
+- dx of few rows and columns is the sum of products of parts of the classes, since one product has
+  fewer tiles than the GPU has multiprocessors: 32 of 128 x 128 in the first case.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,6 +29,9 @@ from fusedseq.kernels import launch
 BLOCK = 4096  # logits of a row that are in registers at once
 CACHED = 32 << 20  # bytes of a block of logits, which stays in the L2 cache
 FEWEST = 1024  # rows of a chunk; with fewer, adding to dW takes longer than a fourth product
+MULTIPROCESSORS = 132  # of an H100 or H200, for which products are cut into parts
+TILE = 128  # rows and columns that a multiprocessor computes of a product, as it is assumed here
+MOST_PARTS = 8  # of the product for dx; each one writes as many numbers as dx has
 
 
 @triton.jit(do_not_specialize=["n", "first", "V", "ignore_index"])
@@ -140,6 +150,25 @@ def cross_entropy_rows(
             tl.store(z + j, g.to(z.dtype.element_ty), mask=j < padded)
 
 
+class Chunk(NamedTuple):
+    """Rows of a call whose logits are computed together, and what the kernel reads and writes of
+    them. The tensors begin at the chunk's first row."""
+
+    rows: slice
+    x: torch.Tensor  # (rows, padded E)
+    target: torch.Tensor
+    output_grads: tuple  # dloss, dlog_prob, dlse: (rows,), (1,) for all rows, or None
+    results: tuple  # loss, log_prob, lse, argmax, state; None where not used
+
+
+class Block(NamedTuple):
+    """Classes of a call whose logits are computed together."""
+
+    columns: slice
+    W: torch.Tensor  # (columns, padded E)
+    b: torch.Tensor | None
+
+
 class Call:
     """The operator's arguments as the kernel needs them, and the blocks in which the logits are
     computed."""
@@ -164,8 +193,8 @@ class Call:
         torch._assert_async(is_valid.all(), message)
         # Rows without a target are zeroed: an infinity in them times their zero gradient would be
         # NaN.
-        self.x = torch.where(counts[:, None], x, 0)
-        self.W, self.b, self.target = W, b, target.contiguous()
+        self.x = torch.where(counts[:, None], padded(x), 0)
+        self.target = target.contiguous()
         self.options = ignore_index, label_smoothing, z_loss, 1 / temperature
         if class_weights is None:
             self.class_weights = self.weights_sum = None
@@ -179,64 +208,131 @@ class Call:
         self.factor = mean_factor if reduction == MEAN else torch.ones_like(norm)
         self.rows, self.columns = plan(self.N, self.V, x.element_size())
         self.z = x.new_empty(min(self.rows, self.N), -(-self.columns // 64) * 64)
+        biases = (None,) * -(-self.V // self.columns) if b is None else b.split(self.columns)
+        self.blocks = [
+            Block(slice(i * self.columns, i * self.columns + len(W)), W, b)
+            for i, (W, b) in enumerate(zip(padded(W).split(self.columns), biases, strict=True))
+        ]
 
-    def blocks(self):
-        """Yields the (rows, columns) of each block."""
-        for r in range(0, self.N, self.rows):
-            for c in range(0, self.V, self.columns):
-                yield slice(r, min(r + self.rows, self.N)), slice(c, min(c + self.columns, self.V))
-
-    def logits(self, rows, columns):
-        """Computes the logits of a block. Returns z (rows, columns), a view of self.z."""
-        n, x, W = columns.stop - columns.start, self.x[rows], self.W[columns]
-        z, padding = self.z[: len(x)].split([n, self.z.size(1) - n], 1)
-        padding[:, : -n % 16].fill_(-torch.inf)  # the kernel loads whole vectors
-        if self.b is None:
-            return torch.mm(x, W.T, out=z)
-        return torch.addmm(self.b[columns], x, W.T, out=z)
-
-    def run(self, z, rows, columns, output_grads, results, statistics, gradient):
-        """Launches the kernel on a block.
+    def chunks(self, output_grads, results):
+        """Yields the chunks of rows.
 
         output_grads: (dloss, dlog_prob, dlse)    results: (loss, log_prob, lse, argmax, state),
         None where not used
         """
-        common = output_grads[0].numel() == 1
-        output_grads = (t if t is None or t.numel() == 1 else t[rows] for t in output_grads)
-        n = columns.stop - columns.start
+        for first in range(0, self.N, self.rows):
+            rows = slice(first, min(first + self.rows, self.N))
+
+            def part(t, rows=rows):
+                # A slice of all rows would take host time in each of up to a hundred launches.
+                return t if t is None or len(t) == rows.stop - rows.start else t[rows]
+
+            grads = tuple(t if t is None or t.numel() == 1 else part(t) for t in output_grads)
+            yield Chunk(
+                rows, part(self.x), part(self.target), grads, tuple(part(t) for t in results)
+            )
+
+    def logits(self, chunk, block):
+        """Computes the logits of a block. Returns z (rows, columns), a view of self.z."""
+        n = len(block.W)
+        z = self.z[: len(chunk.x), :n]
+        if n % 16:  # the kernel loads whole vectors
+            self.z[: len(chunk.x), n : n + -n % 16].fill_(-torch.inf)
+        if block.b is None:
+            return torch.mm(chunk.x, block.W.T, out=z)
+        return torch.addmm(block.b, chunk.x, block.W.T, out=z)
+
+    def run(self, z, chunk, block, statistics, gradient):
+        """Launches the kernel on a block."""
+        n = len(block.W)
         launch.run(
             cross_entropy_rows,
             len(z),
-            *(z, self.target[rows], self.class_weights, self.weights_sum, *output_grads),
-            *(None if t is None else t[rows] for t in results),
-            *(self.z.stride(0), -(-n // 16) * 16, n, columns.start, self.V, *self.options),
+            *(z, chunk.target, self.class_weights, self.weights_sum),
+            *chunk.output_grads,
+            *chunk.results,
+            *(self.z.stride(0), -(-n // 16) * 16, n, block.columns.start, self.V, *self.options),
             warps=8,
-            COMMON=common,
+            COMMON=chunk.output_grads[0].numel() == 1,
             STATISTICS=statistics,
             GRADIENT=gradient,
             BLOCK=BLOCK,
         )
 
-    def gradients(self, needs):
-        """Allocates dx, dW and db in fp32, for the bits 1, 2, 4 of `needs`; `add` writes or adds to
-        them."""
-        shapes = ((self.N, self.E), (self.V, self.E), (self.V,))
-        return [
-            self.x.new_empty(shape if needs & 1 << i else (0,), dtype=torch.float32)
-            for i, shape in enumerate(shapes)
-        ]
 
-    def add(self, z, rows, columns, needs, gradients):
+class Sums:
+    """dx, dW and db in fp32, of those that the bits 1, 2, 4 of `needs` ask for, while blocks are
+    added to them."""
+
+    def __init__(self, call, needs):
+        self.call, self.needs = call, needs
+        width = call.x.size(1)
+        shapes = ((call.N, width), (call.V, width), (call.V,))
+        self.dx, self.dW, self.db = (
+            call.x.new_empty(shape if needs & 1 << i else (0,), dtype=torch.float32)
+            for i, shape in enumerate(shapes)
+        )
+        self.parts = parts_of_dx(len(call.z), width, call.columns) if needs & 1 else 1
+        if self.parts > 1:
+            self.dx_parts = self.dx.new_empty(self.parts, len(call.z), width)
+
+    def add(self, z, chunk, block):
         """Adds what the gradient z of a block contributes; the first block of some rows or columns
         writes."""
-        dx, dW, db = gradients
-        if needs & 1:
-            add_product(dx[rows], z, self.W[columns], columns.start > 0)
-        if needs & 2:
-            add_product(dW[columns], z.T, self.x[rows], rows.start > 0)
-        if needs & 4:
+        rows, columns = chunk.rows, block.columns
+        if self.needs & 1:
+            self.add_to_dx(z, chunk, block)
+        if self.needs & 2:
+            add_product(self.dW[columns], z.T, chunk.x, rows.start > 0)
+        if self.needs & 4:
             total = z.sum(0, dtype=torch.float32)
-            db[columns] = db[columns] + total if rows.start > 0 else total
+            self.db[columns] = self.db[columns] + total if rows.start > 0 else total
+
+    def add_to_dx(self, z, chunk, block):
+        is_first, is_last = block.columns.start == 0, block.columns.stop == self.call.V
+        if self.parts == 1:
+            add_product(self.dx[chunk.rows], z, block.W, not is_first)
+            return
+        total = self.dx_parts[:, : len(z)]
+        if len(block.W) % self.parts == 0:
+            z = z.unflatten(1, (self.parts, -1)).transpose(0, 1)
+            add_product(total, z, block.W.unflatten(0, (self.parts, -1)), not is_first)
+        else:  # the last block; the first one has self.columns, which can be divided
+            add_product(total[0], z, block.W, True)
+        if is_last:
+            torch.sum(total, 0, out=self.dx[chunk.rows])
+
+    def finish(self, factor=None):
+        """Returns dx, dW, db, times a factor. Those of an empty batch, which no block has written,
+        are zeros."""
+        found = self.dx, self.dW, self.db
+        for total in found:
+            if self.call.N == 0:
+                total.zero_()
+            elif factor is not None:
+                total.mul_(factor)
+        return tuple(t if t.dim() == 1 else t[:, : self.call.E].contiguous() for t in found)
+
+
+def padded(t):
+    """Returns a matrix with zero columns behind its own, so that its rows begin at multiples of 16
+    bytes, as cuBLAS's fast kernels need them."""
+    more = -t.size(1) % (16 // t.element_size())
+    return torch.nn.functional.pad(t, (0, more)) if more else t
+
+
+def parts_of_dx(rows, width, columns):
+    """Returns into how many parts of its classes the product for dx (rows, width) of a block is
+    cut: the least number with the shortest time, if that is at most 3/4 of the time of one part."""
+    tiles = -(-rows // TILE) * -(-width // TILE)
+
+    def time(parts):
+        return -(-tiles * parts // MULTIPROCESSORS) / parts
+
+    # A part begins at a multiple of 16 bytes, and is no shorter than a tile is wide.
+    possible = (n for n in range(2, MOST_PARTS + 1) if columns % (8 * n) == 0)
+    best = min((1, *(n for n in possible if columns >= n * TILE)), key=time)
+    return best if time(best) <= 0.75 * time(1) else 1
 
 
 NONE, MEAN, SUM = range(3)  # reductions, by the numbers of the operator
@@ -252,12 +348,14 @@ def plan(N, V, itemsize):
 
 
 def add_product(total, A, B, accumulate):
-    """total = A B, or total += A B if `accumulate`: operands in their dtype, sums in fp32."""
+    """total = A B, or total += A B if `accumulate`, of matrices or batches of them: operands in
+    their dtype, sums in fp32."""
+    product, add = (torch.mm, torch.addmm) if A.dim() == 2 else (torch.bmm, torch.baddbmm)
     if A.dtype == total.dtype:
-        torch.addmm(total, A, B, out=total) if accumulate else torch.mm(A, B, out=total)
+        add(total, A, B, out=total) if accumulate else product(A, B, out=total)
     elif A.device.type == "cuda":
         wide = {"out_dtype": total.dtype, "out": total}
-        torch.addmm(total, A, B, **wide) if accumulate else torch.mm(A, B, **wide)
+        add(total, A, B, **wide) if accumulate else product(A, B, **wide)
     else:  # Triton's interpreter
         add_product(total, A.float(), B.float(), accumulate)
 
@@ -284,23 +382,24 @@ def linear_cross_entropy(
     call = Call(x, W, target, b, class_weights, *options)
     loss, log_prob, lse = call.z.new_empty(3, call.N, dtype=torch.float32)
     results = loss, log_prob, lse, torch.empty_like(call.target), loss.new_empty(call.N, 4)
-    gradients = call.gradients(needs)
+    sums = Sums(call, needs)
     # In fp16 a gradient divided by the number of rows would underflow: it is divided after the
     # products.
     divide_late = x.dtype == torch.float16
     output_grads = torch.ones_like(call.factor) if divide_late else call.factor, None, None
-    whole_rows = call.columns >= call.V
-    for rows, columns in call.blocks():
-        z = call.logits(rows, columns)
-        call.run(z, rows, columns, output_grads, results, True, bool(needs) and whole_rows)
-        if needs and whole_rows:
-            call.add(z, rows, columns, needs, gradients)
-    # Blocks of some columns are recomputed once the log-sum-exp of all columns is known.
-    for rows, columns in call.blocks() if needs and not whole_rows else ():
-        z = call.logits(rows, columns)
-        call.run(z, rows, columns, output_grads, results, False, True)
-        call.add(z, rows, columns, needs, gradients)
-    finish(call, gradients, divide_late)
+    whole_rows = len(call.blocks) == 1
+    for chunk in call.chunks(output_grads, results):
+        for block in call.blocks:
+            z = call.logits(chunk, block)
+            call.run(z, chunk, block, True, bool(needs) and whole_rows)
+            if needs and whole_rows:
+                sums.add(z, chunk, block)
+        # Blocks of some columns are recomputed once the log-sum-exp of all columns is known.
+        for block in call.blocks if needs and not whole_rows else ():
+            z = call.logits(chunk, block)
+            call.run(z, chunk, block, False, True)
+            sums.add(z, chunk, block)
+    gradients = sums.finish(call.factor if divide_late else None)
     if reduction != NONE:
         loss = loss.sum() * call.factor
     return (loss, log_prob.clone(), lse.clone(), results[3], *gradients)
@@ -332,23 +431,13 @@ def linear_cross_entropy_backward(
         dloss = dloss * call.factor
     output_grads = [t if t is None else t.contiguous() for t in (dloss, dlog_prob, dlse)]
     results = None, None, lse.contiguous(), None, None
-    gradients = call.gradients(needs)
-    for rows, columns in call.blocks():
-        z = call.logits(rows, columns)
-        call.run(z, rows, columns, output_grads, results, False, True)
-        call.add(z, rows, columns, needs, gradients)
-    finish(call, gradients, False)
-    return tuple(gradients)
-
-
-def finish(call, gradients, divide_late):
-    """Zeroes the gradients of an empty batch, which no block has written, or applies the factor of
-    the reduction."""
-    for gradient in gradients:
-        if call.N == 0:
-            gradient.zero_()
-        elif divide_late:
-            gradient.mul_(call.factor)
+    sums = Sums(call, needs)
+    for chunk in call.chunks(output_grads, results):
+        for block in call.blocks:
+            z = call.logits(chunk, block)
+            call.run(z, chunk, block, False, True)
+            sums.add(z, chunk, block)
+    return sums.finish()
 
 
 def linear_cross_entropy_scale(dx, dW, db, dloss, x, needs):

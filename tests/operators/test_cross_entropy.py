@@ -283,6 +283,33 @@ def test_every_schedule_of_the_triton_kernel(monkeypatch, device, dtype, block_b
     check("linear_cross_entropy", args, kwargs)
 
 
+@pytest.mark.triton
+@pytest.mark.parametrize("V", [2048, 2500], ids=["equal blocks", "a last block that is shorter"])
+def test_the_product_for_dx_in_parts(monkeypatch, device, dtype, V):
+    """Blocks of 1,024 classes, whose products for dx are cut into eight parts."""
+    if dtype == torch.float64:
+        pytest.skip("the Triton kernels do not support float64")
+    module = kernels.module("linear_cross_entropy")
+    monkeypatch.setattr(module, "CACHED", 2 << 10)
+    assert module.parts_of_dx(9, 8, module.plan(9, V, dtype.itemsize)[1]) == 8
+    args, kwargs = linear_cross_entropy_case(9, 5, V, ignored=4).inputs(device, dtype)
+    check("linear_cross_entropy", args, kwargs)
+
+
+@pytest.mark.triton
+def test_products_fill_the_gpu_and_have_aligned_rows():
+    module = kernels.module("linear_cross_entropy")
+    assert module.parts_of_dx(2048, 256, 8192) == 4  # 32 tiles
+    assert module.parts_of_dx(1677, 656, 10_000) == 1  # 84 tiles, and 10,000 = 5 x 2,000 alone
+    assert module.parts_of_dx(4096, 1024, 8192) == 1  # 256 tiles
+    x = torch.randn(3, 650, dtype=torch.bfloat16)
+    assert module.padded(x).shape == (3, 656)
+    assert torch.equal(module.padded(x)[:, :650], x)
+    assert not module.padded(x)[:, 650:].any()
+    x = torch.randn(3, 656, dtype=torch.bfloat16)
+    assert module.padded(x) is x
+
+
 @pytest.mark.cpu
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.data())
