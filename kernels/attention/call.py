@@ -4,8 +4,9 @@ from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
-from fusedseq.kernels import philox
-from fusedseq.kernels.attention.plan import DROPOUT, PLAIN, RICH, Plan, plan
+from fusedseq.kernels import launch, philox
+from fusedseq.kernels.attention import tiled
+from fusedseq.kernels.attention.plan import BIAS, DROPOUT, PLAIN, RICH, Plan, plan
 from fusedseq.kernels.attention.tile import OptionalTensors, Rope, Sizes
 
 UNLIMITED = 2**30  # a side of a window; positions and sizes are 32-bit integers
@@ -166,11 +167,11 @@ def prepare(
         keep_scale=philox.scale(dropout),
         group=N // k.size(1),
     )
-    pressure = register_pressure(dropout, bias, mask, rope, relative_keys)
-    if extra.softcap:
-        pressure = RICH
+    pressure = register_pressure(dropout, bias, mask, rope, relative_keys, extra.softcap)
     small_bias = rope is not None or relative_keys is not None
-    chosen = plan(L, S, D, q.element_size(), pressure, extra is not NO_EXTRA, small_bias)
+    hopper = launch.capability(tiled.tiled_forward, q) == 90
+    in_tiles = extra is not NO_EXTRA
+    chosen = plan(L, S, D, q.element_size(), pressure, in_tiles, small_bias, hopper)
     return Call(B, L, S, D, q, k, v, optional, sizes, chosen, causal, applied_rope)
 
 
@@ -188,10 +189,12 @@ def products_with_relative(q, relative_keys, extra):
     return padded
 
 
-def register_pressure(dropout, *rich):
-    """Returns the register pressure of a call.    rich: the options that make it RICH, or None"""
-    if any(option is not None for option in rich):
+def register_pressure(dropout, bias, mask, rope, relative_keys, softcap=0.0):
+    """Returns the register pressure of a call with these options."""
+    if rope is not None or relative_keys is not None or softcap:
         return RICH
+    if bias is not None or mask is not None:
+        return RICH if dropout else BIAS
     return DROPOUT if dropout else PLAIN
 
 

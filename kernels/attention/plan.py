@@ -1,11 +1,12 @@
 """Chooses the kernels of an attention call and their tiles, from shapes, dtype size and options.
 
 Tuning at run time would make a result depend on the clock; a user may name a table of measured
-tiles instead (fusedseq/kernel_table.py). None of these tiles has been timed on a
-GPU: they are the largest of those tried that compile without spills for sm_80, sm_90 and sm_100,
-except for a few bytes in some (tests/triton/triton_table.json has registers and shared memory,
-tests/triton/test_triton_compile.py the exceptions). For sm_120 the same tiles spill up to 80 bytes
-a thread in ten configurations.
+tiles instead (fusedseq/kernel_table.py). Tiles are the largest of those tried that compile without
+spills for sm_80, sm_90 and sm_100, except for a few bytes in some (tests/triton/triton_table.json
+has registers and shared memory, tests/triton/test_triton_compile.py the exceptions). For sm_120 the
+same tiles spill up to 80 bytes a thread in ten configurations. For heads of 64 those of `PLAIN`
+were the fastest of a few on an H200 (bench/results/nvidia-h200-cuda-attention-tiles.json). What
+compute capability 9.0 has of its own is in `TILED_HOPPER`.
 """
 
 from typing import NamedTuple
@@ -38,12 +39,14 @@ class Plan(NamedTuple):
 # Register pressure of a call's options beside the matrix products.
 PLAIN = 0
 DROPOUT = 1
-RICH = 2  # a bias, mask, rope or relative keys
+RICH = 2  # a bias, mask, rope, relative keys or softcap
+BIAS = 3  # of these a bias or a mask alone, and no dropout; RICH where nothing is known of it
 
 # The tiled kernels whose tiles a table can choose: for out, for dk and dv, and for dq.
 TILED_KERNELS = ("forward", "keys", "queries")
 # (head dimension, register pressure): BM, BN, BD, warps, stages of TILED_KERNELS; 16-bit dtypes
-TILED = {
+Size = tuple[int, int, int, int, int]
+TILED: dict[tuple[int, int], tuple[Size, Size, Size]] = {
     (64, PLAIN): ((128, 64, 64, 8, 3), (64, 64, 64, 4, 2), (64, 64, 64, 4, 3)),
     (64, DROPOUT): ((128, 64, 64, 8, 3), (32, 64, 64, 8, 1), (64, 32, 64, 8, 2)),
     (64, RICH): ((64, 32, 64, 4, 2), (32, 32, 64, 8, 2), (32, 32, 64, 8, 2)),
@@ -54,24 +57,40 @@ TILED = {
     (256, DROPOUT): ((32, 64, 64, 8, 1), (32, 32, 64, 8, 1), (32, 32, 64, 8, 1)),
     (256, RICH): ((32, 64, 64, 8, 1), (32, 32, 32, 4, 1), (32, 32, 64, 8, 1)),
 }
+# Those that replace them on compute capability 9.0. Its tensor cores are fast where four warps have
+# 64 rows of a product, and the product 64 columns or more (wgmma with n64; with n16 an instruction
+# waits for its operands in shared memory); and two blocks of four warps hide each other's
+# latencies. On an H200 a call with L 512, heads of 64 and a bias took 0.78 of its time with the
+# tiles here for dq alone, and 0.83 with those for dk and dv alone
+# (bench/results/nvidia-h200-cuda-attention-tiles.json). The other entries follow from that and from
+# compiled code: at most a few bytes are spilled. They were not timed.
+TILED_HOPPER: dict[tuple[int, int], tuple[Size, Size, Size]] = {
+    (64, DROPOUT): ((128, 64, 64, 8, 3), (32, 128, 64, 8, 2), (64, 64, 64, 4, 3)),
+    (64, BIAS): ((64, 64, 64, 4, 2), (64, 64, 64, 4, 2), (64, 64, 64, 4, 2)),
+    (128, PLAIN): ((128, 64, 128, 8, 2), (32, 128, 128, 8, 2), (64, 64, 128, 4, 2)),
+    (128, DROPOUT): ((64, 64, 128, 8, 2), (32, 64, 128, 8, 2), (64, 32, 128, 4, 2)),
+    (128, BIAS): ((128, 64, 128, 8, 2), (32, 64, 128, 8, 2), (64, 32, 128, 4, 2)),
+}
 
 
-def plan(L, S, D, itemsize, pressure, in_tiles=False, small_bias=False):
-    """Returns the Plan of a call.    pressure: PLAIN, DROPOUT or RICH
+def plan(L, S, D, itemsize, pressure, in_tiles=False, small_bias=False, hopper=False):
+    """Returns the Plan of a call.    pressure: PLAIN, DROPOUT, RICH or BIAS
 
     in_tiles: whether the call has an option that the tiled kernels alone compute
     small_bias: whether the gradient of a bias needs small tiles: with rope or relative keys the
         others spill registers
+    hopper: whether the GPU has compute capability 9.0
     """
     # tl.arange and tl.dot need powers of two, tl.dot at least 16.
     width = max(16, 1 << (D - 1).bit_length())
+    own, pressure = pressure, min(pressure, RICH)
     if not in_tiles and max(L, S) <= MAX_PACKED:
         return packed(width, itemsize, pressure)
     if not in_tiles and S <= MAX_ROW and L <= 4 * MAX_ROW and itemsize == 2 and width <= 64:
         return row(L, S, max(width, 32), pressure)
-    return (
-        tiled_fp32(L, width, pressure) if itemsize == 4 else tiled(L, width, pressure, small_bias)
-    )
+    if itemsize == 4:
+        return tiled_fp32(L, width, pressure)
+    return tiled(L, width, own, small_bias, hopper)
 
 
 def parts_of_keys(chosen, heads, L, S, D):
@@ -116,9 +135,17 @@ def row(L, S, width, pressure):
     return Plan("row", f"S at most {MAX_ROW}", forward, backward)
 
 
-def tiled(L, width, pressure, small_bias=False):
-    key = min(max(width, 64), 256), pressure
-    kernels = [tiles(*size, width) for size in TILED[key]]
+def sizes_of_tiles(width: int, pressure: int, hopper: bool) -> tuple[Size, Size, Size]:
+    """Returns the sizes of TILED_KERNELS's tiles.    width: 64, 128 or 256"""
+    usual = TILED[width, min(pressure, RICH)]
+    return TILED_HOPPER.get((width, pressure), usual) if hopper else usual
+
+
+def tiled(L, width, pressure, small_bias=False, hopper=False):
+    columns = min(max(width, 64), 256)
+    kernels = [tiles(*size, width) for size in sizes_of_tiles(columns, pressure, hopper)]
+    pressure = min(pressure, RICH)
+    key = columns, pressure
     for i, name in enumerate(TILED_KERNELS):
         if found := measured.get((*key, name)):
             BM, BN, BD, warps, stages, *loads = found

@@ -296,8 +296,9 @@ def candidates(width: int, pressure: int, kernel: str, gpu: Gpu) -> dict[str, tu
     own, those that it has with other options, and more of the forward kernel."""
     plan = importlib.import_module("fusedseq.kernels.attention.plan")
     number = kernel_table.TILED_KERNELS.index(kernel)
-    others = [p for p in range(len(kernel_table.OPTIONS)) if p != pressure]
-    sizes = [plan.TILED[width, p][number] for p in (pressure, *others)]
+    pressures = (pressure, *(p for p in range(len(kernel_table.OPTIONS)) if p != pressure))
+    hopper = (True, False) if gpu.capability == "9.0" else (False,)
+    sizes = [plan.sizes_of_tiles(width, p, own)[number] for own in hopper for p in pressures]
     if kernel != "forward":
         return {json.dumps(size): size for size in sizes}
     return {

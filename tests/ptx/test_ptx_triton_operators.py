@@ -271,6 +271,30 @@ def test_all_tiles_of_attention(sm_80, L, S, D, own, pressure):
     check("attention", (q, k, v), kwargs)
 
 
+@pytest.mark.parametrize(
+    ("D", "options"),
+    [
+        pytest.param(D, options, marks=[] if (D, options) == (128, "causal") else pytest.mark.slow)
+        for D in (64, 128)
+        for options in ("causal", "dropout", "bias")
+    ],
+)
+def test_tiles_of_compute_capability_90(sm_80, monkeypatch, D, options):
+    """The tiles that a GPU of compute capability 9.0 has of its own, in the code for 8.0: its
+    products (wgmma) are not simulated."""
+    from fusedseq.kernels import launch
+
+    monkeypatch.setattr(launch, "capability", lambda kernel, x: 90)
+    torch.manual_seed(D)
+    q, k, v = (torch.randn(1, 1, n, D).to(BF16) for n in (130, 140, 140))
+    kwargs = {
+        "causal": {"causal": True},
+        "dropout": DROPOUT,
+        "bias": {"bias": torch.randn(1, 1, 130, 140).to(BF16)},
+    }[options]
+    check("attention", (q, k, v), kwargs)
+
+
 def test_keys_in_parts(sm_80):
     args, kwargs = call(3, 600, 10, BF16, "mask, alibi, rope")
     check("attention", args, kwargs, backward=False)

@@ -1,6 +1,7 @@
 """What the cases of fusedseq.testing do not cover of the attention kernels: edges of tiles, and
 pairs of options."""
 
+import importlib
 import itertools
 
 import pytest
@@ -62,6 +63,47 @@ HEAD_DIMS = [1, 10, 20, 30, 60, 64, 128, 130, 300]
 def test_lengths_at_the_edges_of_tiles(L, S, device):
     args, kwargs = inputs(L, S, 20, BF16, device, "causal", "lengths", "dropout")
     check("attention", args, kwargs)
+
+
+@pytest.mark.parametrize(
+    "options", [["causal"], ["dropout", "lengths"], ["bias"], ["mask", "causal", "alibi"]], ids=str
+)
+@pytest.mark.parametrize("D", [64, 128])
+def test_tiles_of_compute_capability_90(monkeypatch, D, options, device):
+    from fusedseq.kernels import launch
+
+    plan = importlib.import_module("fusedseq.kernels.attention.plan")
+    monkeypatch.setattr(launch, "capability", lambda kernel, x: 90)
+    chosen, sizes_of_tiles = [], plan.sizes_of_tiles
+
+    def recorded(*args):
+        chosen.append(args)
+        return sizes_of_tiles(*args)
+
+    monkeypatch.setattr(plan, "sizes_of_tiles", recorded)
+    args, kwargs = inputs(70, 150, D, BF16, device, *options, N_kv=1)
+    check("attention", args, kwargs)
+    bias = "bias" in options or "mask" in options
+    pressure = plan.BIAS if bias else plan.DROPOUT if "dropout" in options else plan.PLAIN
+    assert set(chosen) == {(D, pressure, True)}
+
+
+def test_compute_capability_90_alone_has_tiles_of_its_own():
+    plan = importlib.import_module("fusedseq.kernels.attention.plan")
+    for (width, pressure), sizes in plan.TILED_HOPPER.items():
+        usual = plan.TILED[width, min(pressure, plan.RICH)]
+        assert sizes != usual
+        own, other = (
+            plan.plan(512, 512, width, 2, pressure, hopper=hopper) for hopper in (True, False)
+        )
+        assert (own.forward, own.backward, own.queries) == tuple(
+            plan.tiles(*size, width) for size in sizes
+        )
+        assert (other.forward, other.backward, other.queries) == tuple(
+            plan.tiles(*size, width) for size in usual
+        )
+    short = [plan.plan(90, 90, 64, 2, pressure) for pressure in (plan.RICH, plan.BIAS)]
+    assert short[0] == short[1]  # BIAS is RICH in the other kernels
 
 
 @pytest.mark.parametrize("loads", [1, 2])

@@ -35,6 +35,7 @@ def compiled():
 # smaller tile that was tried spills too, on one GPU or another. For heads of 64 none was tried.
 SPILLS = {
     "attention-L1024-S1024-D64-lengths-dropout0.1-N_kv2": 24,
+    "attention-L1024-S1024-D128-causal-lengths-alibi-N_kv2": 32,
     "attention-L1024-S1024-D64-rope-causal-dropout0.1-lengths-alibi-bias-mask": 8,
     "attention-L1024-S1024-D128-fp32-rope-causal-dropout0.1-lengths-alibi-bias-mask": 48,
     "attention-L1024-S1024-D256-rope-causal-dropout0.1-lengths-alibi-bias-mask": 64,

@@ -210,6 +210,12 @@ ATTENTION = [
     *(attention_call(1024, 1024, D, lengths=True, dropout=0.1, N_kv=2) for D in (64, 128, 512)),
     *(attention_call(1024, 1024, D, rope=True, **everything(1024, 1024)) for D in (64, 128, 256)),
     attention_call(1024, 1024, 64, relative=64, **everything(1024, 1024)),
+    *(attention_call(512, 512, D, bias=(8, 8, 512, 512)) for D in (64, 128)),
+    attention_call(1024, 1024, 128, causal=True, lengths=True, alibi=True, N_kv=2),
+    *(
+        attention_call(1024, 1024, D, **everything(1024, 1024) | {"dropout": 0.0})
+        for D in (64, 128)
+    ),
     attention_call(1024, 1024, 128, dtype=FP32, rope=True, **everything(1024, 1024)),
     *(
         attention_call(1024, 1024, D, causal=True, dropout=0.1, **option)
