@@ -59,13 +59,15 @@ def attention(
     key = None
     if special:
         lse.fill_(math.inf)  # where packed sequences have padding
-    elif all_none(bias, mask, relative_keys, key_rows):
+    elif all_none(relative_keys, key_rows):
+        options = launch_cache.Options(
+            bias, mask, key_lengths, alibi, rope, seed if dropout else None
+        )
         key = launch_cache.cache_key(
-            *((q, k, v), key_lengths, alibi, rope, rope_interleaved),
-            *(seed, dropout, scale, causal, offset),
+            (q, k, v), options, rope_interleaved, dropout, scale, causal, offset
         )
         if cached := launch_cache.find(key):
-            cached.run((q, k, v, out, lse), key_lengths, alibi, rope, seed if dropout else None)
+            cached.run((q, k, v, out, lse), options)
             return out, lse
     tensors = q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope
     settings = key_rows, seed, scale, causal, offset, dropout, more
@@ -92,15 +94,16 @@ def forward(call, out, lse, key):
     if call.plan.family == "row":
         launch_cache.run(key, row.row_forward, heads * steps, args, constants)
     else:
-        tiled_forward(call, heads * steps * cdiv(call.D, tiles["BD"]), args, constants)
+        tiled_forward(call, heads * steps * cdiv(call.D, tiles["BD"]), args, constants, key)
 
 
-def tiled_forward(call, blocks, args, constants):
+def tiled_forward(call, blocks, args, constants, key):
     """Launches the tiled kernel, whose tiles say how it loads keys and values."""
     loads = constants.pop("loads", POINTER_LOADS)
     capability = launch.capability(tiled.tiled_forward, call.k) if loads else 0
     if capability < 90 or not has_descriptors(call):
-        launch.run(tiled.tiled_forward, blocks, *args, **constants, SPECIALIZED=False)
+        constants["SPECIALIZED"] = False
+        launch_cache.run(key, tiled.tiled_forward, blocks, args, constants)
         return
     block = [1, 1, constants["BN"], constants["BD"]]
     k, v = (TensorDescriptor(x, [*x.shape], [*x.stride()], block) for x in (call.k, call.v))
@@ -179,16 +182,21 @@ def attention_backward(
         )
         return results(q, needs, *heads, *terms)
     key = None
-    if not special and all_none(bias, mask, relative_keys):
+    if not special and relative_keys is None:
+        options = launch_cache.Options(
+            bias, mask, key_lengths, alibi, rope, seed if dropout else None
+        )
         key = launch_cache.cache_key(
-            *((q, k, v, dout), key_lengths, alibi, rope, rope_interleaved),
-            *(seed, dropout, scale, causal, offset, needs),
+            *((q, k, v, dout, out), options, rope_interleaved),
+            *(dropout, scale, causal, offset, needs, lse.data_ptr() & 15),
         )
         if cached := launch_cache.find(key):
-            grads = new_gradients(q, k, False, needs)
-            tensors = dout, q, k, v, *grads[:3], None, None
-            cached.run(tensors, key_lengths, alibi, rope, seed if dropout else None)
-            return results(q, needs, *grads[:3], None, None, None)
+            grads, dbias = new_gradients(q, k, False, needs), None
+            if isinstance(cached, backward.TiledBackward):
+                dbias = cached.run(dout, out, lse, q, k, v, grads, options)
+            else:
+                cached.run((dout, q, k, v, *grads[:3], None, None), options)
+            return results(q, needs, *grads[:3], dbias, None, None)
     tensors = q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope
     settings = None, seed, scale, causal, offset, dropout, more
     call = prepare(*tensors, rope_interleaved, *settings)

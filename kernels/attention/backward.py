@@ -84,6 +84,7 @@ def packed_backward(call, dout, out, lse, grads, drelative, bias, needs, key):
         )
         key = None
     dlogits = new_logit_gradients(call, needs)
+    key = key if dlogits is None else None
     inputs = dout, call.q, call.k, call.v
     args = (
         *inputs,
@@ -115,6 +116,7 @@ def as_bias(dlogits, bias):
 def row_backward(call, dout, out, lse, grads, drelative, bias, needs, key):
     """Launches the row backward; arguments and results as of packed_backward."""
     dlogits = new_logit_gradients(call, needs)
+    key = key if dlogits is None else None
     inputs = dout, call.q, call.k, call.v
     args = (
         *inputs,
@@ -129,9 +131,34 @@ def row_backward(call, dout, out, lse, grads, drelative, bias, needs, key):
     return grads.k, grads.v, as_bias(dlogits, bias), None
 
 
-def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, _):
-    """Launches the tiled backward kernels; arguments and results as of packed_backward. They are
-    not cached."""
+class TiledBackward(NamedTuple):
+    """The launches of the tiled backward kernels of a call that can be repeated."""
+
+    delta: tuple  # compiled, blocks, and the arguments behind the tensors
+    queries: launch_cache.CachedLaunch
+    keys: launch_cache.CachedLaunch | None  # None where not needed, as the next
+    bias: launch_cache.CachedLaunch | None
+    bias_parts: int
+
+    def run(self, dout, out, lse, q, k, v, grads, options):
+        """Launches the kernels for other tensors. Returns dbias or None; the others are written in
+        place."""
+        delta, inverse = torch.empty_like(lse), torch.empty_like(lse)
+        compiled, blocks, others = self.delta
+        launch.relaunch(compiled, blocks, dout, out, delta, *others)
+        inputs = dout, q, k, v, lse, delta, inverse
+        self.queries.run((*inputs, grads.q, None), options)
+        if self.keys is not None:
+            self.keys.run((*inputs, grads.k, grads.v), options)
+        if self.bias is None:
+            return None
+        dbias = new_bias_parts(q, options.bias, self.bias_parts)
+        self.bias.run((*inputs, dbias), options)
+        return dbias.sum(0).to(options.bias.dtype)
+
+
+def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, key):
+    """Launches the tiled backward kernels; arguments and results as of packed_backward."""
     heads, inputs = call.B * call.N, (dout, call.q, call.k, call.v)
     input_strides = strides_of(call, *inputs)
     dsinks = None
@@ -140,25 +167,27 @@ def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, 
     new = torch.zeros_like if packed else torch.empty_like
     delta, tiles = new(lse), call.plan.delta
     steps = cdiv(call.L, tiles["BM"])
-    launch.run(
+    others = *strides_of(call, dout, out), steps, call.N, call.L, call.optional.cu_seqlens_q
+    compiled = launch.run(
         tiled_backward.tiled_delta,
         heads * steps,
-        *(dout, out, delta, *strides_of(call, dout, out)),
-        *(steps, call.N, call.L, call.optional.cu_seqlens_q),
+        *(dout, out, delta, *others),
         D=call.D,
         BYTES=row_alignment(dout, out),
         **tiles,
     )
+    of_delta = compiled, heads * steps, others
     # First, because it computes `inverse`, also where its gradients are not needed.
     inverse, tiles = new(lse), call.plan.queries
     steps, chunks = cdiv(call.L, tiles["BM"]), cdiv(call.D, tiles["BD"])
-    launch.run(
+    operands = *inputs, lse, delta, inverse
+    behind = *input_strides, call.optional
+    of_queries = launch_cache.run(
+        None,
         tiled_backward.tiled_backward_queries,
         heads * steps * chunks,
-        *(*inputs, lse, delta, inverse, grads.q, drelative),
-        *(*input_strides, call.optional),
-        *(steps, grads.q_heads, *call.sizes),
-        **call.constants(tiles, call.q, dout),
+        (*operands, grads.q, drelative, *behind, steps, grads.q_heads, *call.sizes),
+        call.constants(tiles, call.q, dout),
     )
     if drelative is not None:
         drelative *= inverse.clamp(min=0).unsqueeze(-1)
@@ -166,26 +195,33 @@ def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, 
         # A sink has a probability and no value. Where a query sees no key, lse is +inf.
         sink = torch.exp(call.optional.sinks.float()[:, None] - lse) * inverse.abs()
         dsinks = -(sink * delta).sum((0, 2)).to(call.q.dtype)
+    of_keys = None
     if needs & (DK | DV):
         tiles = call.plan.backward
         steps, chunks = cdiv(call.S, tiles["BN"]), cdiv(call.D, tiles["BD"])
-        launch.run(
+        of_keys = launch_cache.run(
+            None,
             tiled_backward.tiled_backward_keys,
             heads // call.group * steps * chunks,
-            *(*inputs, lse, delta, inverse, grads.k, grads.v),
-            *(*input_strides, call.optional),
-            *(steps, grads.k_heads, *call.sizes),
-            **call.constants(tiles, call.q, dout),
+            (*operands, grads.k, grads.v, *behind, steps, grads.k_heads, *call.sizes),
+            call.constants(tiles, call.q, dout),
         )
-    if not needs & DBIAS:
-        return grads.k, grads.v, None, dsinks
-    operands = *inputs, lse, delta, inverse
-    dbias = tiled_bias_gradient(call, operands, input_strides, bias)
+    dbias, of_bias, parts = None, None, 0
+    if needs & DBIAS:
+        dbias, of_bias, parts = tiled_bias_gradient(call, operands, input_strides, bias)
+    if key is not None and of_queries is not None:
+        launch_cache.store(key, TiledBackward(of_delta, of_queries, of_keys, of_bias, parts))
     return grads.k, grads.v, dbias, dsinks
 
 
+def new_bias_parts(q, bias, parts):
+    """Allocates the parts whose sum is the gradient of a bias."""
+    return q.new_empty(parts, *bias.shape, dtype=torch.float32)
+
+
 def tiled_bias_gradient(call, operands, input_strides, bias):
-    """Launches the kernel for the gradient of a bias, and sums its parts.
+    """Launches the kernel for the gradient of a bias, and sums its parts. Returns the gradient, the
+    launch and the number of parts.
 
     operands: dout, q, k, v, lse, delta, inverse    input_strides: of the first four
     """
@@ -195,14 +231,13 @@ def tiled_bias_gradient(call, operands, input_strides, bias):
     places = math.prod(n for n, is_summed in zip(counts, summed, strict=True) if not is_summed)
     terms = math.prod(n for n, is_summed in zip(counts, summed, strict=True) if is_summed)
     parts = max(1, min(PROGRAMS // max(places, 1), terms))
-    dbias = call.q.new_empty(parts, *bias.shape, dtype=torch.float32)
-    launch.run(
+    dbias = new_bias_parts(call.q, bias, parts)
+    constants = call.constants(tiles, call.q, operands[0])
+    launched = launch_cache.run(
+        None,
         tiled_bias.tiled_backward_bias,
         places * parts,
-        *(*operands, dbias),
-        *(*input_strides, call.optional),
-        *(call.B, parts, *call.sizes),
-        **call.constants(tiles, call.q, operands[0]),
-        **dict(zip(("SUM_B", "SUM_N", "SUM_L", "SUM_S"), summed, strict=True)),
+        (*operands, dbias, *input_strides, call.optional, call.B, parts, *call.sizes),
+        constants | dict(zip(("SUM_B", "SUM_N", "SUM_L", "SUM_S"), summed, strict=True)),
     )
-    return dbias.sum(0).to(bias.dtype)
+    return dbias.sum(0).to(bias.dtype), launched, parts

@@ -49,6 +49,7 @@ SPILLS_ON_SM_120 = {
     "attention-L1024-S1024-D64-window-softcap30-sinks-causal-dropout0.1-lengths-alibi-bias-mask": 8,
     "attention-L90-S90-D60-projected-lengths-dropout0.3": 48,
     "attention-L90-S90-D64-causal-lengths-dropout0.1": 24,
+    "attention-L512-S512-D64-bias": 8,
     "attention-L1024-S1024-D64-causal": 16,
     "attention-L1024-S1024-D64-lengths-dropout0.1-N_kv2": 16,
     "attention-L1024-S1024-D64-relative64-causal-dropout0.1-lengths-alibi-bias-mask": 16,
@@ -61,6 +62,7 @@ SPILLS_ON_SM_120 = {
     "attention-L1024-S1024-D256-rope-causal-dropout0.1-lengths-alibi-bias-mask": 48,
     "attention-L1024-S1024-D512-lengths-dropout0.1-N_kv2": 64,
 }
+SPILLS_ON_SM_100 = {"attention-L1024-S1024-D128-causal-lengths-alibi-N_kv2": 280}
 # Bytes of shared memory that a block can have. Code for sm_80 also runs on GPUs of 8.6 and 8.9,
 # which have the least.
 SHARED_MEMORY = {"sm_80": 101376, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376}
@@ -70,6 +72,7 @@ SHARED_MEMORY = {"sm_80": 101376, "sm_90": 232448, "sm_100": 232448, "sm_120": 1
 def test_nothing_is_spilled(compiled, call, gpu):
     # The tiles are chosen for Triton 3.7.1.
     spills = SPILLS_ON_SM_120 if gpu == "sm_120" else SPILLS
+    spills = spills | SPILLS_ON_SM_100 if gpu == "sm_100" else spills
     allowed = spills.get(call, 0) if triton_table.version() == "3.7.1" else 64
     stacks = {name: facts["stack"] for name, facts in compiled[call][gpu].items()}
     assert {name: stack for name, stack in stacks.items() if stack > allowed} == {}

@@ -126,10 +126,11 @@ def attention(
     scale=0.3,
     causal=False,
     needs=7,
+    mask=None,
 ):
     """A forward and a backward call."""
     module, none = kernels.module("attention"), None
-    inputs = q, k, v, bias, none, lengths, alibi, none, rope, rope_interleaved
+    inputs = q, k, v, bias, mask, lengths, alibi, none, rope, rope_interleaved
     settings = seed, scale, causal, 0, dropout
     out, lse = module.attention(*inputs, none, *settings)
     module.attention_backward(dout, out, lse, *inputs, *settings, needs)
@@ -149,6 +150,19 @@ CALLS = {
     "row": ((2, 3, 40, 20), {"causal": True}),
     "row-positions": ((2, 3, 40, 20), {"alibi": torch.ones(3), "rope": torch.randn(40, 20)}),
     "row-dropout": ((2, 3, 40, 20), {"seed": SEED, "dropout": 0.1}),
+    "row-mask": ((2, 3, 40, 20), {"mask": torch.ones(2, 1, 1, 40, dtype=torch.bool)}),
+    "tiled": ((1, 2, 140, 20), {"causal": True}),
+    "tiled-dropout": (
+        (2, 2, 140, 20),
+        {
+            "seed": SEED,
+            "dropout": 0.1,
+            "lengths": torch.tensor([140, 3]),
+            "rope": torch.ones(140, 4),
+        },
+    ),
+    "tiled-bias": ((2, 2, 140, 20), {"bias": torch.randn(2, 140, 140)[None], "needs": 15}),
+    "tiled-queries": ((1, 2, 140, 20), {"mask": torch.ones(1, 2, 1, 140) > 0, "needs": 1}),
 }
 
 
@@ -162,6 +176,7 @@ def test_repeated_call_is_cached_and_equals_the_first(specialized, call, torch_d
         B, N, L, D = size
         inputs[:3] = torch.randn(B, L, 3, N, D).to(torch_dtype).permute(2, 0, 3, 1, 4).unbind(0)
     first = launches(lambda: attention(*inputs, **options))
+    assert len(launch_cache._cache) == 2  # forward and backward
     count = len(specialized)
     second = launches(lambda: attention(*inputs, **options))
     assert len(specialized) == count == len(first)  # the second call specialized nothing
@@ -223,6 +238,47 @@ def test_changed_call_is_launched_as_with_empty_caches(change):
     assert_same(launches(lambda: attention(*inputs, **options)), after_others, inputs)
 
 
+LONG = 1, 2, 140, 20
+BIAS = torch.randn(2, 2, 140, 140).bfloat16()
+CHANGED_BIASES = {
+    "mask": {"mask": torch.ones(1, 1, 1, 140) > 0},
+    "shape": {"bias": BIAS[:1, :1], "needs": 15},
+    "strides": {"bias": BIAS[:1].transpose(2, 3), "needs": 15},
+    "alignment": {"bias": torch.randn(2 * 140 * 140 + 3).bfloat16()[3:].view(1, 2, 140, 140)},
+    "alignment of 32 bytes": {
+        "bias": torch.randn(2 * 140 * 140 + 8).bfloat16()[8:].view(1, 2, 140, 140)
+    },
+    "dtype": {"bias": BIAS[:1].float()},
+    "no gradient": {"bias": BIAS[:1]},
+    "gradient of the bias alone": {"bias": BIAS[:1], "needs": 8},
+    "dropout": {"bias": BIAS[:1], "seed": SEED, "dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("change", CHANGED_BIASES)
+def test_changed_bias_is_launched_as_with_empty_caches(change):
+    inputs, options = [heads(*LONG) for _ in range(4)], CHANGED_BIASES[change]
+    attention(*inputs)
+    attention(*inputs, bias=BIAS[:1], needs=15)
+    after_others = launches(lambda: attention(*inputs, **options))
+    clear_caches()
+    assert_same(launches(lambda: attention(*inputs, **options)), after_others, inputs)
+
+
+def test_lse_of_another_alignment_is_launched_as_with_empty_caches():
+    module, (q, k, v, dout) = kernels.module("attention"), (heads(*LONG) for _ in range(4))
+    settings = *[None] * 6, True, None, 0.3, False, 0, 0.0
+
+    def backward(lse):
+        return launches(lambda: module.attention_backward(dout, q, lse, q, k, v, *settings, 7))
+
+    backward(torch.zeros(1, 2, 140))
+    lse = torch.zeros(281)[1:].view(1, 2, 140)
+    after_another = backward(lse)
+    clear_caches()
+    assert_same(backward(lse), after_another, [q, k, v, dout, lse])
+
+
 def test_calls_that_need_copies_or_sums_are_not_cached(specialized):
     q, k, v, dout = (heads(2, 4, 5, 32), heads(2, 2, 5, 32), heads(2, 2, 5, 32), heads(2, 4, 5, 32))
     for _ in range(2):
@@ -249,7 +305,7 @@ def test_decoding_step_of_any_length_uses_one_kernel(specialized):
     cached = {S: step(S) for S in (131, 150, 200)}
     assert len(specialized) == count
     for S, found in cached.items():
-        launch._cache.clear()
+        clear_caches()
         assert_same(step(S), found, [q, k, v])
     assert len(specialized) > count
 
