@@ -4,10 +4,10 @@ call's, its compiled kernels and launch arguments are reused.
 It serves calls without relative keys, key_rows and the options of the tiled kernels alone. Short
 calls are limited by host time, and so are those of a few hundred positions.
 
-Host time of a call, measured with launches that do nothing (Triton 3.7, measured manually, no result
-file): at L 5 26 us forward and 36 us backward without this cache, 9 and 16 us with it, of which
-allocating the results takes 4; at L 512 94 and 194 us without, 18 and 45 us with it, on a slower
-processor.
+Host time of a call, measured with launches that do nothing (Triton 3.7, measured manually, no
+result file): at L 5 26 us forward and 36 us backward without this cache, 9 and 16 us with it, of
+which allocating the results takes 4; at L 512 94 and 194 us without, 18 and 45 us with it, on a
+slower processor.
 """
 
 from typing import Any, NamedTuple
