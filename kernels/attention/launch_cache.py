@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from fusedseq.kernels import launch
+from fusedseq.kernels import tiles as measured
 from fusedseq.kernels.attention.tile import OptionalTensors
 
 
@@ -70,6 +71,8 @@ def cache_key(tensors, options, rope_interleaved, *more):
     if not launch.on_gpu(tensors[0]):
         return None
     key = [tensors[0].dtype, tensors[0].get_device(), *more]
+    if measured:  # a table of tiles is in use, and can be replaced
+        key += measured.items()
     bias, mask, key_lengths, alibi, rope, seed = options
     if rope is not None:
         key += (rope.size(1), rope_interleaved)

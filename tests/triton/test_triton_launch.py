@@ -1,6 +1,8 @@
 """Cached launches of Triton kernels equal uncached ones, checked without a GPU by a driver that
 records launches."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -263,6 +265,18 @@ def test_changed_bias_is_launched_as_with_empty_caches(change):
     after_others = launches(lambda: attention(*inputs, **options))
     clear_caches()
     assert_same(launches(lambda: attention(*inputs, **options)), after_others, inputs)
+
+
+def test_tiles_of_a_table_are_used_after_a_call_with_others(monkeypatch):
+    inputs = [heads(*LONG) for _ in range(4)]
+    found = [launches(lambda: attention(*inputs))]
+    for tiles in ((32, 32, 64, 4, 1), (16, 32, 64, 4, 1)):
+        for kernel in ("forward", "keys", "queries"):
+            monkeypatch.setitem(kernels.tiles, (64, 0, kernel), tiles)
+        found.append(launches(lambda: attention(*inputs)))
+    for one, other in itertools.combinations(found, 2):
+        differs = [a[1] != b[1] or a[0] is not b[0] for a, b in zip(one, other, strict=True)]
+        assert differs == [True, False, True, True]  # all but the kernel for delta
 
 
 def test_lse_of_another_alignment_is_launched_as_with_empty_caches():
