@@ -72,6 +72,8 @@ def test_lengths_at_the_edges_of_tiles(L, S, device):
 def test_tiles_of_compute_capability_90(monkeypatch, D, options, device):
     from fusedseq.kernels import launch
 
+    if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the tiles need the shared memory of compute capability 9.0")
     plan = importlib.import_module("fusedseq.kernels.attention.plan")
     monkeypatch.setattr(launch, "capability", lambda kernel, x: 90)
     chosen, sizes_of_tiles = [], plan.sizes_of_tiles
