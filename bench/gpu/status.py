@@ -208,7 +208,8 @@ case in brackets, forward and backward.
 
 {table}
 
-The last column is filled in from the committed results of `make gpu`, of which there {are}.
+The last column is filled in from the committed results of `make gpu`, of which there {are}:
+the time of the case in brackets, or "tests" where no benchmark calls the kernel.
 """
 
 
@@ -230,21 +231,28 @@ def ran(kernel, result):
     entries = {entry["name"]: entry for entry in result.get("rows", [])}
     way = "graph" if median(entries.get(kernel.case), "fused", "graph") else "call"
     seconds = median(entries.get(kernel.case), "fused", way)
-    tests = [part for part in result.get("parts", []) if part["name"] == "tests"]
-    tested = f"tests {outcome(tests[0])}" if tests else "not tested"
-    return f"{microseconds(seconds)} µs; {tested}" if seconds else tested
+    return f"{microseconds(seconds)} µs" if seconds else "tests" if tests_part(result) else "no"
 
 
-def outcome(part):
-    """Returns what a part of `make gpu` came to: its counts, or done or FAILED with the reason."""
+def tests_part(result):
+    """Returns the part of a result of `make gpu` that ran the tests, or None."""
+    parts = [part for part in result.get("parts", []) if part["name"] == "tests"]
+    return parts[0] if parts and not result.get("rehearsal") else None
+
+
+def tests_line(result):
+    """Returns a paragraph on the tests of a result of `make gpu`; empty where none ran."""
+    if not (part := tests_part(result)):
+        return ""
     counts = ", ".join(
         word for word in part.get("said", "").split(", ") if not word.startswith(("0 ", "1 of"))
     )
-    return f"({counts})" if "passed" in counts else part["what"]
+    return f"\n\nTests of all kernels on the GPU: {counts if 'passed' in counts else part['what']}."
 
 
 def table(result):
-    """Returns the table in Markdown, with the last column from a result of `make gpu`."""
+    """Returns the table in Markdown, with the last column from a result of `make gpu`, and below it
+    what its tests came to."""
     lines = [
         [
             f"{kernel.name} ({', '.join(f'`{Path(path).name}`' for path in kernel.sources)})",
@@ -257,7 +265,7 @@ def table(result):
         ]
         for kernel in KERNELS
     ]
-    return report.markdown_table([HEAD, *lines])
+    return report.markdown_table([HEAD, *lines]) + tests_line(result)
 
 
 def committed_result():

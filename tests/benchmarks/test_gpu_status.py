@@ -50,7 +50,8 @@ def test_no_gpu_holds_the_weights_of_the_case_of_the_loop():
 
 
 def column(result):
-    return [line.rpartition(" | ")[2].strip(" |") for line in status.table(result).splitlines()[2:]]
+    lines = [line for line in status.table(result).splitlines() if line.startswith("|")]
+    return [line.rpartition(" | ")[2].strip(" |") for line in lines[2:]]
 
 
 def test_without_a_result_no_kernel_has_run():
@@ -66,6 +67,10 @@ def test_a_result_fills_the_last_column():
         "parts": [{"name": "tests", "what": "done"}],
     }
     found = dict(zip((kernel.name for kernel in status.KERNELS), column(result), strict=True))
-    assert found.pop(timed.name) == "1250 µs; tests done"
+    assert found.pop(timed.name) == "1250 µs"
     assert found.pop(failed.name) == "FAILED: out of memory"
-    assert set(found.values()) == {"tests done"}
+    assert set(found.values()) == {"tests"}
+    assert status.table(result).endswith("\n\nTests of all kernels on the GPU: done.")
+    result["parts"][0]["said"] = "7 collected, 5 passed, 0 failed, 2 skipped"
+    assert status.table(result).endswith("GPU: 7 collected, 5 passed, 2 skipped.")
+    assert "Tests of all" not in status.table({**result, "parts": []})
