@@ -271,14 +271,9 @@ def test_all_tiles_of_attention(sm_80, L, S, D, own, pressure):
     check("attention", (q, k, v), kwargs)
 
 
-@pytest.mark.parametrize(
-    ("D", "options"),
-    [
-        pytest.param(D, options, marks=[] if (D, options) == (128, "causal") else pytest.mark.slow)
-        for D in (64, 128)
-        for options in ("causal", "dropout", "bias")
-    ],
-)
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("options", ["causal", "dropout", "bias"])
+@pytest.mark.parametrize("D", [64, 128])
 def test_tiles_of_compute_capability_90(sm_80, monkeypatch, D, options):
     """The tiles that a GPU of compute capability 9.0 has of its own, in the code for 8.0: its
     products (wgmma) are not simulated."""

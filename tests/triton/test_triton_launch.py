@@ -257,6 +257,7 @@ CHANGED_BIASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", CHANGED_BIASES)
 def test_changed_bias_is_launched_as_with_empty_caches(change):
     inputs, options = [heads(*LONG) for _ in range(4)], CHANGED_BIASES[change]
