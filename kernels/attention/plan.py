@@ -4,7 +4,7 @@ Tuning at run time would make a result depend on the clock; a user may name a ta
 tiles instead (fusedseq/kernel_table.py). Tiles are the largest of those tried that compile without
 spills for sm_80, sm_90 and sm_100, except for a few bytes in some (tests/triton/triton_table.json
 has registers and shared memory, tests/triton/test_triton_compile.py the exceptions). For sm_120 the
-same tiles spill up to 80 bytes a thread in ten configurations. For heads of 64 those of `PLAIN`
+same tiles spill up to 80 bytes a thread in fifteen configurations. For heads of 64 those of `PLAIN`
 were the fastest of a few on an H200 (bench/results/nvidia-h200-cuda-attention-tiles.json). What
 compute capability 9.0 has of its own is in `TILED_HOPPER`.
 """
