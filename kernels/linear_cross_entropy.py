@@ -27,6 +27,7 @@ import triton.language as tl
 from fusedseq.kernels import launch
 
 BLOCK = 4096  # logits of a row that are in registers at once
+WARPS = 8  # of a row
 CACHED = 32 << 20  # bytes of a block of logits, which stays in the L2 cache
 FEWEST = 1024  # rows of a chunk; with fewer, adding to dW takes longer than a fourth product
 MULTIPROCESSORS = 132  # of an H100 or H200, for which products are cut into parts
@@ -36,7 +37,8 @@ MOST_PARTS = 8  # of the product for dx; each one writes as many numbers as dx h
 
 @triton.jit(do_not_specialize=["n", "first", "V", "ignore_index"])
 def cross_entropy_rows(
-    z,  # (rows, ld) logits of a block before the temperature; overwritten by their gradient
+    z,  # (rows, ld) logits of a block before bias and temperature; overwritten by their gradient
+    bias,  # (V,) or None
     target,  # (rows,) int64
     class_weights,  # (V,) or None
     weights_sum,  # (1,) fp32, the sum of class_weights, or None
@@ -90,18 +92,23 @@ def cross_entropy_rows(
         x_y = tl.load(state + 3, mask=later, other=0.0)
         best = tl.load(argmax + row, mask=later, other=0)
 
-        # A running log-sum-exp, the argmax, the target's logit x_y, and the weighted sum of all
-        # logits for label smoothing.
+        # The target's logit, unless it is a column of another block. The reductions below are
+        # barriers, so that all threads have it before one overwrites it by its gradient.
+        in_block = (target_column >= 0) & (target_column < n)
+        logit = tl.load(z + target_column, mask=in_block, other=0.0).to(tl.float32)
+        if bias is not None:
+            logit += tl.load(bias + y, mask=in_block, other=0.0).to(tl.float32)
+        x_y += logit * scale
+
+        # A running log-sum-exp, the argmax, and the weighted sum of all logits for label smoothing.
         for c in range(0, padded, BLOCK):
             j = c + tl.arange(0, BLOCK)
-            x = tl.load(z + j, mask=j < padded, other=float("-inf")).to(tl.float32) * scale
+            x = load_logits(z, bias, j, padded, first, n) * scale
             high, place = tl.max(x, 0, return_indices=True)
             best = tl.where(high > top, first + c + place, best)
             higher = tl.maximum(top, high)
             total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
             top = higher
-            # Beyond the block x is -inf, and the target may be a column of a later block.
-            x_y += tl.sum(tl.where((j == target_column) & (j < n), x, 0.0), 0)
             if label_smoothing != 0:
                 each = tl.where(j < n, x, 0.0)
                 if class_weights is not None:
@@ -138,7 +145,7 @@ def cross_entropy_rows(
             factor_rest += tl.load(dlse + row).to(tl.float32)
         for c in range(0, padded, BLOCK):
             j = c + tl.arange(0, BLOCK)
-            x = tl.load(z + j, mask=j < padded, other=float("-inf")).to(tl.float32) * scale
+            x = load_logits(z, bias, j, padded, first, n) * scale
             P = tl.exp(x - sum_exp)
             g = factor_target * (P - tl.where(j == target_column, 1.0, 0.0)) + factor_rest * P
             if label_smoothing != 0:
@@ -148,6 +155,15 @@ def cross_entropy_rows(
                 g += factor_classes * (total_weight * P - each)
             g = tl.where(counts, g * scale, 0.0)
             tl.store(z + j, g.to(z.dtype.element_ty), mask=j < padded)
+
+
+@triton.jit
+def load_logits(z, bias, j, padded, first, n):
+    """Loads the logits j of a row of a block, with the bias. Beyond n they are -inf."""
+    x = tl.load(z + j, mask=j < padded, other=float("-inf")).to(tl.float32)
+    if bias is not None:
+        x += tl.load(bias + first + j, mask=j < n, other=0.0).to(tl.float32)
+    return x
 
 
 class Chunk(NamedTuple):
@@ -166,7 +182,6 @@ class Block(NamedTuple):
 
     columns: slice
     W: torch.Tensor  # (columns, padded E)
-    b: torch.Tensor | None
 
 
 class Call:
@@ -208,10 +223,10 @@ class Call:
         self.factor = mean_factor if reduction == MEAN else torch.ones_like(norm)
         self.rows, self.columns = plan(self.N, self.V, x.element_size())
         self.z = x.new_empty(min(self.rows, self.N), -(-self.columns // 64) * 64)
-        biases = (None,) * -(-self.V // self.columns) if b is None else b.split(self.columns)
+        self.bias = None if b is None else b.contiguous()
         self.blocks = [
-            Block(slice(i * self.columns, i * self.columns + len(W)), W, b)
-            for i, (W, b) in enumerate(zip(padded(W).split(self.columns), biases, strict=True))
+            Block(slice(i * self.columns, i * self.columns + len(W)), W)
+            for i, W in enumerate(padded(W).split(self.columns))
         ]
 
     def chunks(self, output_grads, results):
@@ -233,14 +248,13 @@ class Call:
             )
 
     def logits(self, chunk, block):
-        """Computes the logits of a block. Returns z (rows, columns), a view of self.z."""
+        """Computes the logits of a block without bias. Returns z (rows, columns), a view of
+        self.z."""
         n = len(block.W)
         z = self.z[: len(chunk.x), :n]
         if n % 16:  # the kernel loads whole vectors
             self.z[: len(chunk.x), n : n + -n % 16].fill_(-torch.inf)
-        if block.b is None:
-            return torch.mm(chunk.x, block.W.T, out=z)
-        return torch.addmm(block.b, chunk.x, block.W.T, out=z)
+        return torch.mm(chunk.x, block.W.T, out=z)
 
     def run(self, z, chunk, block, statistics, gradient):
         """Launches the kernel on a block."""
@@ -248,11 +262,11 @@ class Call:
         launch.run(
             cross_entropy_rows,
             len(z),
-            *(z, chunk.target, self.class_weights, self.weights_sum),
+            *(z, self.bias, chunk.target, self.class_weights, self.weights_sum),
             *chunk.output_grads,
             *chunk.results,
             *(self.z.stride(0), -(-n // 16) * 16, n, block.columns.start, self.V, *self.options),
-            warps=8,
+            warps=WARPS,
             COMMON=chunk.output_grads[0].numel() == 1,
             STATISTICS=statistics,
             GRADIENT=gradient,
@@ -444,7 +458,9 @@ def linear_cross_entropy_scale(dx, dW, db, dloss, x, needs):
     """Returns the gradients of `linear_cross_entropy` times dloss, in the dtype of x; empty tensors
     where not needed."""
     return tuple(
-        (g * dloss).to(x.dtype) if needs >> i & 1 else x.new_empty(0)
+        torch.mul(g, dloss, out=torch.empty_like(g, dtype=x.dtype))
+        if needs >> i & 1
+        else x.new_empty(0)
         for i, g in enumerate((dx, dW, db))
     )
 

@@ -150,7 +150,7 @@ def test_a_hook_on_a_sublayer_that_is_added_later_runs():
 
 def test_a_packed_sequence_and_a_state_are_taken_as_by_torch():
     model, x = nn.LSTM(E, 7, 2), sequence()
-    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([2, 5, 1, 3]), enforce_sorted=False)
+    packed = nn.utils.rnn.pack_padded_sequence(x, [2, 5, 1, 3], enforce_sorted=False)
     state = torch.randn(2, B, 7), torch.randn(2, B, 7)
     y, final = model(packed, state)
     fusedseq.accelerate(model)
@@ -176,6 +176,7 @@ def test_attention_that_returns_probabilities_is_torchs():
     assert positional[1] is None
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("name", ["gru", "encoder", "attention", "linear", "embedding"])
 def test_autocast_to_a_dtype_without_kernels_is_torchs(name):
     """fp16 on the CPU: the recurrences and the sublayers' operators have no kernels for it."""

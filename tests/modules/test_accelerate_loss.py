@@ -85,7 +85,7 @@ def test_loss_and_gradients_are_the_same(option, form):
     model = Model()
     options = dict(OPTIONS[option])
     if "weight" in options:
-        options["weight"] = options["weight"].to(model.decoder.weight.dtype)
+        options["weight"] = options["weight"].to(model.decoder.weight)
     loss_of, is_fused = losses(**options)[form]
     expected, other, seen = step(model, loss_of), accelerated(model), []
     found = step(other, lambda z: seen.append(z) or loss_of(z))
@@ -219,7 +219,7 @@ def test_autocast_gives_the_loss_in_fp32_and_the_logits_in_its_dtype():
     model, y = accelerated(Model()).to(torch.float32), targets().view(-1)
     ids = torch.arange(B * L) % V
     exact = F.cross_entropy(model(ids), y)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(ids.device.type, torch.bfloat16):
         logits = model(ids)
         loss = F.cross_entropy(logits, y)
     assert (logits.dtype, loss.dtype, logits.is_deferred) == (torch.bfloat16, torch.float32, True)
@@ -247,7 +247,7 @@ def test_logits_in_16_bits_that_are_converted_to_fp32_are_deferred(widen, is_fus
     def step_of(model):
         logits = model(ids)
         wide = widen(logits)
-        y = targets().view(-1)[: len(wide)].clamp(min=0)
+        y = targets().view(-1)[: len(wide)].clamp(min=0).to(wide.device)
         loss = F.cross_entropy(wide, y)
         found = torch.autograd.grad(loss, [*model.parameters()])
         return logits, loss, found

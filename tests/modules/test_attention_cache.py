@@ -7,6 +7,7 @@ import torch
 from fusedseq import fused, nn
 
 from tests.support.attention_modules import B, E, N, inputs, pair
+from tests.support.placement import here
 
 pytestmark = pytest.mark.usefixtures("in_exact_dtype")
 
@@ -50,7 +51,8 @@ def test_reordering_a_beam_copies_no_keys(ops, positions):
             expected = module(history, history, history, is_causal=True)[0][:, -1:]
             torch.testing.assert_close(module(x, x, x, is_causal=True, cache=cache)[0], expected)
             address = cache.k.data_ptr()
-            parents = torch.randint(rows, (rows,), generator=torch.Generator().manual_seed(step))
+            drawn = torch.Generator().manual_seed(step)
+            parents = here(torch.randint(rows, (rows,), generator=drawn, device="cpu"))
             history = history[parents]
             cache.reorder(parents)
             assert cache.k.data_ptr() == address

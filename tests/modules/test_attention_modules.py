@@ -14,6 +14,7 @@ from fusedseq.nn.heads import heads
 from torch import nn as torch_nn
 
 from tests.support.attention_modules import INPUTS, B, E, N, inputs, pair
+from tests.support.placement import here
 
 pytestmark = pytest.mark.usefixtures("in_exact_dtype")
 
@@ -319,10 +320,10 @@ def test_packed_sequences_equal_the_sequences_alone(positions, batch_first):
         module.sinks.copy_(torch.tensor([0.3, -1.0]))
     x = torch.randn(11, 8)
     alone = torch.cat([module(t, t, t, is_causal=True)[0] for t in x.split(LENGTHS)])
-    y, weights = module(x, x, x, is_causal=True, cu_seqlens=CU_SEQLENS)
+    y, weights = module(x, x, x, is_causal=True, cu_seqlens=here(CU_SEQLENS))
     torch.testing.assert_close(y, alone)
     assert weights is None
-    nested = torch.nested.nested_tensor_from_jagged(x, CU_SEQLENS)
+    nested = torch.nested.nested_tensor_from_jagged(x, here(CU_SEQLENS))
     y = module(nested, nested, nested, is_causal=True)[0]
     assert y.shape == nested.shape
     torch.testing.assert_close(y.values(), alone)
@@ -334,7 +335,7 @@ def test_packed_sequences_equal_the_sequences_alone(positions, batch_first):
 
 def test_nested_keys_may_have_other_lengths_than_the_queries():
     module = nn.MultiheadAttention(8, 2)
-    query = torch.nested.nested_tensor_from_jagged(torch.randn(11, 8), CU_SEQLENS)
+    query = torch.nested.nested_tensor_from_jagged(torch.randn(11, 8), here(CU_SEQLENS))
     memory = torch.nested.nested_tensor_from_jagged(torch.randn(9, 8), torch.tensor([0, 2, 3, 9]))
     y = module(query, memory, memory)[0]
     parts = zip(query.unbind(), memory.unbind(), strict=True)
@@ -366,4 +367,4 @@ def test_options_of_the_logits_are_those_of_the_operator():
 def test_arguments_that_packed_sequences_do_not_have_are_refused(options):
     x = torch.randn(11, 8)
     with pytest.raises(ValueError, match="must be None for packed sequences"):
-        nn.MultiheadAttention(8, 2)(x, x, x, cu_seqlens=CU_SEQLENS, **options)
+        nn.MultiheadAttention(8, 2)(x, x, x, cu_seqlens=here(CU_SEQLENS), **options)

@@ -13,6 +13,12 @@ E, T, B, V = 8, 5, 3, 11
 RECURRENT = {"dropout": 0.3, "weight_drop": 0.4}
 
 
+def words(x):
+    """T * B words on the device of x: autograd's thread, which computes a checkpointed module
+    again, has no default device."""
+    return torch.arange(T * B, device=x.device).view(T, B) % V
+
+
 class Words(torch.nn.Module):
     """x (T, B, E) plus the vectors of T * B words."""
 
@@ -21,7 +27,7 @@ class Words(torch.nn.Module):
         self.embedding = nn.Embedding(V, E, padding_idx=0, dropout=0.4, ops=ops)
 
     def forward(self, x):
-        return x + self.embedding(torch.arange(T * B).view(T, B) % V)
+        return x + self.embedding(words(x))
 
 
 class DroppedWeight(torch.nn.Module):
@@ -45,7 +51,7 @@ class OutputLayer(torch.nn.Module):
         self.loss, self.output = nn.SplitCrossEntropy(E, splits, ops=ops), torch.nn.Linear(E, V)
 
     def forward(self, x):
-        target = torch.arange(T * B).view(T, B) % V
+        target = words(x)
         of_rows = (self.dropout(x), target, self.output.weight, self.output.bias, self.reduction)
         loss = self.loss(*of_rows)
         return x + (loss[..., None] if self.reduction == "none" else loss)

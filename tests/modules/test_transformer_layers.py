@@ -5,6 +5,7 @@ import torch
 from fusedseq import fused, nn, reference
 from torch import nn as torch_nn
 
+from tests.support.placement import tolerances
 from tests.support.same_state import same_state
 
 pytestmark = pytest.mark.usefixtures("in_exact_dtype")
@@ -39,7 +40,7 @@ def equal_calls(ours, theirs, *inputs, **options):
         y = module(*inputs, **options)
         wrt = [*inputs, *module.parameters()]
         results.append((y, *torch.autograd.grad(y.square().sum(), wrt)))
-    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*results, **tolerances())
 
 
 @options

@@ -9,6 +9,8 @@ import torch
 from fusedseq import fused, nn
 from fusedseq.testing import CASES, lstm_case, mogrifier_lstm_case, run
 
+from tests.support.placement import tolerances
+
 # At least one case of every operator, and most options. The graph does not depend on the sizes.
 COMPILED = [
     case
@@ -97,7 +99,7 @@ def test_inductor(case, device):
 
     compiled = torch.compile(model, fullgraph=True)
     (y, g), (wanted, wanted_grads) = (run(f, *case.inputs(device)) for f in (compiled, model))
-    torch.testing.assert_close(y + g, wanted + wanted_grads)
+    torch.testing.assert_close(y + g, wanted + wanted_grads, **tolerances(device))
 
 
 @pytest.mark.parametrize("make", [lstm_case, mogrifier_lstm_case])

@@ -69,10 +69,10 @@ def locked_dropout_reason(module: nn.Module) -> str:
     if not isinstance(parameters["dropout"].default, (int, float)):
         return differs
     was_training = module.training
-    p, x = 0.5, torch.ones(3, 2, 64)
+    p, x = 0.5, torch.ones(3, 2, 64, device="cpu")
     try:
         # Neither the random numbers of the program nor the module are changed.
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.no_grad():
             module.training = True
             mask = type(module).forward(module, x, p)
             module.training = False
