@@ -1,22 +1,18 @@
 """The cross-entropy of a linear map's rows, computed by blocks of logits.
 
-cuBLAS, called through torch, computes the products. They act on a block of logits that stays in the
-L2 cache. One Triton kernel turns a block into the rows' statistics, into its own gradient, or into
-both.
+cuBLAS, called through torch, computes the products. One Triton kernel turns a block of logits into
+the rows' statistics, into its own gradient, or into both.
 
-On an H200 (4.3 TB/s, 788 TFLOP/s in bf16):
-- 2,048 x 256 x 100,000 (N x E x V): four products, since each block is computed twice, 0.42 TFLOP,
-  0.53 ms; W twice and dW in fp32 once, 205 MB, 48 us. The block itself, 41 times 10 MB written,
-  read, recomputed, read and written, stays in the L2 cache.
-- 4,900 x 650 x 10,000: three products, 0.19 TFLOP, 0.24 ms; W and dW once for each of the three
-  chunks of rows, 195 MB, 45 us.
+On an H100 (3.0 TB/s, 777 TFLOP/s in bf16), bench/results/nvidia-h100-cuda-linear-cross-entropy.json:
+- 2,048 x 256 x 100,000 (N x E x V): 1.56 ms. Four products, since each block is computed twice, take
+  0.54 ms at that rate; the logits, moved seven times, 0.95 ms.
+- 4,900 x 650 x 10,000: 0.73 ms. Three products, 0.25 ms; the logits, moved five times, 0.16 ms.
 
-The products are the limit in both. In fp32 without TF32 they take 4 to 6 ms. On an H200 the first
-took 1.77 ms and the second 1.65 ms before two changes that were not timed on a GPU:
-- x and W are padded to rows of a multiple of 16 bytes. cuBLAS has fast kernels for such rows alone,
-  and those of 650 elements in 16 bits have 1,300 bytes.
-- dx of few rows and columns is the sum of products of parts of the classes, since one product has
-  fewer tiles than the GPU has multiprocessors: 32 of 128 x 128 in the first case.
+Blocks of 32 MiB, which the L2 cache of 50 MB would hold, took 1.65 and 0.94 ms: they are more and
+smaller products, and more launches, 30 us of host time each. Rows that do not begin at multiples of
+16 bytes took 1.68 ms in the second case, in place of 1.01 then: cuBLAS has fast kernels for aligned
+rows alone. Sums of products of parts of the classes for dx, which have more tiles than one product,
+saved nothing.
 """
 
 from typing import NamedTuple
@@ -26,13 +22,10 @@ import triton
 import triton.language as tl
 from fusedseq.kernels import launch
 
-BLOCK = 4096  # logits of a row that are in registers at once
-WARPS = 8  # of a row
-CACHED = 32 << 20  # bytes of a block of logits, which stays in the L2 cache
+BLOCK = 2048  # logits of a row that are in registers at once
+WARPS = 4  # of a row
+BLOCK_BYTES = 128 << 20  # of the logits that are computed together, at most
 FEWEST = 1024  # rows of a chunk; with fewer, adding to dW takes longer than a fourth product
-MULTIPROCESSORS = 132  # of an H100 or H200, for which products are cut into parts
-TILE = 128  # rows and columns that a multiprocessor computes of a product, as it is assumed here
-MOST_PARTS = 8  # of the product for dx; each one writes as many numbers as dx has
 
 
 @triton.jit(do_not_specialize=["n", "first", "V", "ignore_index"])
@@ -68,8 +61,7 @@ def cross_entropy_rows(
 
     With STATISTICS the row's maximum, sums and argmax are updated by those of this block; the
     results are final at the last block. GRADIENT needs the final log-sum-exp: that of this pass if
-    the block has all columns, else that of an earlier one. The block is read from the L2 cache, so
-    that the matrix products, not this kernel, limit the operator. Not timed on a GPU.
+    the block has all columns, else that of an earlier one.
     """
     row = tl.program_id(0).to(tl.int64)
     y = tl.load(target + row)
@@ -286,35 +278,18 @@ class Sums:
             call.x.new_empty(shape if needs & 1 << i else (0,), dtype=torch.float32)
             for i, shape in enumerate(shapes)
         )
-        self.parts = parts_of_dx(len(call.z), width, call.columns) if needs & 1 else 1
-        if self.parts > 1:
-            self.dx_parts = self.dx.new_empty(self.parts, len(call.z), width)
 
     def add(self, z, chunk, block):
         """Adds what the gradient z of a block contributes; the first block of some rows or columns
         writes."""
         rows, columns = chunk.rows, block.columns
         if self.needs & 1:
-            self.add_to_dx(z, chunk, block)
+            add_product(self.dx[rows], z, block.W, columns.start > 0)
         if self.needs & 2:
             add_product(self.dW[columns], z.T, chunk.x, rows.start > 0)
         if self.needs & 4:
             total = z.sum(0, dtype=torch.float32)
             self.db[columns] = self.db[columns] + total if rows.start > 0 else total
-
-    def add_to_dx(self, z, chunk, block):
-        is_first, is_last = block.columns.start == 0, block.columns.stop == self.call.V
-        if self.parts == 1:
-            add_product(self.dx[chunk.rows], z, block.W, not is_first)
-            return
-        total = self.dx_parts[:, : len(z)]
-        if len(block.W) % self.parts == 0:
-            z = z.unflatten(1, (self.parts, -1)).transpose(0, 1)
-            add_product(total, z, block.W.unflatten(0, (self.parts, -1)), not is_first)
-        else:  # the last block; the first one has self.columns, which can be divided
-            add_product(total[0], z, block.W, True)
-        if is_last:
-            torch.sum(total, 0, out=self.dx[chunk.rows])
 
     def finish(self, factor=None):
         """Returns dx, dW, db, times a factor. Those of an empty batch, which no block has written,
@@ -335,41 +310,33 @@ def padded(t):
     return torch.nn.functional.pad(t, (0, more)) if more else t
 
 
-def parts_of_dx(rows, width, columns):
-    """Returns into how many parts of its classes the product for dx (rows, width) of a block is
-    cut: the least number with the shortest time, if that is at most 3/4 of the time of one part."""
-    tiles = -(-rows // TILE) * -(-width // TILE)
-
-    def time(parts):
-        return -(-tiles * parts // MULTIPROCESSORS) / parts
-
-    # A part begins at a multiple of 16 bytes, and is no shorter than a tile is wide.
-    possible = (n for n in range(2, MOST_PARTS + 1) if columns % (8 * n) == 0)
-    best = min((1, *(n for n in possible if columns >= n * TILE)), key=time)
-    return best if time(best) <= 0.75 * time(1) else 1
-
-
 NONE, MEAN, SUM = range(3)  # reductions, by the numbers of the operator
 
 
 def plan(N, V, itemsize):
-    """Returns (rows, columns) of a block: all columns of as many rows as the cache holds, or all
-    rows of some columns."""
-    rows = CACHED // (V * itemsize)
+    """Returns (rows, columns) of a block: all columns of some rows, or all rows of some columns.
+    Blocks have about the same size."""
+    rows = BLOCK_BYTES // (V * itemsize)
     if rows >= min(N, FEWEST):
-        return rows, V
-    return max(N, 1), max(1024, CACHED // (N * itemsize) // 128 * 128)
+        return equal_part(N, max(rows, 1)), V
+    most = max(1024, BLOCK_BYTES // (N * itemsize) // 128 * 128)
+    return max(N, 1), -(-equal_part(V, most) // 128) * 128
+
+
+def equal_part(total, most):
+    """Returns the size of the parts, at least 1, if a total is cut into as few as have at most
+    `most`."""
+    parts = max(1, -(-total // most))
+    return max(1, -(-total // parts))
 
 
 def add_product(total, A, B, accumulate):
-    """total = A B, or total += A B if `accumulate`, of matrices or batches of them: operands in
-    their dtype, sums in fp32."""
-    product, add = (torch.mm, torch.addmm) if A.dim() == 2 else (torch.bmm, torch.baddbmm)
+    """total = A B, or total += A B if `accumulate`: operands in their dtype, sums in fp32."""
     if A.dtype == total.dtype:
-        add(total, A, B, out=total) if accumulate else product(A, B, out=total)
+        torch.addmm(total, A, B, out=total) if accumulate else torch.mm(A, B, out=total)
     elif A.device.type == "cuda":
         wide = {"out_dtype": total.dtype, "out": total}
-        add(total, A, B, **wide) if accumulate else product(A, B, **wide)
+        torch.addmm(total, A, B, **wide) if accumulate else torch.mm(A, B, **wide)
     else:  # Triton's interpreter
         add_product(total, A.float(), B.float(), accumulate)
 

@@ -1,5 +1,7 @@
 """The layers of a Transformer against those of torch, whose state dicts they load."""
 
+import copy
+
 import pytest
 import torch
 from fusedseq import fused, nn, reference
@@ -106,7 +108,9 @@ def test_dropout_of_layers_is_where_torchs_is(norm_first, ops):
             getattr(nn, name)(E, N, 20, 1.0, norm_first=norm_first, ops=ops),
             getattr(torch_nn, name)(E, N, 20, 1.0, norm_first=norm_first),
         )
-        torch.testing.assert_close(ours(*inputs), theirs(*inputs))
+        # On a GPU torch's own attention gives NaN for p = 1.
+        expected = copy.deepcopy(theirs).cpu()(*(t.cpu() for t in inputs))
+        torch.testing.assert_close(ours(*inputs), expected.to(x.device), **tolerances())
         some = getattr(nn, name)(E, N, 20, 0.5, norm_first=norm_first, ops=ops)
         assert not torch.equal(some(*inputs), some(*inputs))
         assert torch.equal(some.eval()(*inputs), some(*inputs))

@@ -314,3 +314,21 @@ def test_errors_of_a_kernel_keep_their_class(error):
 def test_errors_of_torch_keep_their_class():
     with pytest.raises(IndexError, match=r"^Dimension out of range"):
         autograd.recorder.heads(torch.ones(2), 3, 2, True)
+
+
+def change_in_place(device):
+    x, W = torch.randn(2, 3, 4, device=device), torch.randn(5, 4, device=device, requires_grad=True)
+    y = fused.linear(x, W, torch.zeros(5, device=device))
+    y.view(-1)[::2].mul_(2)
+    y.sum().backward()
+    factors = torch.tensor([2.0, 1.0], device=device).repeat(15).view(6, 5)
+    torch.testing.assert_close(W.grad, factors.T @ x.view(6, 4))
+
+
+def test_a_program_may_change_a_result_in_place():
+    change_in_place("cpu")
+
+
+@pytest.mark.triton
+def test_a_program_may_change_a_result_of_torchs_product_in_place(device):
+    change_in_place(device)

@@ -7,6 +7,7 @@ Further: one graph for sequences of any length, wrong values in compiled code, a
 import pytest
 import torch
 from fusedseq import fused, nn
+from fusedseq.fused.explain import is_by_cudnn
 from fusedseq.testing import CASES, lstm_case, mogrifier_lstm_case, run
 
 from tests.support.placement import tolerances
@@ -80,6 +81,10 @@ def test_compiled_equals_eager(case, device):
     function = getattr(fused, case.op)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     (y, g), (wanted, wanted_grads) = (run(f, *case.inputs(device)) for f in (compiled, function))
+    if device == "cuda" and is_by_cudnn(case.op, *case.inputs(device)):
+        # Compiled code does not call cuDNN, whose activations in fp32 have fewer bits.
+        torch.testing.assert_close(y + g, wanted + wanted_grads, rtol=1e-3, atol=1e-4)
+        return
     assert all(torch.equal(a, b) for a, b in zip(y + g, wanted + wanted_grads, strict=True))
 
 

@@ -273,7 +273,7 @@ def test_every_schedule_of_the_triton_kernel(monkeypatch, device, dtype, block_b
     if dtype == torch.float64:
         pytest.skip("the Triton kernels do not support float64")
     module = kernels.module("linear_cross_entropy")
-    monkeypatch.setattr(module, "CACHED", block_bytes)
+    monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(module, "FEWEST", 4)
     rows, columns = module.plan(9, 2500, dtype.itemsize)
     assert (rows < 9) if block_bytes > 5000 else (columns < 2500)
@@ -284,24 +284,12 @@ def test_every_schedule_of_the_triton_kernel(monkeypatch, device, dtype, block_b
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("V", [2048, 2500], ids=["equal blocks", "a last block that is shorter"])
-def test_the_product_for_dx_in_parts(monkeypatch, device, dtype, V):
-    """Blocks of 1,024 classes, whose products for dx are cut into eight parts."""
-    if dtype == torch.float64:
-        pytest.skip("the Triton kernels do not support float64")
+def test_blocks_have_about_the_same_size_and_their_rows_are_aligned():
     module = kernels.module("linear_cross_entropy")
-    monkeypatch.setattr(module, "CACHED", 2 << 10)
-    assert module.parts_of_dx(9, 8, module.plan(9, V, dtype.itemsize)[1]) == 8
-    args, kwargs = linear_cross_entropy_case(9, 5, V, ignored=4).inputs(device, dtype)
-    check("linear_cross_entropy", args, kwargs)
-
-
-@pytest.mark.triton
-def test_products_fill_the_gpu_and_have_aligned_rows():
-    module = kernels.module("linear_cross_entropy")
-    assert module.parts_of_dx(2048, 256, 8192) == 4  # 32 tiles
-    assert module.parts_of_dx(1677, 656, 10_000) == 1  # 84 tiles, and 10,000 = 5 x 2,000 alone
-    assert module.parts_of_dx(4096, 1024, 8192) == 1  # 256 tiles
+    assert module.plan(4900, 10_000, 2) == (4900, 10_000)  # 98 MB of logits
+    assert module.plan(4900, 50_000, 2) == (1225, 50_000)  # 490 MB, in 4 blocks of rows
+    assert module.plan(2048, 100_000, 2) == (2048, 25_088)  # 410 MB, in 4 blocks of classes
+    assert module.plan(0, 100_000, 2)[0] == 1
     x = torch.randn(3, 650, dtype=torch.bfloat16)
     assert module.padded(x).shape == (3, 656)
     assert torch.equal(module.padded(x)[:, :650], x)
