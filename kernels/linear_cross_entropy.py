@@ -3,9 +3,10 @@
 cuBLAS, called through torch, computes the products. One Triton kernel turns a block of logits into
 the rows' statistics, into its own gradient, or into both.
 
-On an H100 (3.0 TB/s, 777 TFLOP/s in bf16), bench/results/nvidia-h100-cuda-linear-cross-entropy.json:
-- 2,048 x 256 x 100,000 (N x E x V): 1.56 ms. Four products, since each block is computed twice, take
-  0.54 ms at that rate; the logits, moved seven times, 0.95 ms.
+On an H100 (3.0 TB/s, 777 TFLOP/s in bf16), forward and backward
+(bench/results/nvidia-h100-cuda-linear-cross-entropy.json):
+- 2,048 x 256 x 100,000 (N x E x V): 1.56 ms. Four products, since each block is computed twice,
+  take 0.54 ms at that rate; the logits, moved seven times, 0.95 ms.
 - 4,900 x 650 x 10,000: 0.73 ms. Three products, 0.25 ms; the logits, moved five times, 0.16 ms.
 
 Blocks of 32 MiB, which the L2 cache of 50 MB would hold, took 1.65 and 0.94 ms: they are more and
@@ -31,7 +32,7 @@ FEWEST = 1024  # rows of a chunk; with fewer, adding to dW takes longer than a f
 @triton.jit(do_not_specialize=["n", "first", "V", "ignore_index"])
 def cross_entropy_rows(
     z,  # (rows, ld) logits of a block before bias and temperature; overwritten by their gradient
-    bias,  # (V,) or None
+    bias,  # (V,) and zeros to a multiple of 16, or None
     target,  # (rows,) int64
     class_weights,  # (V,) or None
     weights_sum,  # (1,) fp32, the sum of class_weights, or None
@@ -46,7 +47,7 @@ def cross_entropy_rows(
     ld,  # elements from a row of z to the next
     padded,  # columns of the block with its padding of -inf, a multiple of 16
     n,  # columns of the block: first : first + n of V
-    first,
+    first,  # a multiple of 128
     V,  # classes
     ignore_index,  # rows with this target have no loss and no gradient
     label_smoothing,
@@ -95,7 +96,7 @@ def cross_entropy_rows(
         # A running log-sum-exp, the argmax, and the weighted sum of all logits for label smoothing.
         for c in range(0, padded, BLOCK):
             j = c + tl.arange(0, BLOCK)
-            x = load_logits(z, bias, j, padded, first, n) * scale
+            x = load_logits(z, bias, j, padded, first) * scale
             high, place = tl.max(x, 0, return_indices=True)
             best = tl.where(high > top, first + c + place, best)
             higher = tl.maximum(top, high)
@@ -137,7 +138,7 @@ def cross_entropy_rows(
             factor_rest += tl.load(dlse + row).to(tl.float32)
         for c in range(0, padded, BLOCK):
             j = c + tl.arange(0, BLOCK)
-            x = load_logits(z, bias, j, padded, first, n) * scale
+            x = load_logits(z, bias, j, padded, first) * scale
             P = tl.exp(x - sum_exp)
             g = factor_target * (P - tl.where(j == target_column, 1.0, 0.0)) + factor_rest * P
             if label_smoothing != 0:
@@ -150,11 +151,12 @@ def cross_entropy_rows(
 
 
 @triton.jit
-def load_logits(z, bias, j, padded, first, n):
-    """Loads the logits j of a row of a block, with the bias. Beyond n they are -inf."""
+def load_logits(z, bias, j, padded, first):
+    """Loads the logits j of a row of a block, with the bias. Those of the padding are -inf."""
     x = tl.load(z + j, mask=j < padded, other=float("-inf")).to(tl.float32)
     if bias is not None:
-        x += tl.load(bias + first + j, mask=j < n, other=0.0).to(tl.float32)
+        aligned = first // 16 * 16  # which is first; the compiler infers wide loads from it
+        x += tl.load(bias + aligned + j, mask=j < padded, other=0.0).to(tl.float32)
     return x
 
 
@@ -215,7 +217,8 @@ class Call:
         self.factor = mean_factor if reduction == MEAN else torch.ones_like(norm)
         self.rows, self.columns = plan(self.N, self.V, x.element_size())
         self.z = x.new_empty(min(self.rows, self.N), -(-self.columns // 64) * 64)
-        self.bias = None if b is None else b.contiguous()
+        # The kernel loads whole vectors.
+        self.bias = None if b is None else torch.nn.functional.pad(b, (0, -self.V % 16))
         self.blocks = [
             Block(slice(i * self.columns, i * self.columns + len(W)), W)
             for i, W in enumerate(padded(W).split(self.columns))

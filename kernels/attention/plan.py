@@ -60,14 +60,16 @@ TILED: dict[tuple[int, int], tuple[Size, Size, Size]] = {
 # Those that replace them on compute capability 9.0. Its tensor cores are fast where four warps have
 # 64 rows of a product, and the product 64 columns or more (wgmma with n64; with n16 an instruction
 # waits for its operands in shared memory); and two blocks of four warps hide each other's
-# latencies. Each is the fastest, or within 1 % of it, of those timed on an H100, one kernel at a time
-# (bench/results/nvidia-h100-cuda-attention-tiles.json). With the first such tiles calls took 0.49 to
-# 0.67 of the time that they took with the tiles above, of heads of 64 without options 0.97.
+# latencies. Each is the fastest, or within 1 % of it, of those timed on an H100, one kernel at a
+# time (bench/results/nvidia-h100-cuda-attention-tiles.json), but for dk and dv with (128, PLAIN):
+# there the fastest, with which a call takes 0.94 of the time, spills up to 192 bytes. With such
+# tiles calls took 0.49 to 0.67 of the time that they took with the tiles above, of heads of 64
+# without options 0.97.
 TILED_HOPPER: dict[tuple[int, int], tuple[Size, Size, Size]] = {
     (64, PLAIN): ((128, 64, 64, 8, 3), (32, 64, 64, 4, 2), (64, 64, 64, 4, 3)),
     (64, DROPOUT): ((64, 64, 64, 4, 3), (32, 64, 64, 4, 2), (64, 64, 64, 4, 3)),
     (64, BIAS): ((64, 32, 64, 4, 2), (64, 64, 64, 4, 2), (64, 64, 64, 4, 2)),
-    (128, PLAIN): ((128, 64, 128, 8, 3), (64, 64, 128, 4, 1), (64, 64, 128, 4, 2)),
+    (128, PLAIN): ((128, 64, 128, 8, 3), (32, 128, 128, 8, 2), (64, 64, 128, 4, 2)),
     (128, DROPOUT): ((64, 64, 128, 4, 2), (32, 128, 128, 8, 2), (64, 32, 128, 4, 3)),
     (128, BIAS): ((128, 64, 128, 8, 3), (32, 64, 128, 4, 2), (64, 32, 128, 4, 3)),
 }

@@ -62,6 +62,11 @@ SPILLS_ON_SM_120 = {
     "attention-L1024-S1024-D256-rope-causal-dropout0.1-lengths-alibi-bias-mask": 48,
     "attention-L1024-S1024-D512-lengths-dropout0.1-N_kv2": 64,
 }
+# These tiles were the fastest on an H100 in calls without lengths and without ALiBi.
+SPILLS_ON_SM_90 = {
+    "attention-L1024-S1024-D128-lengths-dropout0.1-N_kv2": 176,
+    "attention-L1024-S1024-D128-causal-dropout0-lengths-alibi-bias-mask": 128,
+}
 # No other tile was tried for this call on sm_100.
 SPILLS_ON_SM_100 = {"attention-L1024-S1024-D128-causal-lengths-alibi-N_kv2": 280}
 # Bytes of shared memory that a block can have. Code for sm_80 also runs on GPUs of 8.6 and 8.9,
@@ -73,7 +78,7 @@ SHARED_MEMORY = {"sm_80": 101376, "sm_90": 232448, "sm_100": 232448, "sm_120": 1
 def test_nothing_is_spilled(compiled, call, gpu):
     # The tiles are chosen for Triton 3.7.1.
     spills = SPILLS_ON_SM_120 if gpu == "sm_120" else SPILLS
-    spills = spills | SPILLS_ON_SM_100 if gpu == "sm_100" else spills
+    spills = spills | {"sm_90": SPILLS_ON_SM_90, "sm_100": SPILLS_ON_SM_100}.get(gpu, {})
     allowed = spills.get(call, 0) if triton_table.version() == "3.7.1" else 64
     stacks = {name: facts["stack"] for name, facts in compiled[call][gpu].items()}
     assert {name: stack for name, stack in stacks.items() if stack > allowed} == {}
@@ -98,7 +103,9 @@ def test_loads_are_wide(compiled, call, gpu):
     """Excludes masks, of which two bytes are two elements, and relative keys, whose products are
     not read in address order."""
     loads = {name: facts["narrow loads"] for name, facts in compiled[call][gpu].items()}
-    assert {name: count for name, count in loads.items() if count} == {}
+    # cross_entropy_rows loads two single numbers: the logit of the target, and its bias.
+    single = {"cross_entropy_rows": 2}
+    assert {name: n for name, n in loads.items() if n > single.get(name, 0)} == {}
 
 
 def test_registers_and_shared_memory_equal_the_table(compiled):
