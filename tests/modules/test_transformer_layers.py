@@ -108,8 +108,8 @@ def test_dropout_of_layers_is_where_torchs_is(norm_first, ops):
             getattr(nn, name)(E, N, 20, 1.0, norm_first=norm_first, ops=ops),
             getattr(torch_nn, name)(E, N, 20, 1.0, norm_first=norm_first),
         )
-        # Torch's layer runs on the CPU: on a GPU the results of both operator sets differed from its
-        # result by NaN, so that torch's own attention probably gives NaN there for p = 1.
+        # Torch's layer runs on the CPU: on a GPU the results of both operator sets differed from
+        # its result by NaN, so that torch's own attention probably gives NaN there for p = 1.
         expected = copy.deepcopy(theirs).cpu()(*(t.cpu() for t in inputs))
         torch.testing.assert_close(ours(*inputs), expected.to(x.device), **tolerances())
         some = getattr(nn, name)(E, N, 20, 0.5, norm_first=norm_first, ops=ops)
