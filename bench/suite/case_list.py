@@ -285,6 +285,13 @@ CASES = [
         for recurrence in (gru, bidirectional_lstm)
         for sizes in OTHER_RECURRENCES
     ),
+    # Single steps, as a model that generates text makes them: reading the weights limits them.
+    *(
+        lstm(1, B, H, H, Target("torch", 1.1), backward=False, roofline="mv", full=True)
+        for B, H in ((1, 650), (8, 650), (1, 1024))
+    ),
+    gru(1, 1, 650, 650, Target("torch", 1.1), backward=False, roofline="mv", full=True),
+    mogrifier(1, 1, 650, Target("eager", 1.4), backward=False, roofline="mv", full=True),
     # Whole models before and after `accelerate`: the shapes of BERT-base and GPT-2 small.
     *(
         accelerated(*sizes, Target("torch", 1.5), dtype=dtype, full=True)

@@ -98,11 +98,14 @@ def lstm(T, B, X, H, *targets, dropped=0.0, packed=False, **fields):
     if packed:
         options["starts"] = [(t, b) for t in range(T) for b in range(B) if (t + 3 * b) % 7 == 0]
     suffix = f"-weight_drop{dropped:g}" * bool(dropped) + "-starts" * packed
+    weights = 4 * H * (X + H)
     return BenchmarkCase(
         "lstm",
         f"T{T}-B{B}-{X}-{H}{suffix}",
         testing.lstm_case(T, B, X, H, **options).make,
-        flops=2.0 * T * B * 4 * H * (X + H),
+        flops=2.0 * T * B * weights,
+        traffic=weights * (2 * T + 1 if fields.get("backward", True) else T),
+        copied=(4 * H, X + H),
         targets=targets,
         eager=baselines.lstm_loop,
         others={} if packed else {"torch": baselines.lstm},
@@ -111,11 +114,14 @@ def lstm(T, B, X, H, *targets, dropped=0.0, packed=False, **fields):
 
 
 def gru(T, B, X, H, *targets, **fields):
+    weights = 3 * H * (X + H)
     return BenchmarkCase(
         "gru",
         f"T{T}-B{B}-{X}-{H}",
         testing.hidden_state_case("gru", T, B, X, H).make,
-        flops=2.0 * T * B * 3 * H * (X + H),
+        flops=2.0 * T * B * weights,
+        traffic=weights * (2 * T + 1 if fields.get("backward", True) else T),
+        copied=(3 * H, X + H),
         targets=targets,
         eager=baselines.gru_loop,
         others={"torch": baselines.gru},

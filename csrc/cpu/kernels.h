@@ -79,7 +79,7 @@ inline int64_t padded(int64_t n) {
 // biases_of(cell), vectors_of(cell) and statistics_of(cell), Hp, Xp and rp for padded(H), padded(X)
 // and padded(rank). Round k scales x if k is even and h if k is
 // odd; `out` is the width of what it scales, `in` that of the other operand. c0, c and cells are
-// null for a cell without c.
+// null for a cell without c. What a forward saves is all null where no backward will follow.
 template <class T>
 struct Recurrence {
   CellKind cell;

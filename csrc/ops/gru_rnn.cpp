@@ -80,6 +80,10 @@ HiddenStateGradients gru_backward(const HiddenStateOutputGradients& d,
   return run_backward<backward>("gru_backward", d, sequence, layer, s, needs);
 }
 
+HiddenStates gru_inference(const OrderedSequence& sequence, const HiddenStateLayer& layer) {
+  return hidden_states(inputs("gru", sequence, layer));
+}
+
 template <Forward forward>
 HiddenStateOutputs rnn(const OrderedSequence& sequence, const RnnLayer& layer) {
   return run_forward<forward>("rnn", sequence, layer);
@@ -91,19 +95,27 @@ HiddenStateGradients rnn_backward(const HiddenStateOutputGradients& d,
   return run_backward<backward>("rnn_backward", d, sequence, layer, s, needs);
 }
 
+HiddenStates rnn_inference(const OrderedSequence& sequence, const RnnLayer& layer) {
+  return hidden_states(inputs("rnn", sequence, layer));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<gru<forward_cpu>>(m, "gru");
   define<gru_backward<backward_cpu>>(m, "gru_backward");
+  define<gru_inference>(m, "gru_inference");
   define<rnn<forward_cpu>>(m, "rnn");
   define<rnn_backward<backward_cpu>>(m, "rnn_backward");
+  define<rnn_inference>(m, "rnn_inference");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("gru", boxed<gru<forward_cpu>>);
   m.impl("gru_backward", boxed<gru_backward<backward_cpu>>);
+  m.impl("gru_inference", boxed<gru_inference>);
   m.impl("rnn", boxed<rnn<forward_cpu>>);
   m.impl("rnn_backward", boxed<rnn_backward<backward_cpu>>);
+  m.impl("rnn_inference", boxed<rnn_inference>);
 }
 #ifdef FUSEDSEQ_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {

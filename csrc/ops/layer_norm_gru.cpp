@@ -83,15 +83,21 @@ LayerNormGruGradients layer_norm_gru_backward(const LayerNormGruOutputGradients&
   return {g.dx, g.dW_ih, g.dW_hh, g.db, g.dh0, dnorm};
 }
 
+HiddenStates layer_norm_gru_inference(const OrderedSequence& sequence, const LayerNormGruLayer& layer) {
+  return hidden_states(inputs("layer_norm_gru", sequence, layer));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<layer_norm_gru<forward_cpu>>(m, "layer_norm_gru");
   define<layer_norm_gru_backward<backward_cpu>>(m, "layer_norm_gru_backward");
+  define<layer_norm_gru_inference>(m, "layer_norm_gru_inference");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("layer_norm_gru", boxed<layer_norm_gru<forward_cpu>>);
   m.impl("layer_norm_gru_backward", boxed<layer_norm_gru_backward<backward_cpu>>);
+  m.impl("layer_norm_gru_inference", boxed<layer_norm_gru_inference>);
 }
 #ifdef FUSEDSEQ_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {

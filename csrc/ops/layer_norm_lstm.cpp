@@ -74,15 +74,21 @@ LayerNormGradients layer_norm_lstm_backward(const OutputGradients& d,
   return {g.dx, g.dW_ih, g.dW_hh, g.db, g.dh0, g.dc0, dnorm};
 }
 
+LstmStates layer_norm_lstm_inference(const OrderedSequence& sequence, const LayerNormLayer& layer) {
+  return lstm_states(inputs("layer_norm_lstm", sequence, layer));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<layer_norm_lstm<forward_cpu>>(m, "layer_norm_lstm");
   define<layer_norm_lstm_backward<backward_cpu>>(m, "layer_norm_lstm_backward");
+  define<layer_norm_lstm_inference>(m, "layer_norm_lstm_inference");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("layer_norm_lstm", boxed<layer_norm_lstm<forward_cpu>>);
   m.impl("layer_norm_lstm_backward", boxed<layer_norm_lstm_backward<backward_cpu>>);
+  m.impl("layer_norm_lstm_inference", boxed<layer_norm_lstm_inference>);
 }
 #ifdef FUSEDSEQ_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {

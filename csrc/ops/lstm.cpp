@@ -49,6 +49,10 @@ LstmGradients lstm_backward(const OutputGradients& d, const OrderedSequence& seq
   return {g.dx, g.dW_ih, g.dW_hh, g.db, g.dh0, g.dc0};
 }
 
+LstmStates lstm_inference(const OrderedSequence& sequence, const LstmLayer& layer) {
+  return lstm_states(inputs("lstm", sequence, layer));
+}
+
 // ---- two directions
 
 #define DIRECTION(FIELD)        \
@@ -106,6 +110,18 @@ BidirectionalOutputs bidirectional_lstm(const BidirectionalInputs& i) {
   return {y, h, c, saved.gates, saved.cells, {y_r, h_r, c_r, saved_r.gates, saved_r.cells}};
 }
 
+#define BIDIRECTIONAL_STATES(FIELD) LSTM_STATES(FIELD) FIELD(LstmStates, reverse)
+FUSEDSEQ_DECLARE(BidirectionalStates, BIDIRECTIONAL_STATES)
+
+BidirectionalStates bidirectional_lstm_inference(const BidirectionalInputs& i) {
+  auto [forward, reverse] = directions("bidirectional_lstm", i);
+  forward.saves = reverse.saves = false;
+  const auto [f, r] = forward_two_cpu(forward, reverse);
+  const auto& [y, h, c, saved] = f;
+  const auto& [y_r, h_r, c_r, saved_r] = r;
+  return {y, h, c, {y_r, h_r, c_r}};
+}
+
 BidirectionalGradients bidirectional_lstm_backward(const BidirectionalOutputGradients& d,
                                                    const BidirectionalInputs& i,
                                                    const BidirectionalSaved& s,
@@ -132,14 +148,18 @@ BidirectionalGradients bidirectional_lstm_backward(const BidirectionalOutputGrad
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<lstm<forward_cpu>>(m, "lstm");
   define<lstm_backward<backward_cpu>>(m, "lstm_backward");
+  define<lstm_inference>(m, "lstm_inference");
   define<bidirectional_lstm>(m, "bidirectional_lstm");
   define<bidirectional_lstm_backward>(m, "bidirectional_lstm_backward");
+  define<bidirectional_lstm_inference>(m, "bidirectional_lstm_inference");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("lstm", boxed<lstm<forward_cpu>>);
   m.impl("lstm_backward", boxed<lstm_backward<backward_cpu>>);
+  m.impl("lstm_inference", boxed<lstm_inference>);
   m.impl("bidirectional_lstm", boxed<bidirectional_lstm>);
   m.impl("bidirectional_lstm_backward", boxed<bidirectional_lstm_backward>);
+  m.impl("bidirectional_lstm_inference", boxed<bidirectional_lstm_inference>);
 }
 #ifdef FUSEDSEQ_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {

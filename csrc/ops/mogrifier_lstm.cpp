@@ -55,6 +55,10 @@ Gradients mogrifier_lstm_backward(const OutputGradients& d, const OrderedSequenc
   return only_required(backward({i, d.dy, d.dh, d.dc, s.y, saved(s), needs.needs}), needs.needs);
 }
 
+LstmStates mogrifier_lstm_inference(const OrderedSequence& sequence, const MogrifierLayer& layer) {
+  return lstm_states(inputs("mogrifier_lstm", sequence, layer));
+}
+
 // ---- two layers
 
 #define PAIR_INPUTS(FIELD)                                    \
@@ -142,12 +146,14 @@ PairGradients mogrifier_lstm_pair_backward(const PairOutputGradients& d, const S
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<mogrifier_lstm<forward_cpu>>(m, "mogrifier_lstm");
   define<mogrifier_lstm_backward<backward_cpu>>(m, "mogrifier_lstm_backward");
+  define<mogrifier_lstm_inference>(m, "mogrifier_lstm_inference");
   define<PairForward>(m, "mogrifier_lstm_pair");
   define<PairBackward>(m, "mogrifier_lstm_pair_backward");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("mogrifier_lstm", boxed<mogrifier_lstm<forward_cpu>>);
   m.impl("mogrifier_lstm_backward", boxed<mogrifier_lstm_backward<backward_cpu>>);
+  m.impl("mogrifier_lstm_inference", boxed<mogrifier_lstm_inference>);
 }
 #ifdef FUSEDSEQ_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {

@@ -69,15 +69,21 @@ PeepholeGradients peephole_lstm_backward(const OutputGradients& d, const Ordered
   return {g.dx, g.dW_ih, g.dW_hh, g.db, g.dh0, g.dc0, dpeephole};
 }
 
+LstmStates peephole_lstm_inference(const OrderedSequence& sequence, const PeepholeLayer& layer) {
+  return lstm_states(inputs("peephole_lstm", sequence, layer));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<peephole_lstm<forward_cpu>>(m, "peephole_lstm");
   define<peephole_lstm_backward<backward_cpu>>(m, "peephole_lstm_backward");
+  define<peephole_lstm_inference>(m, "peephole_lstm_inference");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("peephole_lstm", boxed<peephole_lstm<forward_cpu>>);
   m.impl("peephole_lstm_backward", boxed<peephole_lstm_backward<backward_cpu>>);
+  m.impl("peephole_lstm_inference", boxed<peephole_lstm_inference>);
 }
 #ifdef FUSEDSEQ_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {

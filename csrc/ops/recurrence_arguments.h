@@ -85,6 +85,7 @@ struct RecurrenceInputs : MogrifierLayer {
   OptionalTensor vectors = {};    // (V H,)  the cell's own parameters
   const char* vectors_name = "";  // for error messages
   double eps = 0;                 // of layer normalization
+  bool saves = true;              // whether a backward may follow, which needs Saved
 
   int64_t rank() const {  // 0: full rank
     return Q_factor && Q_factor->dim() == 3 ? Q_factor->size(1) : 0;
@@ -302,7 +303,7 @@ inline void require_output_gradients(const RecurrenceInputs& i, const Tensor& dy
 using Forward = Outputs (*)(const RecurrenceInputs&);
 using Backward = Gradients (*)(const LayerBackward&);
 
-Outputs forward_cpu(const RecurrenceInputs& i);
+Outputs forward_cpu(const RecurrenceInputs& i);  // Saved is undefined if i.saves is false
 Gradients backward_cpu(const LayerBackward& layer);
 // Two recurrences of the same cell, sizes and dtype that do not depend on each other.
 std::pair<Outputs, Outputs> forward_two_cpu(const RecurrenceInputs& first,
@@ -311,6 +312,28 @@ std::pair<Gradients, Gradients> backward_two_cpu(const LayerBackward& first,
                                                  const LayerBackward& second);
 Outputs forward_cuda(const RecurrenceInputs& i);
 Gradients backward_cuda(const LayerBackward& layer);
+
+// The operators `<op>_inference` take the inputs of `<op>` and return those of its outputs that are
+// not saved for a backward, and save nothing: for calls whose gradients nobody will ask for.
+#define LSTM_STATES(FIELD) \
+  FIELD(Tensor, y)         \
+  FIELD(Tensor, h)         \
+  FIELD(Tensor, c)
+FUSEDSEQ_DECLARE(LstmStates, LSTM_STATES)
+#define HIDDEN_STATES(FIELD) \
+  FIELD(Tensor, y)           \
+  FIELD(Tensor, h)
+FUSEDSEQ_DECLARE(HiddenStates, HIDDEN_STATES)
+
+inline LstmStates lstm_states(RecurrenceInputs i) {
+  i.saves = false;
+  const auto [y, h, c, saved] = forward_cpu(i);
+  return {y, h, c};
+}
+inline HiddenStates hidden_states(const RecurrenceInputs& i) {
+  const auto [y, h, c] = lstm_states(i);
+  return {y, h};
+}
 
 // Two layers on CUDA, for mogrifier_lstm_pair. p, locked: the dropout between the layers; x: what
 // the second layer reads, the first layer's y under that dropout, or an empty tensor where p is 0.

@@ -175,17 +175,34 @@ struct ForwardCall {
   const RecurrenceInputs& i;
   KernelArguments<T> a;
   Tensor y, h, c;
-  Saved saved;
+  Saved saved;  // its tensors are undefined if nothing is saved
 
   explicit ForwardCall(const RecurrenceInputs& i) : i(i), a(i) {
     auto& r = a.r;
     constexpr ScalarType type = KernelArguments<T>::type;
-    const int64_t Hp = cpu::padded(r.H), Xp = cpu::padded(r.X), rank = cpu::padded(r.rank);
-    const int64_t width = (r.rounds + 1) / 2 * Xp + r.rounds / 2 * Hp;
-    const int64_t steps_of_c = has_c(r.cell) ? r.steps : 0, rows_of_c = has_c(r.cell) ? r.B : 0;
+    const int64_t rows_of_c = has_c(r.cell) ? r.B : 0;
     y = output(i.x, {r.steps, r.B, r.H}, type);
     h = output(i.x, {r.B, r.H}, type);
     c = output(i.x, {rows_of_c, r.H}, type);
+    r.y = a.out(y);
+    r.h = a.out(h);
+    r.c = a.out(c);
+    if (i.saves) save();
+  }
+
+  Outputs results() const {
+    const ScalarType out = i.x.scalar_type();
+    return {as_type(y, out), as_type(h, out), as_type(c, out), saved};
+  }
+
+ private:
+  // Makes the tensors that the backward reads.
+  void save() {
+    auto& r = a.r;
+    constexpr ScalarType type = KernelArguments<T>::type;
+    const int64_t Hp = cpu::padded(r.H), Xp = cpu::padded(r.X), rank = cpu::padded(r.rank);
+    const int64_t width = (r.rounds + 1) / 2 * Xp + r.rounds / 2 * Hp;
+    const int64_t steps_of_c = has_c(r.cell) ? r.steps : 0;
     saved = {output(i.x, {r.steps, r.B, slots_of(r.cell), Hp}, type),
              output(i.x, {steps_of_c, r.B, Hp}, type), output(i.x, {r.steps, r.B, width}, type),
              output(i.x, {r.rank ? r.rounds : 0, r.steps, r.B, rank}, type),
@@ -194,19 +211,11 @@ struct ForwardCall {
     zero_padding<T>(saved.cells, r.H, Hp);
     if (r.rank) zero_padding<T>(saved.factors, r.rank, rank);
     if (width > 0) zero_padding_of_rounds<T>(saved.round_gates, r);
-    r.y = a.out(y);
-    r.h = a.out(h);
-    r.c = a.out(c);
     r.gates = a.out(saved.gates);
     r.cells = a.out(saved.cells);
     r.statistics = a.out(*saved.statistics);
     r.round_gates = a.out(saved.round_gates);
     r.factors = a.out(saved.factors);
-  }
-
-  Outputs results() const {
-    const ScalarType out = i.x.scalar_type();
-    return {as_type(y, out), as_type(h, out), as_type(c, out), saved};
   }
 };
 

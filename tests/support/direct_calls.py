@@ -53,7 +53,10 @@ def seed() -> Tensor:
 
 def calls() -> Iterator[tuple[str, Call]]:
     """Right calls: (operator, arguments by name)."""
-    yield from recurrences()
+    for op, call in recurrences():
+        yield op, call
+        if hasattr(OPS, f"{op}_inference"):
+            yield f"{op}_inference", call
     yield from attentions()
     yield from losses()
     yield from pointwise()

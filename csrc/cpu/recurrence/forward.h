@@ -19,8 +19,11 @@
 // from the L3 cache, which happens once a step. Without rounds the product x W_ih^T is computed for
 // blocks of steps; with rounds it cannot be, because x is then modified in each step.
 #pragma once
+#include <algorithm>
+
 #include "cpu/gemm/gemm.h"
 #include "cpu/recurrence/cells.h"
+#include "cpu/recurrence/kept.h"
 #include "cpu/recurrence/sizes.h"
 #include "cpu/recurrence/zoneout.h"
 #include "cpu/simd/elementary_functions.h"
@@ -37,14 +40,18 @@ class RecurrentForward {
       : r(r),
         s(r),
         parts(parts),
-        by_rows(shares_rows<E>(s, r, parts)),
+        in_panels(s.steps == 1 && s.B <= CHUNK),
+        by_rows(!in_panels && shares_rows<E>(s, r, parts)),
         input_block(s.rounds || by_rows ? 0
                     : s.B <= CHUNK / 2  ? CHUNK / s.B
                     : s.B < 2 * CHUNK   ? 2 * CHUNK / s.B
                                         : 1),
         barrier(parts),
-        W_ih(GATES * packed_size<E>(s.X, s.H)),
-        W_hh(GATES * packed_size<E>(s.H, s.H)),
+        kept(r, s, input_block),
+        W_ih(in_panels ? 0 : GATES * packed_size<E>(s.X, s.H)),
+        W_hh(in_panels ? 0 : GATES * packed_size<E>(s.H, s.H)),
+        panel(packed_size<E>(std::max({s.X, s.H, s.rank}), PANEL<E>)),
+        panels(in_panels ? panel * parts : 0),
         h_carried(s.B * s.ldh),
         h_in{Buffer<T>(s.B * s.ldh), Buffer<T>(s.B * s.ldh)},
         h_mogrified(s.B * s.ldh),
@@ -54,7 +61,7 @@ class RecurrentForward {
         zoneout(2 * s.ldh * parts),
         left(left_size<E, T>(s.widest())),
         lefts(left * parts) {
-    for (int64_t k = 0; k < s.rounds; ++k) {
+    for (int64_t k = 0; k < s.rounds && !in_panels; ++k) {
       if (first_use(r.A, k) == k)
         A[k] = Buffer<E>(packed_size<E>(s.rank ? s.rank : s.in(k), s.out(k)));
       if (s.rank && first_use(r.F, k) == k) F[k] = Buffer<E>(packed_size<E>(s.in(k), s.rank));
@@ -63,16 +70,22 @@ class RecurrentForward {
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    const Part p{{s, begin, end, parts, by_rows, PANEL<E>, Cell::WHOLE_ROWS},
-                 zoneout + 2 * s.ldh * begin,
-                 lefts + left * begin};
-    pack_weights(p.packed);
+    Part p{{s, begin, end, parts, by_rows, PANEL<E>, Cell::WHOLE_ROWS},
+           zoneout + 2 * s.ldh * begin,
+           lefts + left * begin};
+    if (!in_panels) pack_weights(p.packed);
     prepare_state(p);
     barrier.wait(p.parts());
 
     for (int64_t n = 0; n < s.steps; ++n) {
       const int64_t t = nth_step(r, n);
-      if (input_block && n % input_block == 0) add_inputs(p, n);
+      if (!input_block) {
+        p.first_kept = t;
+      } else if (n % input_block == 0) {
+        const int64_t steps = s.steps - n < input_block ? s.steps - n : input_block;
+        p.first_kept = r.reverse ? s.steps - n - steps : n;
+        add_inputs(p, p.first_kept, steps);
+      }
       for (int64_t k = 0; k < s.rounds; ++k)
         round(p, t, k);
       gates(p, t);
@@ -88,21 +101,28 @@ class RecurrentForward {
   struct Part : Share {
     T* zoneout;  // (2, ldh)  for h and for c
     E* left;     // a left operand as elements of the products
+    int64_t first_kept = 0;  // the first step whose gates are kept, see Kept
   };
 
   const cpu::Recurrence<T>& r;
   const Sizes<T> s;
   const int parts;
+  // Whether each panel of a weight is multiplied as soon as it is packed, while it is in the L2
+  // cache: of a single step, which uses no weight twice. Then no weight is packed as a whole.
+  const bool in_panels;
   const bool by_rows;
   // Without rounds the inputs' product does not depend on the state. It is computed for a block of
   // so many steps at once: enough rows that W_ih is seldom read, and few enough that the block's
   // gates are still in the L2 cache when their step comes. 0: each step computes its own.
   const int64_t input_block;
   Barrier barrier;
+  const Kept<T> kept;
   Buffer<E> W_ih;           // packed, (GATES)(X, H)
   Buffer<E> W_hh;           // packed, (GATES)(H, H)
   Buffer<E> A[MAX_ROUNDS];  // packed, (in, out), or (rank, out) with a low rank
   Buffer<E> F[MAX_ROUNDS];  // packed, (in, rank)
+  const int64_t panel;      // the elements of the widest panel
+  Buffer<E> panels;         // (parts, panel)
   Buffer<T> h_carried;      // (B, ldh)  the state that goes from step to step
   Buffer<T> h_in[2];  // (B, ldh)  the state with its dropout, which step t reads from h_in[t % 2]
   Buffer<T> h_mogrified;  // (B, ldh)
@@ -118,23 +138,62 @@ class RecurrentForward {
     if (!by_rows) barrier.wait(p.parts());
   }
 
-  // The part's columns of one gate's packed weight with K rows.
-  const E* packed(const E* weight, int64_t K, int gate, const Part& p) const {
-    return weight + gate * packed_size<E>(K, s.H) + depth<E>(K) * p.own.h.begin;
+  // A part's rows of a weight (out, K), which are columns of the product, and their packed copy:
+  // null where there is none.
+  struct Weight {
+    const T* rows;
+    const E* packed;
+  };
+  Weight weight(const T* W, int64_t K, int64_t first, const E* packed) const {
+    return {W + first * K, in_panels ? nullptr : packed + depth<E>(K) * first};
   }
 
+  // The part's columns of one gate's weight, of W_ih or of W_hh.
+  Weight of_x(int gate, const Part& p) const {
+    return weight(r.W_ih + gate * s.H * s.X, s.X, p.own.h.begin,
+                  W_ih + gate * packed_size<E>(s.X, s.H));
+  }
+  Weight of_h(int gate, const Part& p) const {
+    return weight(r.W_hh + gate * s.H * s.H, s.H, p.own.h.begin,
+                  W_hh + gate * packed_size<E>(s.H, s.H));
+  }
   // The part's columns of the weights that round k multiplies first and last: F and A with a low
   // rank, else A twice.
-  const E* last_of_round(const Part& p, int64_t k) const {
-    const int64_t K = s.rank ? s.rank : s.in(k);
-    return A[first_use(r.A, k)] + depth<E>(K) * (s.on_x(k) ? p.own.x : p.own.h).begin;
+  Weight last_of_round(const Part& p, int64_t k) const {
+    return weight(r.A[k], s.rank ? s.rank : s.in(k), (s.on_x(k) ? p.own.x : p.own.h).begin,
+                  A[first_use(r.A, k)]);
   }
-  const E* first_of_round(const Part& p, int64_t k) const {
-    return s.rank ? F[first_use(r.F, k)] + depth<E>(s.in(k)) * p.own.r.begin : last_of_round(p, k);
+  Weight first_of_round(const Part& p, int64_t k) const {
+    return s.rank ? weight(r.F[k], s.in(k), p.own.r.begin, F[first_use(r.F, k)])
+                  : last_of_round(p, k);
   }
-  // The weight that a step multiplies first.
-  const E* first_of_step(const Part& p) const {
-    return s.rounds ? first_of_round(p, 0) : packed(W_hh, s.H, 0, p);
+  // The weight that the next step multiplies first, if there is one.
+  Weight first_of_step(const Part& p) const {
+    if (in_panels) return {};
+    return s.rounds ? first_of_round(p, 0) : of_h(0, p);
+  }
+
+  // C (M, columns) (+)= A (M, K) times the columns of a weight. next: see `gemm`
+  void multiply(const Part& p, int64_t M, int64_t K, int64_t columns, LeftOperand<E> left,
+                Weight weight, Output<T> C, Weight next) const {
+    if (!in_panels)
+      return gemm_chunk<E>(M, depth<E>(K), columns, left, weight.packed, C, nullptr, next.packed);
+    E* const own = panels + panel * p.begin;
+    for (int64_t n = 0; n < columns; n += PANEL<E>) {
+      const int64_t after = n + PANEL<E>, width = (after < columns ? after : columns) - n;
+      const auto* ahead = after < columns ? weight.rows + after * K : next.rows;
+      pack(weight.rows + n * K, 1, K, K, width, own);
+      gemm_chunk<E>(M, depth<E>(K), width, left, own,
+                    {C.p + n, C.ld, C.whole_vectors, C.accumulate}, nullptr,
+                    reinterpret_cast<const E*>(ahead));
+    }
+  }
+  void multiply(const Part& p, int64_t M, int64_t K, int64_t columns, Matrix<const T> operand,
+                Weight weight, Output<T> C, Weight next) const {
+    each_chunk(M, K, operand, p.left, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
+      multiply(p, rows, K, columns, left, weight,
+               {C.p + m * C.ld, C.ld, C.whole_vectors, C.accumulate}, next);
+    });
   }
 
   void pack_weights(const Columns& p) {
@@ -186,9 +245,9 @@ class RecurrentForward {
     const Range out = on_x ? p.own.x : p.own.h;
     const T* operand = on_x ? (k < 2 ? h_in[t % 2] : h_mogrified) : x_mogrified;
     const int64_t ld = on_x ? s.ldh : s.ldx, K = s.rank ? s.rank : s.in(k);
-    T* gate = r.round_gates + t * s.B * s.round_width + s.round_offset[k];  // (B, round_width)
-    const E* weight = last_of_round(p, k);
-    const E* next = k + 1 < s.rounds ? first_of_round(p, k + 1) : packed(W_ih, s.X, 0, p);
+    T* gate = kept.round_gates(t) + s.round_offset[k];  // (B, round_width)
+    const Weight last = last_of_round(p, k);
+    const Weight next = k + 1 < s.rounds ? first_of_round(p, k + 1) : of_x(0, p);
     const int64_t first = p.rows.begin, rows = p.rows.size();
     const Matrix<const T> left{operand + first * ld, ld};
     const Output<T> product{gate + first * s.round_width + out.begin, s.round_width, true, false};
@@ -196,13 +255,13 @@ class RecurrentForward {
     // The product of the part's rows. With a low rank there are two, and the second needs all
     // columns of the first.
     if (s.rank) {
-      T* u = r.factors + ((k * s.steps + t) * s.B + first) * s.rp;  // (rows, rp)
-      gemm<E, T>(rows, s.in(k), p.own.r.size(), left, first_of_round(p, k),
-                 {u + p.own.r.begin, s.rp, true, false}, p.left, nullptr, weight);
+      T* u = kept.factors(k, t) + first * s.rp;  // (rows, rp)
+      multiply(p, rows, s.in(k), p.own.r.size(), left, first_of_round(p, k),
+               {u + p.own.r.begin, s.rp, true, false}, last);
       wait(p);
-      gemm<E, T>(rows, K, out.size(), {u, s.rp}, weight, product, p.left, nullptr, next);
+      multiply(p, rows, K, out.size(), Matrix<const T>{u, s.rp}, last, product, next);
     } else {
-      gemm<E, T>(rows, K, out.size(), left, weight, product, p.left, nullptr, next);
+      multiply(p, rows, K, out.size(), left, last, product, next);
     }
 
     // Bias, sigmoid (saved for backward) and the operand's new value. The first round on x and the
@@ -227,18 +286,19 @@ class RecurrentForward {
     wait(p);
   }
 
-  // The part's columns of z (rows, SLOTS, Hp) (+)= operand (rows, K) times the packed weight.
-  // block: the gates of the weight and the first slot of z    next: the weight that is multiplied
-  // after it
-  void add_gates(const Part& p, int64_t rows, int64_t K, Matrix<const T> operand, const E* weight,
-                 T* z, Block block, bool accumulate, const E* next) {
+  // The part's columns of z (rows, SLOTS, Hp) (+)= operand (rows, K) times a weight.
+  // of: (gate) -> its part of the weight    block: the gates of the weight and the first slot of z
+  // next: the weight that is multiplied after it
+  template <class Of>
+  void add_gates(const Part& p, int64_t rows, int64_t K, Matrix<const T> operand, Of of, T* z,
+                 Block block, bool accumulate, Weight next) {
     each_chunk(rows, K, operand, p.left, [&](int64_t m, int64_t height, LeftOperand<E> left) {
       for (int i = 0; i < block.gates; ++i) {
         const int g = block.gate + i;
-        gemm_chunk<E>(height, depth<E>(K), p.own.h.size(), left, packed(weight, K, g, p),
-                      {z + (m * SLOTS + block.slot + i) * s.Hp + p.own.h.begin, SLOTS * s.Hp, true,
-                       accumulate},
-                      nullptr, i + 1 < block.gates ? packed(weight, K, g + 1, p) : next);
+        multiply(p, height, K, p.own.h.size(), left, of(g),
+                 {z + (m * SLOTS + block.slot + i) * s.Hp + p.own.h.begin, SLOTS * s.Hp, true,
+                  accumulate},
+                 i + 1 < block.gates ? of(g + 1) : next);
       }
     });
   }
@@ -246,31 +306,34 @@ class RecurrentForward {
   // The gates' products with the inputs, which are added to the first slots.
   static constexpr Block INPUTS = {0, 0, GATES};
 
-  // The inputs' part of the gates of a block of steps, from the n-th one on. The rows behind the
-  // end of a sequence are computed too, and not used.
-  void add_inputs(const Part& p, int64_t n) {
-    const int64_t steps = s.steps - n < input_block ? s.steps - n : input_block;
-    const int64_t t = r.reverse ? s.steps - n - steps : n;
-    add_gates(p, steps * s.B, s.X, {r.x + t * s.B * s.X, s.X}, W_ih,
-              r.gates + t * s.B * SLOTS * s.Hp, INPUTS, false, packed(W_hh, s.H, 0, p));
+  void add_products_of_x(const Part& p, int64_t rows, Matrix<const T> x, T* z) {
+    const auto of = [&](int gate) { return of_x(gate, p); };
+    add_gates(p, rows, s.X, x, of, z, INPUTS, false, of_h(0, p));
+  }
+
+  // The inputs' part of the gates of a block of steps, from step t on. The rows behind the end of a
+  // sequence are computed too, and not used.
+  void add_inputs(const Part& p, int64_t t, int64_t steps) {
+    add_products_of_x(p, steps * s.B, {r.x + t * s.B * s.X, s.X}, kept.gates(t, p.first_kept));
   }
 
   // The gates of step t and, from them, the new state.
   void gates(const Part& p, int64_t t) {
     const int64_t first = p.rows.begin, rows = p.rows.size();
-    T* out = r.gates + t * s.B * SLOTS * s.Hp;  // (B, SLOTS, Hp)
-    T* z = out + first * SLOTS * s.Hp;          // (rows, SLOTS, Hp)
+    T* out = kept.gates(t, p.first_kept);  // (B, SLOTS, Hp)
+    T* z = out + first * SLOTS * s.Hp;     // (rows, SLOTS, Hp)
     const T* h = s.rounds < 2 ? h_in[t % 2] : h_mogrified;
     if (!input_block) {
       const Matrix<const T> x = s.rounds ? Matrix<const T>{x_mogrified + first * s.ldx, s.ldx}
                                          : Matrix<const T>{r.x + (t * s.B + first) * s.X, s.X};
-      add_gates(p, rows, s.X, x, W_ih, z, INPUTS, false, packed(W_hh, s.H, 0, p));
+      add_products_of_x(p, rows, x, z);
     }
     constexpr int last = sizeof Cell::BLOCKS / sizeof(Block) - 1;
     for (int i = 0; i <= last; ++i) {
       const Block block = Cell::BLOCKS[i];
-      const E* next = i < last ? packed(W_hh, s.H, Cell::BLOCKS[i + 1].gate, p) : first_of_step(p);
-      add_gates(p, rows, s.H, {h + first * s.ldh, s.ldh}, W_hh, z, block, block.slot < GATES, next);
+      const Weight next = i < last ? of_h(Cell::BLOCKS[i + 1].gate, p) : first_of_step(p);
+      const auto of = [&](int gate) { return of_h(gate, p); };
+      add_gates(p, rows, s.H, {h + first * s.ldh, s.ldh}, of, z, block, block.slot < GATES, next);
     }
     if (Cell::WHOLE_ROWS) wait(p);
     for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b)
@@ -283,17 +346,16 @@ class RecurrentForward {
     const bool alive = !has_ended(r.lengths, t, b), reset = resets(r, t, b);
     const bool is_first = t == nth_step(r, 0), is_last = t == nth_step(r, s.steps - 1);
     const bool next_resets = !is_last && resets(r, step_after(r, t), b);
-    const T* c_before =
-        is_first ? c_first + b * s.Hp : r.cells + (step_before(r, t) * s.B + b) * s.Hp;  // (Hp,)
-    T* c_after = r.cells + (t * s.B + b) * s.Hp;                                         // (Hp,)
-    T* y = r.y + (t * s.B + b) * s.H;                                                    // (H,)
-    T* h = h_carried + b * s.ldh;                                                        // (ldh,)
-    T* next_in = h_in[(t + 1) % 2] + b * s.ldh;                                          // (ldh,)
+    const T* c_before = (is_first ? c_first : kept.cells(step_before(r, t))) + b * s.Hp;  // (Hp,)
+    T* c_after = kept.cells(t) + b * s.Hp;                                                // (Hp,)
+    T* y = r.y + (t * s.B + b) * s.H;                                                     // (H,)
+    T* h = h_carried + b * s.ldh;                                                         // (ldh,)
+    T* next_in = h_in[(t + 1) % 2] + b * s.ldh;                                           // (ldh,)
     const Update<T> update =
         alive ? update_of(r, p.cell_units, t, b, p.zoneout, s.ldh) : Update<T>{};
     if constexpr (Cell::WHOLE_ROWS) {
       const T* before = !Cell::HAS_C ? h : reset ? nullptr : c_before;
-      T* statistics = r.statistics + (t * s.B + b) * Cell::STATISTICS;
+      T* statistics = kept.statistics(t) + b * Cell::STATISTICS;
       const WholeRow<T, Cell> row{
           {s.H, s.Hp, T(r.eps), r.b, r.vectors, before, z, c_after, statistics}};
       alive ? row.forward(y) : row.clear();
@@ -334,7 +396,7 @@ class RecurrentForward {
   }
 
   void store_last_state(const Part& p) {
-    const T* c = r.cells + nth_step(r, s.steps - 1) * s.B * s.Hp;  // (B, Hp)
+    const T* c = kept.cells(nth_step(r, s.steps - 1));  // (B, Hp)
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
       for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
         Vec<T>::load(h_carried + b * s.ldh + j).store(r.h + b * s.H + j, s.H - j);

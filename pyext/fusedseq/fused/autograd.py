@@ -9,6 +9,9 @@ Kernels compute an operator and its first gradients in reverse mode. Everything 
 the operator's oracle: higher derivatives, forward mode (torch.func.jvp, jacfwd,
 torch.autograd.forward_ad), and calls inside of torch.func.vmap; but `lstm` and `mogrifier_lstm`
 call their kernels there for one element after the other.
+
+Some operators have a second form on the CPU, `<op>_inference`, which saves nothing for a backward:
+`call` uses it where no gradients are needed.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,6 +32,8 @@ _recorded: dict[str, Any] = recorder.operators() if recorder else {}  # operator
 _inputs: dict[str, tuple[str, ...]] = {}  # operator: the names of its inputs
 _rules: dict[str, Rule] = {}
 _functions: dict[str, type[torch.autograd.Function]] = {}  # operator: what records it in Python
+# operator with an `<op>_inference`: whether that returns each output
+_kept: dict[str, tuple[bool, ...]] = {}
 
 
 # (operator, device type) whose kernels disagreed with the oracle at their first use
@@ -45,7 +50,10 @@ def register(op: str, fake: Callable[[Named], Any], gradient: Gradient | None = 
     if gradient is None:
         return
     rule = Rule(op, gradient)
-    _library.impl(op, _autograd_kernel(op, rule), "Autograd", with_keyset=True)
+    kernel = _autograd_kernel(op, rule)
+    _library.impl(op, kernel, "Autograd", with_keyset=True)
+    if hasattr(torch.ops.fusedseq, f"{op}_inference"):
+        _register_inference(op, fake, kernel)
     _rules[op] = rule
     backwards.update(rule.backwards)
     _functions[op] = _function(op, rule)
@@ -70,6 +78,67 @@ def _autograd_kernel(op: str, rule: Rule) -> Callable[..., Any]:
         return outputs if len(outputs) > 1 else outputs[0]
 
     return kernel
+
+
+def _register_inference(
+    op: str, fake: Callable[[Named], Any], with_gradients: Callable[..., Any]
+) -> None:
+    """Registers the shapes of the results of `<op>_inference`, those of `op` with the same names,
+    and its kernel for the dispatcher's autograd keys, which computes `op` if there is something to
+    differentiate. On CUDA it is `op`, so that a program that was exported on the CPU runs there.
+
+    fake: that of `op`    with_gradients: the kernel of `op` for the autograd keys
+    """
+    inference = f"{op}_inference"
+    results, outputs = Schema(inference).outputs, Schema(op).outputs
+    positions = [outputs.index(name) for name in results]
+
+    def fake_results(named: Named) -> tuple[Tensor, ...]:
+        every = fake(named)
+        return tuple(every[i] for i in positions)
+
+    def kernel(keyset: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        is_transformed = torch._C._are_functorch_transforms_active()
+        if is_transformed or transforms.has_tangents(inputs) or is_recorded(inputs):
+            every = with_gradients(keyset, *inputs)
+            return tuple(every[i] for i in positions)
+        with torch._C._AutoDispatchBelowAutograd():
+            found: tuple[Tensor, ...] = overloads[inference].redispatch(
+                keyset & torch._C._after_autograd_keyset, *inputs
+            )
+        return found
+
+    def on_cuda(*inputs: Any) -> tuple[Tensor, ...]:
+        every = overloads[op](*inputs)
+        return tuple(every[i] for i in positions)
+
+    register_fake(inference, fake_results)
+    _library.impl(inference, kernel, "Autograd", with_keyset=True)
+    _library.impl(inference, on_cuda, "CUDA")
+    _kept[op] = tuple(name in results for name in outputs)
+
+
+def inferring() -> Iterable[str]:
+    """The operators that have an `<op>_inference`."""
+    return _kept
+
+
+def is_recorded(inputs: Iterable[Any]) -> bool:
+    """Whether autograd records a call: whether an input requires a gradient."""
+    return torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in inputs
+    )
+
+
+def _may_infer(inputs: tuple[Any, ...]) -> bool:
+    """Whether a call that no transform sees can be one of `<op>_inference`."""
+    return inputs[0].device.type == "cpu" and not is_recorded(inputs)
+
+
+def _every_output(op: str, found: Iterable[Tensor]) -> tuple[Tensor | None, ...]:
+    """The outputs of an operator from those of `<op>_inference`; the others are None."""
+    results = iter(found)
+    return tuple(next(results) if kept else None for kept in _kept[op])
 
 
 def register_fake(op: str, fake: Callable[[Named], Any]) -> None:
@@ -127,7 +196,7 @@ def _function(op: str, rule: Rule) -> type[torch.autograd.Function]:
         @staticmethod
         def vmap(info: Any, in_dims: Any, *inputs: Any) -> Any:
             def of_one(*given: Any) -> Any:
-                return call(op, *given)
+                return _call(op, given, saves=True)
 
             return transforms.one_by_one(of_one, info.batch_size, in_dims, inputs)
 
@@ -152,36 +221,45 @@ def stop_recording_in_cpp() -> None:
 def call(op: str, *inputs: Any) -> Any:
     """`torch.ops.fusedseq.<op>(*inputs)` for an operator with a gradient, without the 45 us that an
     operator registered by torch.library.register_autograd spends in Python. Compilers get the
-    registered operator, and transforms that no kernel supports the oracle; outputs that it does not
-    compute are None then.
+    registered operator, and transforms that no kernel supports the oracle. Outputs that only a
+    backward reads are None in calls by the oracle, and in calls of `<op>_inference`.
     """
     try:
-        if torch.compiler.is_compiling():
-            return getattr(torch.ops.fusedseq, op)(*inputs)
-        if transforms.is_transformed():
-            rule = _rules[op]
-            if rule.gradient.loops and transforms.only_batches(inputs):
-                return _functions[op].apply(*inputs)
-            if transforms.needs_oracle(inputs):
-                found = rule.by_oracle(dict(zip(rule.schema.inputs, inputs, strict=True)))
-                outputs = tuple(found.get(name) for name in rule.schema.outputs)
-                return outputs if len(outputs) > 1 else outputs[0]
-            active = transforms.active_transforms()
-            if active == {TransformType.Grad}:
-                return _functions[op].apply(*inputs)
-            if active:
-                return getattr(torch.ops.fusedseq, op)(*inputs)
-        if op in _recorded:
-            found = _recorded[op](*inputs)
-            if found is not NotImplemented:
-                return found
-        if torch.is_grad_enabled() and any(
-            isinstance(t, Tensor) and t.requires_grad for t in inputs
-        ):
-            return _functions[op].apply(*inputs)
-        return below(op, *inputs)
+        return _call(op, inputs, saves=False)
     except SwitchedOff:
         return call(op, *inputs)
+
+
+def _call(op: str, inputs: tuple[Any, ...], saves: bool) -> Any:
+    """saves: whether no output may be None, as a backward follows even if none is recorded here"""
+    infers = not saves and op in _kept
+    if torch.compiler.is_compiling():
+        if infers and _may_infer(inputs):
+            inference = getattr(torch.ops.fusedseq, f"{op}_inference")
+            return _every_output(op, inference(*inputs))
+        return getattr(torch.ops.fusedseq, op)(*inputs)
+    if transforms.is_transformed():
+        rule = _rules[op]
+        if rule.gradient.loops and transforms.only_batches(inputs):
+            return _functions[op].apply(*inputs)
+        if transforms.needs_oracle(inputs):
+            found = rule.by_oracle(dict(zip(rule.schema.inputs, inputs, strict=True)))
+            outputs = tuple(found.get(name) for name in rule.schema.outputs)
+            return outputs if len(outputs) > 1 else outputs[0]
+        active = transforms.active_transforms()
+        if active == {TransformType.Grad}:
+            return _functions[op].apply(*inputs)
+        if active:
+            return getattr(torch.ops.fusedseq, op)(*inputs)
+    if op in _recorded:
+        found = _recorded[op](*inputs)
+        if found is not NotImplemented:
+            return found
+    if is_recorded(inputs):
+        return _functions[op].apply(*inputs)
+    if infers and _may_infer(inputs):
+        return _every_output(op, below(f"{op}_inference", *inputs))
+    return below(op, *inputs)
 
 
 def call_by_name(op: str, named: Named) -> Any:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from fusedseq.fused import autograd
 from fusedseq.fused.schema import Named, Schema, overload
 
 Shape = tuple[int, ...]
@@ -129,6 +130,8 @@ def register() -> None:
         forward = _cross_entropy if op == "linear_cross_entropy" else count
         _register(op, forward)
         _register(f"{op}_backward", _times(factor, count))
+        if op in autograd.inferring():
+            _register(f"{op}_inference", count)
     for op, count in FORWARD_ALONE.items():
         _register(op, count)
 

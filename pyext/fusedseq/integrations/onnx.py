@@ -23,18 +23,23 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table is for inference. A recurrence becomes its operations for each time step, so that the
     number T of steps must not be dynamic.
     """
-    table = {overload(op): _by_oracle(op) for op in autograd._rules if "backward" not in op}
+    operators = [op for op in autograd._rules if "backward" not in op]
+    table = {overload(op): _by_oracle(op, Schema(op)) for op in operators}
+    for op in autograd.inferring():
+        inference = f"{op}_inference"
+        table[overload(inference)] = _by_oracle(op, Schema(inference))
     table[overload("dropout_mask")] = dropout_mask
     return table
 
 
-def _by_oracle(op: str) -> Callable[..., Any]:
+def _by_oracle(op: str, schema: Schema) -> Callable[..., Any]:
+    """schema: of `op`, or of `<op>_inference`"""
     rule = autograd._rules[op]
 
     def decomposition(*inputs: Any) -> Any:
         found = rule.by_oracle(dict(zip(rule.schema.inputs, inputs, strict=True)))
         like = next(t for t in inputs if isinstance(t, Tensor))
-        outputs = tuple(found.get(name, like.new_empty(0)) for name in Schema(op).outputs)
+        outputs = tuple(found.get(name, like.new_empty(0)) for name in schema.outputs)
         return outputs if len(outputs) > 1 else outputs[0]
 
     return decomposition
