@@ -96,14 +96,15 @@ struct Recurrence {
   const int64_t* lengths;  // (B,) or null
   const uint8_t* starts;   // (T, B) or null  1: the state is zero before this step
   const T* x;              // (T, B, X)
-  const T* W_ih;           // (G H, X)
-  const T* W_hh;           // (G H, H)
+  bool bf16_weights;       // W_ih, W_hh, A and F are bfloat16 numbers, else numbers of type T
+  const void* W_ih;        // (G H, X)
+  const void* W_hh;        // (G H, H)
   const T* b;              // (N H,) or null
   const T* vectors;        // (V H,)  the cell's own parameters
   const T* h0;             // (B, H)
   const T* c0;             // (B, H)
-  const T* const* A;       // `rounds` pointers to (out, in), or to (out, rank) with a low rank
-  const T* const* F;       // `rounds` pointers to (rank, in), only with a low rank
+  const void* const* A;    // `rounds` pointers to (out, in), or to (out, rank) with a low rank
+  const void* const* F;    // `rounds` pointers to (rank, in), only with a low rank
   const T* const* bias;    // `rounds` pointers to (out,) or null
   T* y;                    // (T, B, H)
   T* h;                    // (B, H)  the last hidden state

@@ -83,7 +83,8 @@ LayerNormGruGradients layer_norm_gru_backward(const LayerNormGruOutputGradients&
   return {g.dx, g.dW_ih, g.dW_hh, g.db, g.dh0, dnorm};
 }
 
-HiddenStates layer_norm_gru_inference(const OrderedSequence& sequence, const LayerNormGruLayer& layer) {
+HiddenStates layer_norm_gru_inference(const OrderedSequence& sequence,
+                                      const LayerNormGruLayer& layer) {
   return hidden_states(inputs("layer_norm_gru", sequence, layer));
 }
 

@@ -23,12 +23,19 @@ struct KernelArguments {
   static constexpr ScalarType type = sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float;
   std::vector<Tensor> owned;
   // Of every round: the weight or its first factor, its second factor or null, its bias or null.
-  std::vector<const T*> first_factors, second_factors, biases;
+  std::vector<const void*> first_factors, second_factors;
+  std::vector<const T*> biases;
   cpu::Recurrence<T> r{};
 
   const T* in(const Tensor& t) {
     owned.push_back(dense(t, type));
     return static_cast<const T*>(owned.back().const_data_ptr());
+  }
+  // A weight as the kernels read it: bfloat16 numbers where they are.
+  const void* weight(const Tensor& t) {
+    if (!r.bf16_weights) return in(t);
+    owned.push_back(dense(t));
+    return owned.back().const_data_ptr();
   }
   static T* out(const Tensor& t) { return static_cast<T*>(t.mutable_data_ptr()); }
 
@@ -52,8 +59,9 @@ struct KernelArguments {
       r.starts = static_cast<const uint8_t*>(owned.back().const_data_ptr());
     }
     r.x = in(i.x);
-    r.W_ih = in(i.W_ih);
-    r.W_hh = in(drop_weight(i, i.W_hh));
+    r.bf16_weights = i.x.scalar_type() == ScalarType::BFloat16;
+    r.W_ih = weight(i.W_ih);
+    r.W_hh = weight(drop_weight(i, i.W_hh));
     r.b = i.b ? in(*i.b) : nullptr;
     r.vectors = i.vectors ? in(*i.vectors) : nullptr;
     r.eps = i.eps;
@@ -89,13 +97,14 @@ struct KernelArguments {
 
   void set_rounds(const RoundsOn& side) {
     if (side.uses == 0) return;
-    const T* weight = in(*side.W);
-    const T* factor = side.factor ? in(*side.factor) : nullptr;
+    const char* W = static_cast<const char*>(weight(*side.W));
+    const char* factor = static_cast<const char*>(side.factor ? weight(*side.factor) : nullptr);
+    const int64_t size = r.bf16_weights ? sizeof(cpu::bfloat16) : sizeof(T);
     const T* bias = side.bias ? in(*side.bias) : nullptr;
     for (int64_t k = side.first; k < r.rounds; k += 2) {
       const int64_t j = side.index(k);
-      first_factors[k] = weight + j * side.out * (factor ? r.rank : side.in);
-      second_factors[k] = factor ? factor + j * r.rank * side.in : nullptr;
+      first_factors[k] = W + j * side.out * (factor ? r.rank : side.in) * size;
+      second_factors[k] = factor ? factor + j * r.rank * side.in * size : nullptr;
       biases[k] = bias ? bias + j * side.out : nullptr;
     }
   }

@@ -99,19 +99,19 @@ class RecurrentBackward {
   void pack_weights(const Columns& p) {
     const int64_t K = GATES * s.H;
     if (s.rounds || g.dx)
-      pack(r.W_ih + p.x.begin, s.X, 1, K, p.x.size(), w.W_ih + depth<E>(K) * p.x.begin);
+      pack_weight(r, r.W_ih, p.x.begin, s.X, 1, K, p.x.size(), w.W_ih + depth<E>(K) * p.x.begin);
     for (const Block& block : Cell::BLOCKS)
-      pack(r.W_hh + block.gate * s.H * s.H + p.h.begin, s.H, 1, block.gates * s.H, p.h.size(),
-           packed_block(block, p.h.begin));
+      pack_weight(r, r.W_hh, block.gate * s.H * s.H + p.h.begin, s.H, 1, block.gates * s.H,
+                  p.h.size(), packed_block(block, p.h.begin));
     for (int64_t k = 0; k < s.rounds; ++k) {
       const Range in = s.on_x(k) ? p.h : p.x, columns = s.rank ? p.r : in;
       const int64_t ld = s.rank ? s.rank : s.in(k);
       if (first_use(r.A, k) == k)
-        pack(r.A[k] + columns.begin, ld, 1, s.out(k), columns.size(),
-             w.A[k] + depth<E>(s.out(k)) * columns.begin);
+        pack_weight(r, r.A[k], columns.begin, ld, 1, s.out(k), columns.size(),
+                    w.A[k] + depth<E>(s.out(k)) * columns.begin);
       if (s.rank && first_use(r.F, k) == k)
-        pack(r.F[k] + in.begin, s.in(k), 1, s.rank, in.size(),
-             w.F[k] + depth<E>(s.rank) * in.begin);
+        pack_weight(r, r.F[k], in.begin, s.in(k), 1, s.rank, in.size(),
+                    w.F[k] + depth<E>(s.rank) * in.begin);
     }
   }
 
@@ -413,7 +413,7 @@ class RecurrentBackward {
       const Matrix<const T> operand{on_x ? w.h_operand[k / 2] : w.x_operand[k / 2 + 1],
                                     on_x ? s.ldh : s.ldx};
       const auto repeated = [&](T* const* d) {
-        return d[k] && first_use<T>(d, k) < k;
+        return d[k] && first_use(d, k) < k;
       };
       if (s.rank) {
         weight_gradient(p, g.dA[k], s.out(k), s.rank, dgate, {r.factors + k * w.rows * s.rp, s.rp},

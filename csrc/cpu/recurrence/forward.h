@@ -99,8 +99,8 @@ class RecurrentForward {
 
   // What one thread computes, and its workspaces.
   struct Part : Share {
-    T* zoneout;  // (2, ldh)  for h and for c
-    E* left;     // a left operand as elements of the products
+    T* zoneout;              // (2, ldh)  for h and for c
+    E* left;                 // a left operand as elements of the products
     int64_t first_kept = 0;  // the first step whose gates are kept, see Kept
   };
 
@@ -138,39 +138,50 @@ class RecurrentForward {
     if (!by_rows) barrier.wait(p.parts());
   }
 
-  // A part's rows of a weight (out, K), which are columns of the product, and their packed copy:
-  // null where there is none.
+  // A part's columns of a product: rows of a weight (out, K), from its number `first` on, and their
+  // packed copy, null where there is none.
   struct Weight {
-    const T* rows;
+    const void* W;
+    int64_t first;
     const E* packed;
   };
-  Weight weight(const T* W, int64_t K, int64_t first, const E* packed) const {
-    return {W + first * K, in_panels ? nullptr : packed + depth<E>(K) * first};
+  // row: the first one    column: its place among those that were packed together
+  Weight weight(const void* W, int64_t K, int64_t row, const E* packed, int64_t column) const {
+    return {W, row * K, in_panels ? nullptr : packed + depth<E>(K) * column};
   }
 
   // The part's columns of one gate's weight, of W_ih or of W_hh.
   Weight of_x(int gate, const Part& p) const {
-    return weight(r.W_ih + gate * s.H * s.X, s.X, p.own.h.begin,
-                  W_ih + gate * packed_size<E>(s.X, s.H));
+    const int64_t j = p.own.h.begin;
+    return weight(r.W_ih, s.X, gate * s.H + j, W_ih + gate * packed_size<E>(s.X, s.H), j);
   }
   Weight of_h(int gate, const Part& p) const {
-    return weight(r.W_hh + gate * s.H * s.H, s.H, p.own.h.begin,
-                  W_hh + gate * packed_size<E>(s.H, s.H));
+    const int64_t j = p.own.h.begin;
+    return weight(r.W_hh, s.H, gate * s.H + j, W_hh + gate * packed_size<E>(s.H, s.H), j);
   }
   // The part's columns of the weights that round k multiplies first and last: F and A with a low
   // rank, else A twice.
   Weight last_of_round(const Part& p, int64_t k) const {
-    return weight(r.A[k], s.rank ? s.rank : s.in(k), (s.on_x(k) ? p.own.x : p.own.h).begin,
-                  A[first_use(r.A, k)]);
+    const int64_t j = (s.on_x(k) ? p.own.x : p.own.h).begin;
+    return weight(r.A[k], s.rank ? s.rank : s.in(k), j, A[first_use(r.A, k)], j);
   }
   Weight first_of_round(const Part& p, int64_t k) const {
-    return s.rank ? weight(r.F[k], s.in(k), p.own.r.begin, F[first_use(r.F, k)])
-                  : last_of_round(p, k);
+    if (!s.rank) return last_of_round(p, k);
+    const int64_t j = p.own.r.begin;
+    return weight(r.F[k], s.in(k), j, F[first_use(r.F, k)], j);
   }
   // The weight that the next step multiplies first, if there is one.
   Weight first_of_step(const Part& p) const {
     if (in_panels) return {};
     return s.rounds ? first_of_round(p, 0) : of_h(0, p);
+  }
+
+  // Where a weight is in memory, for a prefetch.
+  const E* in_memory(Weight weight) const {
+    const int64_t bytes = r.bf16_weights ? sizeof(bfloat16) : sizeof(T);
+    return weight.W ? reinterpret_cast<const E*>(static_cast<const char*>(weight.W) +
+                                                 weight.first * bytes)
+                    : nullptr;
   }
 
   // C (M, columns) (+)= A (M, K) times the columns of a weight. next: see `gemm`
@@ -181,11 +192,10 @@ class RecurrentForward {
     E* const own = panels + panel * p.begin;
     for (int64_t n = 0; n < columns; n += PANEL<E>) {
       const int64_t after = n + PANEL<E>, width = (after < columns ? after : columns) - n;
-      const auto* ahead = after < columns ? weight.rows + after * K : next.rows;
-      pack(weight.rows + n * K, 1, K, K, width, own);
+      const Weight ahead = after < columns ? Weight{weight.W, weight.first + after * K, {}} : next;
+      pack_weight(r, weight.W, weight.first + n * K, 1, K, K, width, own);
       gemm_chunk<E>(M, depth<E>(K), width, left, own,
-                    {C.p + n, C.ld, C.whole_vectors, C.accumulate}, nullptr,
-                    reinterpret_cast<const E*>(ahead));
+                    {C.p + n, C.ld, C.whole_vectors, C.accumulate}, nullptr, in_memory(ahead));
     }
   }
   void multiply(const Part& p, int64_t M, int64_t K, int64_t columns, Matrix<const T> operand,
@@ -199,19 +209,19 @@ class RecurrentForward {
   void pack_weights(const Columns& p) {
     for (int64_t g = 0; g < GATES; ++g) {
       const int64_t row = g * s.H + p.h.begin;
-      pack(r.W_ih + row * s.X, 1, s.X, s.X, p.h.size(),
-           W_ih + g * packed_size<E>(s.X, s.H) + depth<E>(s.X) * p.h.begin);
-      pack(r.W_hh + row * s.H, 1, s.H, s.H, p.h.size(),
-           W_hh + g * packed_size<E>(s.H, s.H) + depth<E>(s.H) * p.h.begin);
+      pack_weight(r, r.W_ih, row * s.X, 1, s.X, s.X, p.h.size(),
+                  W_ih + g * packed_size<E>(s.X, s.H) + depth<E>(s.X) * p.h.begin);
+      pack_weight(r, r.W_hh, row * s.H, 1, s.H, s.H, p.h.size(),
+                  W_hh + g * packed_size<E>(s.H, s.H) + depth<E>(s.H) * p.h.begin);
     }
     for (int64_t k = 0; k < s.rounds; ++k) {
       const Range out = s.on_x(k) ? p.x : p.h;
       const int64_t K = s.rank ? s.rank : s.in(k);
       if (first_use(r.A, k) == k)
-        pack(r.A[k] + out.begin * K, 1, K, K, out.size(), A[k] + depth<E>(K) * out.begin);
+        pack_weight(r, r.A[k], out.begin * K, 1, K, K, out.size(), A[k] + depth<E>(K) * out.begin);
       if (s.rank && first_use(r.F, k) == k)
-        pack(r.F[k] + p.r.begin * s.in(k), 1, s.in(k), s.in(k), p.r.size(),
-             F[k] + depth<E>(s.in(k)) * p.r.begin);
+        pack_weight(r, r.F[k], p.r.begin * s.in(k), 1, s.in(k), s.in(k), p.r.size(),
+                    F[k] + depth<E>(s.in(k)) * p.r.begin);
     }
   }
 
@@ -307,7 +317,9 @@ class RecurrentForward {
   static constexpr Block INPUTS = {0, 0, GATES};
 
   void add_products_of_x(const Part& p, int64_t rows, Matrix<const T> x, T* z) {
-    const auto of = [&](int gate) { return of_x(gate, p); };
+    const auto of = [&](int gate) {
+      return of_x(gate, p);
+    };
     add_gates(p, rows, s.X, x, of, z, INPUTS, false, of_h(0, p));
   }
 
@@ -332,7 +344,9 @@ class RecurrentForward {
     for (int i = 0; i <= last; ++i) {
       const Block block = Cell::BLOCKS[i];
       const Weight next = i < last ? of_h(Cell::BLOCKS[i + 1].gate, p) : first_of_step(p);
-      const auto of = [&](int gate) { return of_h(gate, p); };
+      const auto of = [&](int gate) {
+        return of_h(gate, p);
+      };
       add_gates(p, rows, s.H, {h + first * s.ldh, s.ldh}, of, z, block, block.slot < GATES, next);
     }
     if (Cell::WHOLE_ROWS) wait(p);

@@ -6,6 +6,8 @@
 // states the last two, and of all else one step. Then a long sequence stays in the caches, where
 // otherwise most of the memory that a call writes is what it saves.
 #pragma once
+#include <algorithm>
+
 #include "cpu/recurrence/sizes.h"
 
 namespace fusedseq {
@@ -20,7 +22,7 @@ class Kept {
         s(s),
         saves(r.gates),
         width_of_statistics(statistics_of(r.cell)),
-        own_gates(saves ? 0 : (block < 1 ? 1 : block < s.steps ? block : s.steps) * rows_of_gates()),
+        own_gates(saves ? 0 : std::clamp(block, int64_t(1), s.steps) * rows_of_gates()),
         own_cells(saves || !has_c(r.cell) ? 0 : 2 * s.B * s.Hp),
         own_statistics(saves ? 0 : s.B * width_of_statistics),
         own_round_gates(saves ? 0 : s.B * s.round_width),

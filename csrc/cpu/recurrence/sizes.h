@@ -1,6 +1,7 @@
 // What the forward and the backward pass of a recurrence share: sizes, strides and helpers.
 #pragma once
 #include "cpu/buffer.h"
+#include "cpu/gemm/pack.h"
 #include "cpu/kernels.h"
 #include "cpu/random_mask.h"
 #include "cpu/simd/bf16_pair.h"
@@ -59,12 +60,22 @@ struct Sizes {
 
 // Returns the first round whose weight pointer equals round k's. Rounds that share a weight share
 // the packed copy of that round.
-template <class T>
-HD int64_t first_use(const T* const* weights, int64_t k) {
+template <class Pointer>
+HD int64_t first_use(const Pointer* weights, int64_t k) {
   int64_t j = 0;
   while (weights[j] != weights[k])
     ++j;
   return j;
+}
+
+// Packs a part of a weight, from its number `first` on, as `pack` does.
+template <class E, class T>
+void pack_weight(const cpu::Recurrence<T>& r, const void* W, int64_t first, int64_t sk, int64_t sn,
+                 int64_t K, int64_t columns, E* to) {
+  if constexpr (std::is_same<T, float>::value)
+    if (r.bf16_weights)
+      return pack(static_cast<const bfloat16*>(W) + first, sk, sn, K, columns, to);
+  pack(static_cast<const T*>(W) + first, sk, sn, K, columns, to);
 }
 
 // Whether the parts of the team share the rows of the batch during the steps, instead of the
