@@ -27,6 +27,7 @@ from fusedseq.fused import transforms
 from fusedseq.fused.gradient import Gradient, Rule, backwards, below, overloads
 from fusedseq.fused.schema import BackwardSchema, Named, Schema, overload
 
+INFERENCE = {"cpu"}  # device types that have kernels for `<op>_inference`
 recorder = _load.recorder()  # the module of csrc/python/_autograd.cpp, or None
 _recorded: dict[str, Any] = recorder.operators() if recorder else {}  # operator: recorded in C++
 _inputs: dict[str, tuple[str, ...]] = {}  # operator: the names of its inputs
@@ -132,7 +133,7 @@ def is_recorded(inputs: Iterable[Any]) -> bool:
 
 def _may_infer(inputs: tuple[Any, ...]) -> bool:
     """Whether a call that no transform sees can be one of `<op>_inference`."""
-    return inputs[0].device.type == "cpu" and not is_recorded(inputs)
+    return inputs[0].device.type in INFERENCE and not is_recorded(inputs)
 
 
 def _every_output(op: str, found: Iterable[Tensor]) -> tuple[Tensor | None, ...]:
