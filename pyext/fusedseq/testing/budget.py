@@ -91,7 +91,8 @@ def assert_within_budget(
     assert got.device == exact.device, f"{name}: on {got.device}, the oracle's: on {exact.device}"
     if not exact.is_floating_point():
         assert got.dtype == exact.dtype, f"{name}: {got.dtype}, must be {exact.dtype}"
-        assert torch.equal(got, exact), f"{name}: differs from the oracle"
+        # Of a prediction, the class with the largest logit: two logits can be equal in 16 bits.
+        assert ((got == exact) | (got == plain)).all(), f"{name}: differs from the oracle"
         return 0.0
     required = dtype if dtype == torch.float64 else plain.dtype
     assert got.dtype == required, f"{name}: {got.dtype}, must be {required}"
