@@ -12,8 +12,9 @@ from fusedseq import fused, reference
 from fusedseq.fused import autocast
 from fusedseq.testing import CASES, CONSTANTS, check, convert, differentiable, names, run
 from torch.autograd import gradcheck, gradgradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.support.recorder import Recorder
 
 pytestmark = pytest.mark.sampled(3)  # Triton's interpreter takes seconds for many cases
 
@@ -258,19 +259,6 @@ def test_uninitialised_memory_is_not_read(case, filled_with_nan, device, dtype):
     args, kwargs = case.inputs(device, dtype)
     assert not floats(case) or torch.empty(1, device=device).isnan()
     check(case.op, args, kwargs)
-
-
-class Recorder(TorchDispatchMode):
-    """Collects the calls of fusedseq's registered operators with their arguments."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "fusedseq":
-            self.calls.append((function, args, kwargs or {}))
-        return function(*args, **(kwargs or {}))
 
 
 @one_of_each(

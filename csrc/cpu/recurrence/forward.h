@@ -3,13 +3,14 @@
 // RNN, whose cells are in cells.h.
 //
 // One team of threads runs all time steps. Each part of the work owns a range of hidden units (and
-// of inputs, and of a low rank's columns). It packs its own columns of every weight once, and after
-// each product does the pointwise work of the columns that it has just computed. A step has a
-// barrier after each round (two if the rank is low) and one after the gates. Where the batch has
-// many rows and the weights are small, each part owns rows of the batch instead, of which it
-// computes all columns, and no step has a barrier: see shares_rows. No memory is allocated in the
-// loop. A cell with layer normalization needs all columns of a row: after a barrier behind the
-// products each part computes the cells of its rows of the batch.
+// of inputs, and of a low rank's columns). It packs its own columns of every weight once, or panel
+// by panel if there is one step only (see in_panels), and after each product does the pointwise
+// work of the columns that it has just computed. A step has a barrier after each round (two if the
+// rank is low) and one after the gates. Where the batch has many rows and the weights are small,
+// each part owns rows of the batch instead, of which it computes all columns, and no step has a
+// barrier: see shares_rows. No memory is allocated in the loop. A cell with layer normalization
+// needs all columns of a row: after a barrier behind the products each part computes the cells of
+// its rows of the batch.
 //
 // Layout: rows are those of the batch; within a row, the slots of all hidden units (the gates of an
 // LSTM) follow each other. Rows of saved tensors are padded to PAD elements, rows of workspaces

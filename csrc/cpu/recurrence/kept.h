@@ -3,8 +3,8 @@
 //
 // If nobody will ask for gradients, the caller passes null pointers, and only the steps that are
 // still needed are kept: the block of steps whose inputs were multiplied together, of the cell
-// states the last two, and of all else one step. Then a long sequence stays in the caches, where
-// otherwise most of the memory that a call writes is what it saves.
+// states the last two, and of all else one step. Most of the memory that a call writes otherwise is
+// what it saves.
 #pragma once
 #include <algorithm>
 
