@@ -1,15 +1,21 @@
 #include "cpu/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace fusedseq::cpu {
 namespace {
@@ -57,21 +63,97 @@ void free_block(void* p, size_t size) {
     munmap(p, size);
 }
 
-struct Cache {
-  std::mutex mutex;
-  std::multimap<size_t, void*> blocks;  // by rounded size
-  size_t bytes = 0;                     // the sum of the blocks' sizes
-  size_t max_bytes = size_t(512) << 20;
-
-  Cache() {
-    const char* mb = std::getenv("FUSEDSEQ_CACHE_MB");
-    if (!mb || !*mb) return;
-    if (std::strspn(mb, "0123456789") != std::strlen(mb))
-      throw std::runtime_error(
-          std::string("FUSEDSEQ_CACHE_MB must be a whole number of MiB, at least 0, got ") + mb);
-    const unsigned long long wanted = std::strtoull(mb, nullptr, 10);
-    max_bytes = wanted < (SIZE_MAX >> 20) ? size_t(wanted) << 20 : SIZE_MAX;
+// Returns the bytes of memory that this process may use: the machine's, or less if a control group
+// (a container) limits it. 0 if the system does not say.
+size_t memory_of_the_machine() {
+  size_t least = SIZE_MAX;
+#ifdef _SC_PHYS_PAGES
+  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  if (pages > 0 && page > 0) least = size_t(pages) * size_t(page);
+#endif
+  for (const char* path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    size_t limit = 0;
+    if (std::ifstream(path) >> limit) least = std::min(least, limit);  // "max" is no number
   }
+  return least == SIZE_MAX ? 0 : least;
+}
+
+// Returns how many bytes of freed blocks are cached: FUSEDSEQ_CACHE_MB, or an eighth of the
+// machine's memory, from 512 MiB to 4 GiB. A training step of a Transformer of 65 million
+// parameters frees more than a GiB of blocks of the cached sizes.
+size_t max_cached_bytes() {
+  const char* mb = std::getenv("FUSEDSEQ_CACHE_MB");
+  if (!mb || !*mb)
+    return std::clamp(memory_of_the_machine() / 8, size_t(512) << 20, size_t(4) << 30);
+  if (std::strspn(mb, "0123456789") != std::strlen(mb))
+    throw std::runtime_error(
+        std::string("FUSEDSEQ_CACHE_MB must be a whole number of MiB, at least 0, got ") + mb);
+  const unsigned long long wanted = std::strtoull(mb, nullptr, 10);
+  return wanted < (SIZE_MAX >> 20) ? size_t(wanted) << 20 : SIZE_MAX;
+}
+
+struct Block {
+  size_t size;
+  void* p;
+};
+
+// Freed blocks by size and age. Where a new block does not fit, the blocks that have been in the
+// cache for the longest time go: they are those of shapes that no longer occur.
+class Cache {
+ public:
+  // Returns the block of this rounded size that was released last, or null if there is none.
+  void* take(size_t size) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto next = by_size_.lower_bound({size + 1, 0});
+    if (next == by_size_.begin()) return nullptr;
+    const auto found = std::prev(next);
+    if (found->first.first != size) return nullptr;
+    void* p = found->second;
+    sizes_.erase(found->first.second);
+    by_size_.erase(found);
+    bytes_ -= size;
+    return p;
+  }
+
+  // Caches a block, and returns the blocks that the caller must free.
+  std::vector<Block> put(Block block) {
+    if (block.size > max_bytes_) return {block};
+    std::vector<Block> removed;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    while (bytes_ + block.size > max_bytes_) {
+      const auto oldest = sizes_.begin();
+      const auto found = by_size_.find({oldest->second, oldest->first});
+      removed.push_back({oldest->second, found->second});
+      bytes_ -= oldest->second;
+      by_size_.erase(found);
+      sizes_.erase(oldest);
+    }
+    by_size_[{block.size, released_}] = block.p;
+    sizes_[released_++] = block.size;
+    bytes_ += block.size;
+    return removed;
+  }
+
+  // Removes all blocks and returns them, for the caller to free.
+  std::vector<Block> clear() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<Block> removed;
+    for (const auto& [key, p] : by_size_)
+      removed.push_back({key.first, p});
+    by_size_.clear();
+    sizes_.clear();
+    bytes_ = 0;
+    return removed;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<size_t, uint64_t>, void*> by_size_;  // (size, number of the release) -> block
+  std::map<uint64_t, size_t> sizes_;                      // number of the release -> size
+  uint64_t released_ = 0;
+  size_t bytes_ = 0;  // the sum of the blocks' sizes
+  const size_t max_bytes_ = max_cached_bytes();
 };
 
 Cache& cache() {
@@ -84,44 +166,29 @@ Cache& cache() {
 void* allocate(size_t bytes) {
   if (bytes < LARGE) return allocate_from_malloc(bytes);
   const size_t size = rounded(bytes);
-  Cache& c = cache();
-  {
-    const std::lock_guard<std::mutex> lock(c.mutex);
-    const auto found = c.blocks.find(size);
-    if (found != c.blocks.end()) {
-      void* p = found->second;
-      c.blocks.erase(found);
-      c.bytes -= size;
-      return p;
-    }
+  if (void* p = cache().take(size)) return p;
+  const auto allocate_new = size < MAPPED ? allocate_from_malloc : allocate_from_mmap;
+  try {
+    return allocate_new(size);
+  } catch (const std::bad_alloc&) {
+    if (!empty_cache()) throw;
+    return allocate_new(size);
   }
-  return size < MAPPED ? allocate_from_malloc(size) : allocate_from_mmap(size);
 }
 
 void release(void* p, size_t bytes) {
   if (!p) return;
   if (bytes < LARGE) return std::free(p);
-  const size_t size = rounded(bytes);
-  Cache& c = cache();
-  {
-    const std::lock_guard<std::mutex> lock(c.mutex);
-    if (c.bytes + size <= c.max_bytes) {
-      c.blocks.emplace(size, p);
-      c.bytes += size;
-      return;
-    }
-  }
-  free_block(p, size);
+  for (const Block& block : cache().put({rounded(bytes), p}))
+    free_block(block.p, block.size);
 }
 
 size_t empty_cache() {
-  Cache& c = cache();
-  const std::lock_guard<std::mutex> lock(c.mutex);
-  for (const auto& [size, p] : c.blocks)
-    free_block(p, size);
-  c.blocks.clear();
-  const size_t bytes = c.bytes;
-  c.bytes = 0;
+  size_t bytes = 0;
+  for (const Block& block : cache().clear()) {
+    free_block(block.p, block.size);
+    bytes += block.size;
+  }
   return bytes;
 }
 

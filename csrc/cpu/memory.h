@@ -20,7 +20,8 @@ void release(void* p, size_t bytes);
 constexpr size_t LARGE = size_t(1) << 17;
 
 // Frees all cached blocks and returns their size in bytes. The cache holds at most
-// FUSEDSEQ_CACHE_MB (an environment variable) MiB, 512 by default.
+// FUSEDSEQ_CACHE_MB (an environment variable) MiB, by default an eighth of the machine's memory,
+// from 512 MiB to 4 GiB. Where that is exceeded, the blocks released first are freed.
 size_t empty_cache();
 
 }  // namespace fusedseq::cpu

@@ -167,7 +167,8 @@ def multiplies_bf16() -> bool:
 def empty_cache() -> int:
     """Returns the memory that the CPU operators cache for reuse to the system.
 
-    At most 512 MiB are cached, or FUSEDSEQ_CACHE_MB MiB if that variable is set.
+    At most an eighth of the machine's memory is cached, from 512 MiB to 4 GiB, or
+    FUSEDSEQ_CACHE_MB MiB if that variable is set.
     returns: the number of bytes released
     """
     function = operators().fusedseq_empty_cache

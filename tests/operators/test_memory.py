@@ -5,8 +5,10 @@ else. Large results come from a cache of freed blocks; processes with other sett
 test how it retains them and gives them back.
 """
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,6 +52,14 @@ def test_memory_for_backward_is_gates_and_states(rounds):
     seed = 8
     allowed = 4 * T * B * (gates + states) + seed
     assert saved_bytes(fused.mogrifier_lstm, args, kwargs) <= allowed
+
+
+# The files in which a control group states its limit.
+LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
+
+
+def read(path):
+    return Path(path).read_text() if Path(path).exists() else ""
 
 
 CACHE = """
@@ -108,6 +118,44 @@ def test_memory_reaches_a_plateau_under_varied_shapes(monkeypatch):
     early, late, cached = map(int, run.stdout.split())
     assert late - early < 8 << 20
     assert cached <= 32 << 20
+
+
+OLDEST = """
+import fusedseq, torch
+from fusedseq import fused
+for elements in (5_000_000, 6_000_000):
+    fused.dropout(torch.ones(elements), 0.5, 1)
+print(fusedseq.empty_cache())
+"""
+
+
+def test_a_full_cache_frees_the_blocks_released_first(monkeypatch):
+    """Blocks of shapes that no longer occur would otherwise fill it for ever."""
+    monkeypatch.setenv("FUSEDSEQ_CACHE_MB", "32")
+    run = subprocess.run([sys.executable, "-c", OLDEST], capture_output=True, text=True, check=True)
+    assert 24_000_000 <= int(run.stdout) < 32 << 20
+
+
+MANY_BLOCKS = """
+import fusedseq, torch
+from fusedseq import fused
+x = torch.ones(1 << 26)
+blocks = [fused.dropout(x, 0.5, seed) for seed in range(3)]
+del blocks
+print(fusedseq.empty_cache())
+"""
+
+
+def test_the_size_of_the_cache_follows_the_memory(monkeypatch):
+    """An eighth of it; three blocks of 256 MiB fit from 6 GiB on."""
+    monkeypatch.delenv("FUSEDSEQ_CACHE_MB", raising=False)
+    if os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") < 8 << 30:
+        pytest.skip("a machine with less than 8 GiB")
+    command = [sys.executable, "-c", MANY_BLOCKS]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    limits = [int(text) for text in map(read, LIMITS) if text.strip().isdigit()]
+    allowed = 8 * (3 << 28)
+    assert int(run.stdout) == (3 << 28 if min(limits, default=allowed) >= allowed else 2 << 28)
 
 
 PAGE_FAULTS = """
