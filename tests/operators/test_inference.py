@@ -11,6 +11,7 @@ import torch
 from fusedseq import fused
 from fusedseq.testing import (
     CASES,
+    check,
     differentiable,
     hidden_state_case,
     lstm_case,
@@ -82,30 +83,42 @@ def test_any_number_of_threads(case, count, threads):
         assert torch.equal(got, expected)
 
 
-# Widths of several panels of packed columns, whole and not. 150 rows are more than one chunk, whose
-# weights are packed as a whole.
-STEPS = [
-    case
-    for B in (1, 5, 150)
-    for case in (
+def steps(B):
+    """Calls of two steps. The widths are several panels of packed columns, whole and not."""
+    return [
         lstm_case(2, B, 130, 200),
         hidden_state_case("gru", 2, B, 33, 150),
         lstm_with_vectors_case("layer_norm_lstm", 2, B, 33, 150),
         mogrifier_lstm_case(2, B, 130, 200, 5),
         mogrifier_lstm_case(2, B, 130, 150, 4, rank=210),
-    )
-]
+    ]
 
 
+# More rows than dot products are for. 150 are more than one chunk, whose weights are packed as a
+# whole.
 @pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("case", STEPS, ids=str)
+@pytest.mark.parametrize("case", steps(9) + steps(150), ids=str)
 def test_a_single_step_has_the_bits_of_the_first_of_two(case, count, own, threads):
     threads(count)
     (x, *others), kwargs = case.inputs(dtype=own)
     function = getattr(fused, case.op)
     y, step = (function(steps, *others, **kwargs)[0] for steps in (x, x[:1]))
     assert torch.equal(step, y[:1])
+
+
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("case", [case for B in (1, 3, 8) for case in steps(B)], ids=str)
+def test_a_single_step_of_few_rows(case, own, threads):
+    """By dot products, with the same bits on any number of threads."""
+    (x, *others), kwargs = case.inputs(dtype=own)
+    args = (x[:1].clone(), *others)
+    check(case.op, args, kwargs)
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        found.append(getattr(fused, case.op)(*args, **kwargs)[0])
+    assert all(torch.equal(y, found[0]) for y in found)
 
 
 @pytest.mark.parametrize("op", OPERATORS)

@@ -21,6 +21,29 @@ constexpr int DOT_COLUMNS = LANES<T> / DOT_ROWS;
 // Up to this many rows of A, dot products are faster than the packed product.
 constexpr int64_t MAX_DOT_ROWS = 8;
 
+// Returns whether K numbers are whole vectors of elements, or so many that the rest costs little.
+template <class E>
+HD bool fills_vectors(int64_t K) {
+  return depth<E>(K) % LANES<E> == 0 || depth<E>(K) >= 4 * LANES<E>;
+}
+
+// c[m][n] += the lanes of A[m] . B[n], of elements k and those that `load` reads behind it.
+template <int M, class E, class Load>
+HD void add_lanes(int64_t k, const E* A, int64_t lda, const E* const* B, Load load,
+                  Vec<Sum<E>> (&c)[M][DOT_COLUMNS<E>]) {
+  Vec<E> a[M];
+#pragma GCC unroll 2
+  for (int m = 0; m < M; ++m)
+    a[m] = load(A + m * lda + k);
+#pragma GCC unroll 8
+  for (int n = 0; n < DOT_COLUMNS<E>; ++n) {
+    const Vec<E> b = load(B[n] + k);
+#pragma GCC unroll 2
+    for (int m = 0; m < M; ++m)
+      c[m][n] = multiply_add(c[m][n], a[m], b);
+  }
+}
+
 // sums[m * DOT_COLUMNS + n] = A[m] . B[n], not yet summed over the lanes.
 template <int M, class E>
 HD void dot_tile(int64_t K, const E* A, int64_t lda, const E* const* B, Vec<Sum<E>>* sums) {
@@ -31,19 +54,10 @@ HD void dot_tile(int64_t K, const E* A, int64_t lda, const E* const* B, Vec<Sum<
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n)
       c[m][n] = Vec<T>(T(0));
-  for (int64_t k = 0; k < K; k += LANES<E>) {
-    Vec<E> a[M];
-#pragma GCC unroll 2
-    for (int m = 0; m < M; ++m)
-      a[m] = Vec<E>::load(A + m * lda + k);
-#pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
-      const Vec<E> b = Vec<E>::load(B[n] + k);
-#pragma GCC unroll 2
-      for (int m = 0; m < M; ++m)
-        c[m][n] = multiply_add(c[m][n], a[m], b);
-    }
-  }
+  int64_t k = 0;
+  for (; k + LANES<E> <= K; k += LANES<E>)
+    add_lanes<M>(k, A, lda, B, [](const E* p) { return Vec<E>::load(p); }, c);
+  if (k < K) add_lanes<M>(k, A, lda, B, [&](const E* p) { return Vec<E>::load(p, K - k); }, c);
 #pragma GCC unroll 2
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
@@ -51,11 +65,11 @@ HD void dot_tile(int64_t K, const E* A, int64_t lda, const E* const* B, Vec<Sum<
       sums[m * N + n] = c[m][n];
 }
 
-// C (M, N) = A (M, K) B (N, K)^T + bias (N,), which may be null. K must be whole vectors. The value
-// of an element does not depend on M, N or its position.
+// C (M, N) (+)= A (M, K) B (N, K)^T + bias (N,), which may be null. The value of an element does
+// not depend on M, N or its position. K counts elements.
 template <class E>
 void product_of_rows(int64_t M, int64_t K, int64_t N, Matrix<const E> A, Matrix<const E> B,
-                     const Sum<E>* bias, Matrix<Sum<E>> C) {
+                     const Sum<E>* bias, Output<Sum<E>> C) {
   using T = Sum<E>;
   constexpr int64_t DEPTH = 4096 / sizeof(E);  // of B's rows that stay in L1 while A's rows pass
   constexpr int COLUMNS = DOT_COLUMNS<E>;
@@ -86,12 +100,17 @@ void product_of_rows(int64_t M, int64_t K, int64_t N, Matrix<const E> A, Matrix<
         for (int64_t m = m0; m < m0 + DOT_ROWS && m < M; ++m)
           for (int64_t n = 0; n < columns; ++n) {
             T* c = C.p + m * C.ld + n0 + n;
-            const T before = k0 ? *c : bias ? bias[n0 + n] : T(0);
-            *c = dots[(m - m0) * COLUMNS + n] + before;
+            T sum = dots[(m - m0) * COLUMNS + n];
+            if (k0 || C.accumulate) sum += *c;
+            *c = !k0 && bias ? sum + bias[n0 + n] : sum;
           }
       }
     }
   }
+  if (C.whole_vectors && !C.accumulate)
+    for (int64_t m = 0; m < M; ++m)
+      for (int64_t n = N; n < round_up<T>(N); ++n)
+        C.p[m * C.ld + n] = T(0);
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -62,10 +62,10 @@ HD const E* as_elements(const S* p) {
   return reinterpret_cast<const E*>(p);
 }
 
-// Returns whether rows of K numbers are whole vectors of elements E, which dot products need.
+// Returns whether rows of K numbers suit dot products, which read them where they are.
 template <class E, class S>
 HD bool suits_dot_products(int64_t K) {
-  return are_elements<E, S>(K) && depth<E>(K) % LANES<E> == 0;
+  return are_elements<E, S>(K) && fills_vectors<E>(K);
 }
 
 // Returns the number of last rows of x that the transposed product leaves to dot products, because
@@ -112,13 +112,14 @@ void linear_dots(int64_t M, int64_t K, int64_t rows, const S* x, const S* W, con
   const int64_t k = depth<E>(K);
   const Matrix<const E> A{as_elements<E>(x), k}, B{as_elements<E>(W), k};
   if constexpr (std::is_same<S, T>::value) {
-    product_of_rows<E>(M, k, rows, A, B, b, {y, ldy});
+    product_of_rows<E>(M, k, rows, A, B, b, {y, ldy, false, false});
   } else {
     constexpr int64_t AT_ONCE = 8 * LANES<E>;
     alignas(64) T block[MAX_DOT_ROWS * AT_ONCE];
     for (int64_t n = 0; n < rows; n += AT_ONCE) {
       const int64_t width = rows - n < AT_ONCE ? rows - n : AT_ONCE;
-      product_of_rows<E>(M, k, width, A, {B.p + n * k, k}, b ? b + n : nullptr, {block, AT_ONCE});
+      product_of_rows<E>(M, k, width, A, {B.p + n * k, k}, b ? b + n : nullptr,
+                         {block, AT_ONCE, false, false});
       store_block(M, width, (const T*)block, AT_ONCE, y + n, ldy);
     }
   }

@@ -22,6 +22,7 @@
 #pragma once
 #include <algorithm>
 
+#include "cpu/gemm/dot_products.h"
 #include "cpu/gemm/gemm.h"
 #include "cpu/recurrence/cells.h"
 #include "cpu/recurrence/kept.h"
@@ -109,7 +110,8 @@ class RecurrentForward {
   const Sizes<T> s;
   const int parts;
   // Whether each panel of a weight is multiplied as soon as it is packed, while it is in the L2
-  // cache: of a single step, which uses no weight twice. Then no weight is packed as a whole.
+  // cache, or by dot products without being packed if the rows are few: of a single step, which
+  // uses no weight twice. Then no weight is packed as a whole.
   const bool in_panels;
   const bool by_rows;
   // Without rounds the inputs' product does not depend on the state. It is computed for a block of
@@ -177,7 +179,12 @@ class RecurrentForward {
     return s.rounds ? first_of_round(p, 0) : of_h(0, p);
   }
 
-  // Where a weight is in memory, for a prefetch.
+  // Whether a weight's rows of K numbers are rows of elements E where they are.
+  bool are_elements(int64_t K) const {
+    return std::is_same<E, T>::value ? !r.bf16_weights : r.bf16_weights && K % 2 == 0;
+  }
+
+  // Where a weight is in memory.
   const E* in_memory(Weight weight) const {
     const int64_t bytes = r.bf16_weights ? sizeof(bfloat16) : sizeof(T);
     return weight.W ? reinterpret_cast<const E*>(static_cast<const char*>(weight.W) +
@@ -190,6 +197,9 @@ class RecurrentForward {
                 Weight weight, Output<T> C, Weight next) const {
     if (!in_panels)
       return gemm_chunk<E>(M, depth<E>(K), columns, left, weight.packed, C, nullptr, next.packed);
+    if (M <= MAX_DOT_ROWS && fills_vectors<E>(K) && are_elements(K))
+      return product_of_rows<E>(M, depth<E>(K), columns, {left.p, left.sm},
+                                {in_memory(weight), depth<E>(K)}, nullptr, C);
     E* const own = panels + panel * p.begin;
     for (int64_t n = 0; n < columns; n += PANEL<E>) {
       const int64_t after = n + PANEL<E>, width = (after < columns ? after : columns) - n;
