@@ -147,7 +147,7 @@ print(fusedseq.empty_cache())
 
 
 def test_the_size_of_the_cache_follows_the_memory(monkeypatch):
-    """An eighth of it; three blocks of 256 MiB fit from 6 GiB on."""
+    """The cache holds an eighth of the memory: three blocks of 256 MiB fit from 6 GiB on."""
     monkeypatch.delenv("FUSEDSEQ_CACHE_MB", raising=False)
     if os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") < 8 << 30:
         pytest.skip("a machine with less than 8 GiB")
