@@ -81,6 +81,7 @@ def page(results, task):
     parts = [f"{GENERATED}\n# {title}", about, f"## Beside the source report\n\n{COLUMNS}"]
     parts.append(markdown_table([HEAD, *(cells(*pair) for pair in found)]))
     parts += other_experiments(results, task)
+    parts += encodings(found)
     if curves.results_with_curves(results, task):
         parts.append(f"## Curves\n\n![Losses of the runs of {task}](../assets/curves-{task}.png)")
     parts += samples(found)
@@ -133,6 +134,49 @@ def budget(result):
     if done < planned:
         return f"{done} of {metrics.counted(planned, 'epochs')} ({steps})"
     return f"{metrics.counted(done, 'epochs')} instead of {planned} ({steps})"
+
+
+def encodings(found):
+    """Returns the section that compares encodings of positions, unless there are runs of fewer than
+    two.
+
+    The experiments pe-... of a task differ in the encoding alone, so that losses after the same
+    number of epochs may be compared, also where a run ended earlier than another.
+    """
+    runs = [
+        group[0]
+        for _, group in found
+        if group[0]["preset"].startswith("pe-")
+        and group[0]["validations"]
+        and not groups.label_of(group[0])
+    ]
+    if len(runs) < 2:
+        return []
+    curve_of = {
+        run["preset"]: {v["epoch"]: v["valid_loss"] for v in run["validations"]} for run in runs
+    }
+    last = max(epoch for curve in curve_of.values() for epoch in curve)
+    shared = max(set.intersection(*(set(curve) for curve in curve_of.values())))
+    runs.sort(key=lambda run: curve_of[run["preset"]][shared])
+    head = "encoding", *map(str, range(1, last + 1)), "test bleu", "after"
+    lines = []
+    for run in runs:
+        losses = [curve_of[run["preset"]].get(epoch) for epoch in range(1, last + 1)]
+        lines.append(
+            (
+                run["settings"]["model"]["positions"],
+                *("" if loss is None else f"{loss:.3f}" for loss in losses),
+                metrics.number("bleu", run["test"]["bleu"]),
+                metrics.counted(run["epochs"], "epochs"),
+            )
+        )
+    about = (
+        "The same model with each encoding, from one seed and with the same batches: the loss of "
+        f"the validation data after each epoch, in order of that after epoch {shared}, the last "
+        "one that all have. Values of `test bleu` are comparable after as many epochs. How much "
+        "two seeds differ was not measured."
+    )
+    return [f"## Encodings of positions\n\n{about}", markdown_table([head, *lines])]
 
 
 def samples(found):

@@ -22,6 +22,7 @@ CASES = {
     "Linear": ("linear-", "eager"),
     "LockedDropout": ("locked_dropout-", "eager"),
     "bidirectional LSTM": ("bidirectional_lstm-", "torch"),
+    "projected LSTM": ("projected_lstm-", "torch"),
     "WeightDrop": ("lstm-", "torch"),
     "output layer": ("linear_cross_entropy-", "eager"),
 }

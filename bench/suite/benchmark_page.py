@@ -75,6 +75,7 @@ FAMILIES = {
             "peephole_lstm",
             "gru",
             "rnn",
+            "projected_lstm",
         ),
         "`T70-B20-650-r5` means 70 steps, batch 20, width 650 and 5 rounds of the Mogrifier; "
         "`400-1150` are the input "
@@ -367,16 +368,26 @@ def bf16_training(machine):
     entries = {preset: entry for preset, (_, entry) in machine.bf16_presets.items()}
     if entries:
         parts += [BF16_TRAINING, speed.markdown({"rows": entries})]
-    lines = [
-        f"- {preset}: {entry['steps']} steps, from {entry['losses'][0][0]:.3f} to "
-        f"{entry['losses'][-1][0]:.3f} nats; largest difference {entry['largest difference']:.2g} "
-        f"at step {entry['at step']}, mean difference "
-        f"{statistics.fmean(abs(a - b) for a, b in entry['losses']):.2g}."
-        for preset, (_, entry) in machine.bf16_agreements.items()
-    ]
+    lines = [losses_apart(preset, entry) for preset, (_, entry) in machine.bf16_agreements.items()]
     if lines:
         parts += [BF16_LOSSES, "\n".join(lines)]
     return parts
+
+
+def losses_apart(preset, entry):
+    """Returns a sentence on the losses of the same steps in bf16 and in fp32."""
+    differences = [abs(a - b) for a, b in entry["losses"]]
+    line = (
+        f"- {preset}: {entry['steps']} steps, from {entry['losses'][0][0]:.3f} to "
+        f"{entry['losses'][-1][0]:.3f} nats; largest difference {entry['largest difference']:.2g} "
+        f"at step {entry['at step']}, mean difference {statistics.fmean(differences):.2g}"
+    )
+    if entry["yardstick"] and entry["ops"][-1] == "fused":
+        line += (
+            f". Steps in fp32 differ by up to {entry['yardstick']:.2g} from those whose weights "
+            "start one rounding away"
+        )
+    return f"{line}."
 
 
 def agreement(agreements):

@@ -23,6 +23,8 @@ from bench.suite.cases import (
     norm,
     nt_asgd,
     packed_sequences,
+    projected_lstm,
+    quantized_gru,
     quantized_linear,
     quantized_lstm,
     quantized_mogrifier_lstm,
@@ -86,6 +88,7 @@ CASES = [
     layer_norm_gru(70, 20, 650, 650),
     lstm_with_vectors("peephole_lstm", 70, 20, 650, 650),
     rnn(70, 20, 650, 650),
+    projected_lstm(70, 20, 400, 1150, 400, Target("torch", 1.0)),
     lstm(70, 20, 650, 650, packed=True, full=True),
     elementwise("dropout", (4900, 650), 0.5, Target("eager", 5.0), Target("roof", 0.7)),
     elementwise("locked_dropout", (70, 70, 650), 0.5, Target("roof", 0.7)),
@@ -127,6 +130,9 @@ CASES = [
     # The smallest calls: what a call costs beside its work.
     attention(1, 1, 1, 4, roofline="copy", full=True),
     decoding(1, 1, 1, 4, full=True),
+    lstm(1, 1, 16, 16, roofline="mv", full=True),
+    gru(1, 1, 16, 16, roofline="mv", full=True),
+    mogrifier(1, 1, 16, roofline="mv", full=True),
     attention(
         64,
         8,
@@ -285,6 +291,10 @@ CASES = [
         for recurrence in (gru, bidirectional_lstm)
         for sizes in OTHER_RECURRENCES
     ),
+    *(
+        lstm_with_vectors("layer_norm_lstm", *sizes, Target("eager", 3.0), full=True)
+        for sizes in OTHER_RECURRENCES
+    ),
     # Single steps, as a model that generates text makes them: reading the weights limits them.
     *(
         lstm(1, B, H, H, Target("torch", 1.1), backward=False, roofline="mv", full=True)
@@ -309,5 +319,6 @@ CASES = [
     quantized_linear(1, 1024, 4096),
     *(quantized_lstm(1, B, 650, 650) for B in (1, 8)),
     *(quantized_lstm(T, 1, 1024, 1024) for T in (1, 20)),
+    quantized_gru(1, 1, 650, 650),
     *(quantized_mogrifier_lstm(T, 1, 650) for T in (1, 20)),
 ]

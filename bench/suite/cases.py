@@ -167,6 +167,19 @@ def bidirectional_lstm(T, B, X, H, *targets, **fields):
     )
 
 
+def projected_lstm(T, B, X, H, P, *targets, **fields):
+    return BenchmarkCase(
+        "projected_lstm",
+        f"T{T}-B{B}-{X}-{H}-{P}",
+        testing.projected_lstm_case(T, B, X, H, P=P).make,
+        flops=2.0 * T * B * (4 * H * (X + P) + P * H),
+        targets=targets,
+        eager=baselines.projected_lstm_loop,
+        others={"torch": baselines.projected_lstm},
+        **fields,
+    )
+
+
 def lstm_with_vectors(op, T, B, X, H, *targets, **fields):
     """A peephole LSTM or an LSTM with layer normalization."""
     return BenchmarkCase(
@@ -376,15 +389,24 @@ def quantized_linear(M, K, N, *targets):
 
 def quantized_lstm(T, B, X, H, *targets):
     """An LSTM with weights in 8 bits, in inference."""
+    return quantized_recurrence("lstm", 4, torch.nn.LSTM, T, B, X, H, *targets)
+
+
+def quantized_gru(T, B, X, H, *targets):
+    """A GRU with weights in 8 bits, in inference."""
+    return quantized_recurrence("gru", 3, torch.nn.GRU, T, B, X, H, *targets)
+
+
+def quantized_recurrence(name, gates, module, T, B, X, H, *targets):
     return quantized_weights.QuantizedCase(
         "quantize",
-        f"lstm-T{T}-B{B}-{X}-{H}",
+        f"{name}-T{T}-B{B}-{X}-{H}",
         lambda randn: ((randn(T, B, X),), {}),
         backward=False,
-        flops=2.0 * T * B * 4 * H * (X + H),
+        flops=2.0 * T * B * gates * H * (X + H),
         targets=targets,
         full=True,
-        module=torch.nn.LSTM,
+        module=module,
         sizes=(X, H),
     )
 

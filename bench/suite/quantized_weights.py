@@ -36,8 +36,8 @@ def ours(module):
 
 def made_of(module):
     """Returns the class of this package for a recurrent module of torch or of its own."""
-    own = (fusedseq.nn.MogrifierLSTM, fusedseq.nn.LSTM)
-    return next((kind for kind in own if isinstance(module, kind)), fusedseq.nn.LSTM)
+    kinds = {nn.LSTM: fusedseq.nn.LSTM, nn.GRU: fusedseq.nn.GRU}
+    return kinds.get(type(module), type(module))
 
 
 def mogrifier_loop(input_size, hidden_size):

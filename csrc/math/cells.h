@@ -9,6 +9,9 @@
 //   TERMS     numbers of a row and step whose sums over all of them are gradients of parameters
 //             that no product multiplies
 //
+//   PROJECTS  whether a projection may follow: then it has a function `output` of what was saved
+//             and of c before the step, which returns h after it
+//
 // and two functions of a hidden unit, or of a vector of hidden units:
 //
 //   forward   z: the pre-activations, then what is saved of them    h, c: the state, updated
@@ -38,16 +41,21 @@ struct Block {
 // What most cells have in common.
 struct PlainCell {
   static constexpr int VECTORS = 0, TERMS = 0;
-  static constexpr bool WHOLE_ROWS = false;
+  static constexpr bool WHOLE_ROWS = false, PROJECTS = false;
 };
 
 // cap: whether min(i, 1 - f) replaces i, see math/lstm.h
 template <bool cap>
 struct LstmCell : PlainCell {
   static constexpr int GATES = 4, SLOTS = 4;
-  static constexpr bool HAS_C = true;
+  static constexpr bool HAS_C = true, PROJECTS = true;
   static constexpr Block BLOCKS[] = {{0, 0, 4}};
 
+  // What a projection reads.
+  template <class V>
+  HD static V output(const V (&a)[SLOTS], V c) {
+    return lstm_cell<cap>(LstmGates<V>{a[0], a[1], a[2], a[3]}, c).h;
+  }
   template <class V, class P>
   HD static void forward(V (&z)[SLOTS], V& h, V& c, const P&) {
     const LstmGates<V> a = lstm_gates(LstmGates<V>{z[0], z[1], z[2], z[3]});
@@ -73,7 +81,7 @@ struct LstmCell : PlainCell {
 // The parameters are the peepholes of i, f and o, and the terms are their gradients.
 struct PeepholeLstmCell {
   static constexpr int GATES = 4, SLOTS = 4, VECTORS = 3, TERMS = 3;
-  static constexpr bool HAS_C = true, WHOLE_ROWS = false;
+  static constexpr bool HAS_C = true, WHOLE_ROWS = false, PROJECTS = false;
   static constexpr Block BLOCKS[] = {{0, 0, 4}};
 
   template <class V, class P>

@@ -40,14 +40,18 @@ HD int64_t mask_row(const R& r, int64_t t, int64_t b) {
   return (r.reverse ? length - 1 - t : t) * r.B + b;
 }
 
-// The state h before step t of row b, (H,), or null where it is zero.
-// h0: (B, H)    y: (T, B, H), the output
+// The state h before step t of row b, (width,), or null where it is zero.
+// h0: (B, width)    y: (T, B, width), the output
 template <class S, class R>
-HD const S* h_before(const R& r, const S* h0, const S* y, int64_t t, int64_t b) {
+HD const S* h_before(const R& r, int64_t width, const S* h0, const S* y, int64_t t, int64_t b) {
   if (resets(r, t, b)) return nullptr;
   const int64_t before = step_before(r, t);
   const bool is_first = t == nth_step(r, 0) || (r.reverse && has_ended(r.lengths, before, b));
-  return is_first ? h0 + b * r.H : y + (before * r.B + b) * r.H;
+  return is_first ? h0 + b * width : y + (before * r.B + b) * width;
+}
+template <class S, class R>
+HD const S* h_before(const R& r, const S* h0, const S* y, int64_t t, int64_t b) {
+  return h_before(r, r.H, h0, y, t, b);
 }
 
 }  // namespace fusedseq

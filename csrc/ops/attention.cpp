@@ -1,64 +1,30 @@
 // The operator attention: pyext/fusedseq/reference/attention.py. The CPU kernels are in
 // csrc/cpu/attention; on CUDA the kernels are those of kernels/attention, in Triton.
+//
+// attention_plain is attention without options, on the CPU. It has fewer arguments and results to
+// convert, which in a small call takes a good part of the time: csrc/python/_autograd.cpp calls it.
 #include <limits>
+#include <memory>
+#include <vector>
 
-#include "ops/precision.h"
-#include "ops/tensor.h"
+#include "ops/attention_call.h"
 
 namespace fusedseq {
 namespace {
 
-constexpr char OP[] = "attention", BACKWARD[] = "attention_backward", PLAN[] = "attention_plan";
+constexpr char OP[] = "attention", BACKWARD[] = "attention_backward", PLAN[] = "attention_plan",
+               PLAIN[] = "attention_plain", OF_PLAIN[] = "attention_plain_backward";
 
-// Positions are sums of the offset and an index, which 64 bits hold within these limits.
-constexpr int64_t MAX_OFFSET = int64_t(1) << 62;
-// The most elements of the keys or values of a head. The kernels copy them, with padding, into
-// workspaces, whose sizes must not exceed 64 bits.
-constexpr int64_t MAX_HEAD = int64_t(1) << 40;
-
-#define ATTENTION_QKV(FIELD)             \
-  FIELD(Tensor, q) /* (B, N, L, D) */    \
-  FIELD(Tensor, k) /* (B, N_kv, S, D) */ \
-  FIELD(Tensor, v) /* (B, N_kv, S, D) */
-#define ATTENTION_TERMS(FIELD)                                                \
-  FIELD(OptionalTensor, bias)          /* (B or 1, N or 1, L or 1, S or 1) */ \
-  FIELD(OptionalTensor, mask)          /* bool, as bias; true: seen */        \
-  FIELD(OptionalTensor, key_lengths)   /* (B,) int64 */                       \
-  FIELD(OptionalTensor, alibi)         /* (N,) slopes */                      \
-  FIELD(OptionalTensor, relative_keys) /* (2K + 1, D) */                      \
-  FIELD(OptionalTensor, rope)          /* (P, R) */                           \
-  FIELD(bool, rope_interleaved)        /* pairs of neighbours, else halves */
-#define ATTENTION_SETTINGS(FIELD)                                 \
-  FIELD(OptionalTensor, seed) /* required by dropout */           \
-  FIELD(double, scale)                                            \
-  FIELD(bool, causal)                                             \
-  FIELD(int64_t, offset) /* position of query 0 among the keys */ \
-  FIELD(double, dropout)
-// The mask of a window, what happens to the logits, and sequences without padding: those of q are
-// the rows of q (1, N, tokens, D) that cu_seqlens_q separates, and those of k and v as well. B is
-// then the number of sequences, and L and S are max_seqlen_q and max_seqlen_k.
-#define ATTENTION_MORE(FIELD)                                               \
-  FIELD(OptionalTensor, sinks)        /* (N,) */                            \
-  FIELD(double, softcap)              /* 0: none */                         \
-  FIELD(int64_t, window_left)         /* keys before a position; -1: all */ \
-  FIELD(int64_t, window_right)        /* keys behind a position; -1: all */ \
-  FIELD(OptionalTensor, cu_seqlens_q) /* (B + 1,) int64 */                  \
-  FIELD(OptionalTensor, cu_seqlens_k) /* (B + 1,) int64 */                  \
-  FIELD(int64_t, max_seqlen_q)                                              \
-  FIELD(int64_t, max_seqlen_k)
-#define KEY_ROWS(FIELD) FIELD(OptionalTensor, key_rows) /* (B, S) int64: rows of k and v */
-
-#define ATTENTION_INPUTS(FIELD) \
-  ATTENTION_QKV(FIELD)          \
-  ATTENTION_TERMS(FIELD)        \
-  KEY_ROWS(FIELD)               \
-  ATTENTION_SETTINGS(FIELD)     \
-  ATTENTION_MORE(FIELD)
-FUSEDSEQ_DECLARE(Inputs, ATTENTION_INPUTS)
 #define ATTENTION_OUTPUTS(FIELD)                                \
   FIELD(Tensor, out) /* (B, N, L, D), stored as (B, L, N, D) */ \
   FIELD(Tensor, lse) /* (B, N, L) log-sum-exp of the logits */
 FUSEDSEQ_DECLARE(Outputs, ATTENTION_OUTPUTS)
+#define PLAIN_INPUTS(FIELD) \
+  ATTENTION_QKV(FIELD)      \
+  FIELD(double, scale)
+FUSEDSEQ_DECLARE(PlainInputs, PLAIN_INPUTS)
+#define INFERENCE_OUTPUT(FIELD) FIELD(Tensor, out)
+FUSEDSEQ_DECLARE(InferenceOutput, INFERENCE_OUTPUT)
 
 #define ATTENTION_BACKWARD(FIELD) \
   FIELD(Tensor, dout)             \
@@ -78,6 +44,17 @@ FUSEDSEQ_DECLARE(BackwardInputs, ATTENTION_BACKWARD)
   FIELD(Tensor, dsinks)
 FUSEDSEQ_DECLARE(Gradients, ATTENTION_GRADIENTS)
 
+#define PLAIN_BACKWARD(FIELD) \
+  FIELD(Tensor, dout)         \
+  FIELD(Tensor, lse)          \
+  PLAIN_INPUTS(FIELD)
+FUSEDSEQ_DECLARE(PlainBackwardInputs, PLAIN_BACKWARD)
+#define PLAIN_GRADIENTS(FIELD) \
+  FIELD(Tensor, dq)            \
+  FIELD(Tensor, dk)            \
+  FIELD(Tensor, dv)
+FUSEDSEQ_DECLARE(PlainGradients, PLAIN_GRADIENTS)
+
 #define PLAN_INPUTS(FIELD)             \
   FIELD(Tensor, q)                     \
   FIELD(Tensor, k)                     \
@@ -89,211 +66,6 @@ FUSEDSEQ_DECLARE(Gradients, ATTENTION_GRADIENTS)
 FUSEDSEQ_DECLARE(PlanInputs, PLAN_INPUTS)
 #define PLAN_OUTPUT(FIELD) FIELD(Tensor, plan) /* (2,) int64 */
 FUSEDSEQ_DECLARE(PlanOutput, PLAN_OUTPUT)
-
-// The element type of the kernels: fp16 tensors are converted to fp32 as a whole, because few CPUs
-// compute in fp16.
-ScalarType kernel_scalar_type(const Tensor& t) {
-  return t.scalar_type() == ScalarType::Half ? ScalarType::Float : t.scalar_type();
-}
-ScalarType computing(const Tensor& t) {
-  return t.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
-// The tensor in the kernels' type, copied only where its last dimension is not contiguous.
-Tensor with_dense_rows(const Tensor& t) {
-  const Tensor x = as_type(t, kernel_scalar_type(t));
-  return x.stride(3) == 1 || x.size(3) == 1 ? x : torch::stable::contiguous(x);
-}
-void strides_of(const Tensor& t, int64_t* strides, int count, bool broadcast) {
-  for (int d = 0; d < count; ++d)
-    strides[d] = broadcast && t.size(d) == 1 ? 0 : t.stride(d);
-}
-
-// The tensors of a call in the types and layouts of the kernel, and the arguments that point to
-// their memory.
-struct Call {
-  const char* op;  // for error messages
-  std::vector<Tensor> owned;
-  cpu::Attention a{};
-
-  const void* own(Tensor t) {
-    owned.push_back(std::move(t));
-    return owned.back().const_data_ptr();
-  }
-
-  Call(const char* op, const Inputs& i) : op(op) {
-    const auto& [q, k, v, bias, mask_, key_lengths, alibi, relative_keys, rope, rope_interleaved,
-                 key_rows, seed, scale, causal, offset, dropout, sinks, softcap, window_left,
-                 window_right, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = i;
-    set_sizes(i);
-    owned.reserve(3);  // q, k and v; few calls have more
-    require_range(op, "offset", offset, -MAX_OFFSET, MAX_OFFSET);
-    require_probability(op, "dropout", dropout);
-    const ScalarType type = kernel_scalar_type(q), wide = computing(q);
-    a.type = type == ScalarType::Float ? cpu::Type::f32 : kernel_type(op, "q", q);
-    a.scale = scale;
-    a.causal = causal;
-    a.offset = offset;
-    require(softcap >= 0, op, "softcap must be at least 0");
-    a.softcap = softcap;
-    set_window(i);
-    if (sinks) {
-      require_shape(op, "sinks", *sinks, {a.N});
-      require_dtype(op, "sinks", *sinks, q.scalar_type());
-      a.sinks = own(dense(*sinks, wide));
-    }
-    a.dropped = dropout > 0;
-    require(!a.dropped || seed, op, "dropout needs a seed");
-    if (seed) require_seed(op, *seed);
-    if (a.dropped) a.dropout = mask(*seed, dropout);
-    Tensor q_ = with_dense_rows(q), k_ = with_dense_rows(k), v_ = with_dense_rows(v);
-    strides_of(q_, a.q_strides, 3, false);
-    strides_of(k_, a.k_strides, 3, false);
-    strides_of(v_, a.v_strides, 3, false);
-    if (a.cu_seqlens_q) a.q_strides[0] = a.k_strides[0] = a.v_strides[0] = 0;
-    a.q = own(q_);
-    a.k = own(k_);
-    a.v = own(v_);
-    const Sizes all{a.B, a.N, a.L, a.S};
-    if (bias) {
-      require_broadcast("bias", *bias, all);
-      require_dtype(op, "bias", *bias, q.scalar_type());
-      Tensor bias_ = as_type(*bias, type);
-      strides_of(bias_, a.bias_strides, 4, true);
-      a.bias = own(bias_);
-    }
-    if (mask_) {
-      require_broadcast("mask", *mask_, all);
-      require_dtype(op, "mask", *mask_, ScalarType::Bool);
-      strides_of(*mask_, a.mask_strides, 4, true);
-      a.mask = static_cast<const uint8_t*>(mask_->const_data_ptr());
-    }
-    a.key_lengths = whole_numbers("key_lengths", key_lengths, {a.B}, a.S);
-    a.key_rows = whole_numbers("key_rows", key_rows, {a.B, a.S}, k.size(0) - 1);
-    if (alibi) {
-      require_shape(op, "alibi", *alibi, {a.N});
-      require_constant("alibi", *alibi, q);
-      a.alibi = own(dense(*alibi, wide));
-    }
-    if (relative_keys) {
-      require_dimensions(op, "relative_keys", *relative_keys, 2, "(2K + 1, D)");
-      a.K = relative_keys->size(0) / 2;
-      require_shape(op, "relative_keys", *relative_keys, {2 * a.K + 1, a.D});
-      require_dtype(op, "relative_keys", *relative_keys, q.scalar_type());
-      a.relative_keys = own(dense(*relative_keys, wide));
-    }
-    if (rope) {
-      const int64_t least = a.S > a.L + offset ? a.S : a.L + offset;
-      require(offset >= 0, op, "offset must be at least 0 with rope");
-      for (int64_t b = 0; a.cu_seqlens_q && b < a.B; ++b)
-        require(length(a.cu_seqlens_q, b) <= length(a.cu_seqlens_k, b), op,
-                "a sequence must have at least as many keys as queries with rope");
-      require_that(rope->dim() == 2 && rope->size(1) <= a.D && rope->size(1) % 2 == 0 &&
-                       rope->size(0) >= least,
-                   op, "rope", *rope,
-                   "(P, R) with an even R of at most q's D, and a row for every position");
-      require_constant("rope", *rope, q);
-      a.rope = own(dense(*rope, wide));
-      a.rope_width = rope->size(1);
-      a.rope_interleaved = rope_interleaved;
-    }
-  }
-
-  // Checks the shapes and dtypes of q, k and v, and sets the sizes.
-  void set_sizes(const Inputs& i) {
-    const Tensor &q = i.q, &k = i.k, &v = i.v;
-    const Shape of_q = q.sizes(), of_k = k.sizes();  // read once: each size() is a call of torch
-    require_that(of_q.size() == 4, op, "q", q, "(B, N, L, D)");
-    require_that(of_k.size() == 4, op, "k", k, "(B, N_kv, S, D)");
-    a.B = of_q[0], a.N = of_q[1], a.L = of_q[2], a.D = of_q[3];
-    a.N_kv = of_k[1], a.S = of_k[2];
-    a.queries = a.B * a.L;
-    checked_product(op, "q", of_q);
-    require_that((a.N_kv ? a.N % a.N_kv == 0 : a.N == 0) && of_k[3] == a.D, op, "k", k,
-                 "(B, N_kv, S, D) with q's D and an N_kv that divides N");
-    require_that(a.S == 0 || cpu::padded(a.D) <= MAX_HEAD / a.S, op, "k", k,
-                 "(B, N_kv, S, D) with S times D at most 2^40");
-    if (i.key_rows) {
-      require_dimensions(op, "key_rows", *i.key_rows, 2, "(B, S)");
-      a.S = i.key_rows->size(1);
-      require_that(a.S <= of_k[2], op, "key_rows", *i.key_rows, "(B, S) with no more keys than k");
-    } else {
-      require_that(of_k[0] == a.B, op, "k", k, "(B, N_kv, S, D) with q's B");
-    }
-    if (i.cu_seqlens_q || i.cu_seqlens_k) set_sequences(i);
-    require_shape(op, "v", v, of_k);
-    const ScalarType type = q.scalar_type();
-    require_dtype(op, "k", k, type);
-    require_dtype(op, "v", v, type);
-  }
-
-  // The sizes of packed sequences.
-  void set_sequences(const Inputs& i) {
-    require(i.cu_seqlens_q && i.cu_seqlens_k, op, "cu_seqlens_q and cu_seqlens_k go together");
-    require(!i.key_rows && !i.key_lengths && i.offset == 0, op,
-            "packed sequences have no key_rows, key_lengths or offset");
-    require(a.B == 1, op, "the batch size of packed sequences must be 1");
-    require_dimensions(op, "cu_seqlens_q", *i.cu_seqlens_q, 1, "(B + 1,)");
-    const int64_t B = i.cu_seqlens_q->numel() - 1, queries = a.L, keys = a.S;
-    require(B >= 0, op, "cu_seqlens_q must have at least one element");
-    a.queries = queries;
-    a.B = B, a.L = i.max_seqlen_q, a.S = i.max_seqlen_k;
-    checked_product(op, "the log-sum-exp of max_seqlen_q", {a.B, a.N, a.L});
-    require(a.S >= 0 && a.S <= MAX_HEAD / cpu::padded(a.D), op, "max_seqlen_k is too large");
-    a.cu_seqlens_q = boundaries("cu_seqlens_q", *i.cu_seqlens_q, queries, a.L);
-    a.cu_seqlens_k = boundaries("cu_seqlens_k", *i.cu_seqlens_k, keys, a.S);
-  }
-  // The address of the B + 1 boundaries of sequences of at most `longest` of `rows` rows.
-  const int64_t* boundaries(const char* name, const Tensor& t, int64_t rows, int64_t longest) {
-    const int64_t* cu = whole_numbers(name, t, {a.B + 1}, rows);
-    bool are_right = cu[0] == 0 && cu[a.B] == rows;
-    for (int64_t b = 0; b < a.B; ++b)
-      are_right = are_right && length(cu, b) >= 0 && length(cu, b) <= longest;
-    require_that(are_right, op, name, t,
-                 "0, then the ends of sequences of at most max_seqlen rows, then the rows");
-    return cu;
-  }
-  static int64_t length(const int64_t* cu, int64_t b) { return cu[b + 1] - cu[b]; }
-
-  // The window, unless no query of the call has a key outside of it.
-  void set_window(const Inputs& i) {
-    constexpr int64_t UNLIMITED = cpu::Attention::UNLIMITED;
-    require(i.window_left >= -1 && i.window_right >= -1, op,
-            "window_left and window_right must be at least -1");
-    const auto limited = [](int64_t n) {
-      return n < 0 || n > UNLIMITED ? UNLIMITED : n;
-    };
-    a.window_left = limited(i.window_left);
-    a.window_right = a.causal ? 0 : limited(i.window_right);
-    const int64_t last = i.cu_seqlens_q ? a.S - 1 : a.L - 1 + a.offset;  // position of a query
-    const int64_t first = i.cu_seqlens_q ? -a.L : a.offset;
-    a.windowed = a.window_left < last || (!a.causal && a.window_right < a.S - 1 - first);
-  }
-
-  // Whether the kernels have nothing to do: without elements no query sees a key.
-  bool is_empty() const { return !(a.B && a.N && a.L && a.S && a.D && a.queries); }
-
-  void require_broadcast(const char* name, const Tensor& t, const Sizes& all) {
-    require_dimensions(op, name, t, 4, "(B or 1, N or 1, L or 1, S or 1)");
-    for (int d = 0; d < 4; ++d)
-      require_that(t.size(d) == 1 || t.size(d) == all[d], op, name, t,
-                   "(B or 1, N or 1, L or 1, S or 1)");
-  }
-  // A table that may be more exact than q.
-  void require_constant(const char* name, const Tensor& t, const Tensor& q) {
-    if (t.scalar_type() != ScalarType::Float) require_dtype(op, name, t, q.scalar_type());
-  }
-  // The address of int64 values in [0, high].
-  const int64_t* whole_numbers(const char* name, const OptionalTensor& t, Shape shape,
-                               int64_t high) {
-    if (!t) return nullptr;
-    require_shape(op, name, *t, shape);
-    require_dtype(op, name, *t, ScalarType::Long);
-    const int64_t* values = static_cast<const int64_t*>(own(dense(*t)));
-    require_range(op, name, values, t->numel(), 0, high);
-    return values;
-  }
-};
 
 // A new (B, N, L, D) tensor that is stored as (B, L, N, D).
 Tensor heads_last(const Tensor& like, int64_t B, int64_t N, int64_t L, int64_t D) {
@@ -310,15 +82,15 @@ Tensor part_of(const Tensor& whole, const Sizes& shape, const Sizes& strides, in
 
 // The gradients of the n views (B, N, L, D) that make up one projection (B, L, n, N, D) or
 // (L, B, n, N, D), as views of one tensor that is laid out as the projection. like: the first view.
-std::vector<Tensor> parts_of_projection(const Tensor& like, int64_t n) {
+std::vector<Tensor> parts_of_projection(const char* op, const Tensor& like, int64_t n) {
   const Sizes shape(like.sizes().begin(), like.sizes().end()),
       strides(like.strides().begin(), like.strides().end());
   const int64_t width = shape[1] * shape[3], row = n * width;
   const Sizes batch_first{shape[2] * row, shape[3], row, 1},
       batch_second{row, shape[3], shape[0] * row, 1};
-  require(strides == batch_first || strides == batch_second, BACKWARD,
+  require(strides == batch_first || strides == batch_second, op,
           "arguments whose gradients are to be together must be parts of one projection");
-  checked_product(BACKWARD, "the projection", {shape[0], shape[2], n, shape[1], shape[3]});
+  checked_product(op, "the projection", {shape[0], shape[2], n, shape[1], shape[3]});
   const Tensor whole = output(like, {shape[0] * shape[2] * row});
   std::vector<Tensor> parts;
   for (int64_t i = 0; i < n; ++i)
@@ -326,9 +98,15 @@ std::vector<Tensor> parts_of_projection(const Tensor& like, int64_t n) {
   return parts;
 }
 
-Outputs attention(const Inputs& i) {
+// type: that of q
+void run(const cpu::Attention& a, ScalarType type) {
+  const cpu::Kernels& kernels = cpu::kernels();
+  (multiplies_in_bf16(type) ? kernels.bf16.attention : kernels.attention)(a, parallel, threads());
+}
+
+Outputs forward(const char* op, const Inputs& i) {
   const Tensor& q = i.q;
-  Call call(OP, i);
+  Call call(op, i);
   cpu::Attention& a = call.a;
   Tensor out = heads_last(q, q.size(0), a.N, q.size(2), a.D),
          lse = output(q, {a.B, a.N, a.L}, computing(q));
@@ -340,11 +118,34 @@ Outputs attention(const Inputs& i) {
   } else {
     a.out = out.mutable_data_ptr();
     a.lse = lse.mutable_data_ptr();
-    const cpu::Kernels& kernels = cpu::kernels();
-    const bool in_pairs = multiplies_in_bf16(q.scalar_type());
-    (in_pairs ? kernels.bf16.attention : kernels.attention)(a, parallel, threads());
+    run(a, q.scalar_type());
   }
   return {as_type(out, q.scalar_type()), lse};
+}
+Outputs attention(const Inputs& i) {
+  return forward(OP, i);
+}
+
+Inputs without_options(const PlainInputs& i) {
+  return {i.q,     i.k,   i.v, {}, {}, {}, {}, {}, {}, true, {}, {},
+          i.scale, false, 0,   0,  {}, 0,  -1, -1, {}, {},   0,  0};
+}
+Outputs attention_plain(const PlainInputs& i) {
+  return forward(PLAIN, without_options(i));
+}
+InferenceOutput attention_plain_inference(const PlainInputs& i) {
+  Call call(PLAIN, without_options(i));
+  cpu::Attention& a = call.a;
+  Tensor out = heads_last(i.q, a.B, a.N, a.L, a.D);
+  if (call.is_empty()) {
+    torch::stable::zero_(out);
+  } else {
+    const std::unique_ptr<double[]> lse(new double[a.B * a.N * a.L]);  // which nobody reads
+    a.out = out.mutable_data_ptr();
+    a.lse = lse.get();
+    run(a, i.q.scalar_type());
+  }
+  return {as_type(out, i.q.scalar_type())};
 }
 
 // Bits of `needs` beside those of the gradients: dq, dk and dv, or dk and dv, are to be laid out
@@ -365,115 +166,156 @@ void sum_of_queries(const cpu::Attention& a, Tensor& dsinks) {
   }
 }
 
-Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
-  const auto& [dout, out, lse, q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope,
-               rope_interleaved, seed, scale, causal, offset, dropout, sinks, softcap, window_left,
-               window_right, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = i;
-  using Position = Gradients::Position;
-  Call call(BACKWARD, {q,
-                       k,
-                       v,
-                       bias,
-                       mask,
-                       key_lengths,
-                       alibi,
-                       relative_keys,
-                       rope,
-                       rope_interleaved,
-                       {},
-                       seed,
-                       scale,
-                       causal,
-                       offset,
-                       dropout,
-                       sinks,
-                       softcap,
-                       window_left,
-                       window_right,
-                       cu_seqlens_q,
-                       cu_seqlens_k,
-                       max_seqlen_q,
-                       max_seqlen_k});
-  cpu::Attention& a = call.a;
-  require_shape(BACKWARD, "dout", dout, q.sizes());
-  require_floating(BACKWARD, "dout", dout);
-  require_shape(BACKWARD, "lse", lse, {a.B, a.N, a.L});
-  require_dtype(BACKWARD, "lse", lse, computing(q));
-  const Tensor dout_ = with_dense_rows(as_type(dout, q.scalar_type())), lse_ = dense(lse);
-  strides_of(dout_, a.dout_strides, 3, false);
-  a.dout = dout_.const_data_ptr();
-  a.lse = const_cast<void*>(lse_.const_data_ptr());
-  // What is not needed is empty; no two results may be the same tensor.
-  const bool as_stored = kernel_scalar_type(q) == q.scalar_type() && !call.is_empty(),
-             q_too = as_stored && is_needed(required.needs, QKV_TOGETHER),
-             together = q_too || (as_stored && is_needed(required.needs, KV_TOGETHER));
-  if (q_too) require_shape(BACKWARD, "k", k, q.sizes());
-  // Gradients that are laid out together are all computed.
-  constexpr int64_t DKV = 1 << Position::dk | 1 << Position::dv;
-  const int64_t needs =
-      required.needs | (together ? DKV : 0) | (q_too ? int64_t(1) << Position::dq : 0);
-  const std::vector<Tensor> parts =
-      together ? parts_of_projection(q_too ? q : k, q_too ? 3 : 2) : std::vector<Tensor>{};
-  Tensor dq = q_too                            ? parts[0]
-              : is_needed(needs, Position::dq) ? heads_last(q, q.size(0), a.N, q.size(2), a.D)
-                                               : output(q, {0});
-  Tensor dk = together                         ? parts[q_too]
-              : is_needed(needs, Position::dk) ? heads_last(q, k.size(0), a.N_kv, k.size(2), a.D)
-                                               : output(q, {0});
-  Tensor dv = together                         ? parts[q_too + 1]
-              : is_needed(needs, Position::dv) ? heads_last(q, k.size(0), a.N_kv, k.size(2), a.D)
-                                               : output(q, {0});
-  for (int d = 0; d < 2; ++d) {
-    a.dq_strides[d] = is_needed(needs, Position::dq) ? dq.stride(2 * d) : 0;
-    a.dk_strides[d] = is_needed(needs, Position::dk)   ? dk.stride(2 * d)
-                      : is_needed(needs, Position::dv) ? dv.stride(2 * d)
-                                                       : 0;
+// The gradients of q, k and v of a call, and what its kernel reads for them.
+struct Backward {
+  Call& call;
+  const Tensor &q, &k, &v;
+  const bool as_stored, q_too, together;  // see parts_of_projection
+  const int64_t needs;
+  const Tensor dout, lse;
+  const std::vector<Tensor> parts;  // the gradients that are laid out together
+  Tensor dq, dk, dv;  // of what is not needed: empty, as no two may be the same tensor
+
+  Backward(Call& call, const Inputs& i, const Tensor& dout_, const Tensor& lse_, int64_t needs_)
+      : call(call),
+        q(i.q),
+        k(i.k),
+        v(i.v),
+        as_stored(kernel_scalar_type(q) == q.scalar_type() && !call.is_empty()),
+        q_too(as_stored && is_needed(needs_, QKV_TOGETHER)),
+        together(q_too || (as_stored && is_needed(needs_, KV_TOGETHER))),
+        needs(needs_ | (together ? DKV : 0) | (q_too ? DQ : 0)),
+        dout(checked_dout(dout_)),
+        lse(checked_lse(lse_)),
+        parts(laid_out_together()),
+        dq(q_too ? parts[0] : gradient(Position::dq, q, call.a.N)),
+        dk(together ? parts[q_too] : gradient(Position::dk, k, call.a.N_kv)),
+        dv(together ? parts[q_too + 1] : gradient(Position::dv, v, call.a.N_kv)) {
+    cpu::Attention& a = call.a;
+    strides_of(dout, a.dout_strides, 3, false);
+    a.dout = dout.const_data_ptr();
+    a.lse = const_cast<void*>(lse.const_data_ptr());
+    for (int d = 0; d < 2; ++d) {
+      a.dq_strides[d] = is_needed(needs, Position::dq) ? dq.stride(2 * d) : 0;
+      a.dk_strides[d] = is_needed(needs, Position::dk)   ? dk.stride(2 * d)
+                        : is_needed(needs, Position::dv) ? dv.stride(2 * d)
+                                                         : 0;
+    }
+    if (a.cu_seqlens_q) a.dout_strides[0] = a.dq_strides[0] = a.dk_strides[0] = 0;
+    a.dq = at(dq);
+    a.dk = at(dk);
+    a.dv = at(dv);
   }
-  if (a.cu_seqlens_q) a.dout_strides[0] = a.dq_strides[0] = a.dk_strides[0] = 0;
+
+  void run() {
+    const cpu::Kernels& kernels = cpu::kernels();
+    const bool in_pairs = multiplies_in_bf16(q.scalar_type());
+    (in_pairs ? kernels.bf16.attention_backward : kernels.attention_backward)(call.a, parallel,
+                                                                              threads());
+  }
+
+ private:
+  using Position = Gradients::Position;
+  // Gradients that are laid out together are all computed.
+  static constexpr int64_t DQ = 1 << Position::dq, DKV = 1 << Position::dk | 1 << Position::dv;
+
+  std::vector<Tensor> laid_out_together() const {
+    if (!together) return {};
+    if (q_too) require_shape(call.op, "k", k, q.sizes());
+    return parts_of_projection(call.op, q_too ? q : k, q_too ? 3 : 2);
+  }
+  static void* at(Tensor& t) { return t.numel() ? t.mutable_data_ptr() : nullptr; }
+  Tensor gradient(int position, const Tensor& t, int64_t heads) const {
+    return is_needed(needs, position) ? heads_last(q, t.size(0), heads, t.size(2), call.a.D)
+                                      : output(q, {0});
+  }
+  Tensor checked_dout(const Tensor& t) const {
+    require_shape(call.op, "dout", t, q.sizes());
+    require_floating(call.op, "dout", t);
+    return with_dense_rows(as_type(t, q.scalar_type()));
+  }
+  Tensor checked_lse(const Tensor& t) const {
+    require_shape(call.op, "lse", t, {call.a.B, call.a.N, call.a.L});
+    require_dtype(call.op, "lse", t, computing(q));
+    return dense(t);
+  }
+};
+
+Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
+  const Inputs inputs{i.q,
+                      i.k,
+                      i.v,
+                      i.bias,
+                      i.mask,
+                      i.key_lengths,
+                      i.alibi,
+                      i.relative_keys,
+                      i.rope,
+                      i.rope_interleaved,
+                      {},
+                      i.seed,
+                      i.scale,
+                      i.causal,
+                      i.offset,
+                      i.dropout,
+                      i.sinks,
+                      i.softcap,
+                      i.window_left,
+                      i.window_right,
+                      i.cu_seqlens_q,
+                      i.cu_seqlens_k,
+                      i.max_seqlen_q,
+                      i.max_seqlen_k};
+  using Position = Gradients::Position;
+  Call call(BACKWARD, inputs);
+  Backward b(call, inputs, i.dout, i.lse, required.needs);
+  const Tensor& q = i.q;
+  cpu::Attention& a = call.a;
   Tensor dbias = output(q, {0}), drelative_keys = output(q, {0}), dsinks = output(q, {0});
-  const auto at = [](Tensor& t) {
-    return t.numel() ? t.mutable_data_ptr() : nullptr;
-  };
-  a.dq = at(dq);
-  a.dk = at(dk);
-  a.dv = at(dv);
-  if (is_needed(needs, Position::dbias) && bias) {
-    dbias = output(q, Sizes(bias->sizes().begin(), bias->sizes().end()), computing(q));
+  if (is_needed(b.needs, Position::dbias) && i.bias) {
+    dbias = output(q, Sizes(i.bias->sizes().begin(), i.bias->sizes().end()), computing(q));
     strides_of(dbias, a.dbias_strides, 4, true);
     a.dbias = dbias.mutable_data_ptr();
     a.dbias_size = dbias.numel();
   }
-  if (is_needed(needs, Position::drelative_keys) && relative_keys) {
+  if (is_needed(b.needs, Position::drelative_keys) && i.relative_keys) {
     drelative_keys = output(q, {2 * a.K + 1, a.D}, computing(q));
     a.drelative_keys = drelative_keys.mutable_data_ptr();
   }
-  Tensor of_queries = output(q, {0});  // dsinks of each query
-  if (is_needed(needs, Position::dsinks) && sinks) {
+  OptionalTensor of_queries;  // dsinks of each query
+  if (is_needed(b.needs, Position::dsinks) && i.sinks) {
     dsinks = output(q, {a.N}, computing(q));
     of_queries = output(q, {a.B, a.N, a.L}, computing(q));
-    torch::stable::zero_(of_queries);  // the padding of sequences, too
-    a.dsinks = of_queries.mutable_data_ptr();
+    torch::stable::zero_(*of_queries);  // the padding of sequences, too
+    a.dsinks = of_queries->mutable_data_ptr();
   }
   if (call.is_empty()) {
-    for (Tensor* gradient : {&dq, &dk, &dv, &dbias, &drelative_keys, &dsinks})
+    for (Tensor* gradient : {&b.dq, &b.dk, &b.dv, &dbias, &drelative_keys, &dsinks})
       torch::stable::zero_(*gradient);
   } else {
-    const cpu::Kernels& kernels = cpu::kernels();
-    const bool in_pairs = multiplies_in_bf16(q.scalar_type());
-    const auto run = in_pairs ? kernels.bf16.attention_backward : kernels.attention_backward;
-    run(a, parallel, threads());
+    b.run();
     if (a.dsinks && q.scalar_type() == ScalarType::Double)
       sum_of_queries<double>(a, dsinks);
     else if (a.dsinks)
       sum_of_queries<float>(a, dsinks);
   }
   const ScalarType type = q.scalar_type();
-  return {as_type(dq, type),
-          as_type(dk, type),
-          as_type(dv, type),
-          as_type(dbias, type),
-          as_type(drelative_keys, type),
-          as_type(dsinks, type)};
+  return {as_type(b.dq, type),  as_type(b.dk, type),           as_type(b.dv, type),
+          as_type(dbias, type), as_type(drelative_keys, type), as_type(dsinks, type)};
+}
+
+PlainGradients attention_plain_backward(const PlainBackwardInputs& i, const Needs& required) {
+  const Inputs inputs = without_options({i.q, i.k, i.v, i.scale});
+  Call call(OF_PLAIN, inputs);
+  Backward b(call, inputs, i.dout, i.lse, required.needs);
+  if (call.is_empty()) {
+    for (Tensor* gradient : {&b.dq, &b.dk, &b.dv})
+      torch::stable::zero_(*gradient);
+  } else {
+    b.run();
+  }
+  const ScalarType type = i.q.scalar_type();
+  return {as_type(b.dq, type), as_type(b.dk, type), as_type(b.dv, type)};
 }
 
 // For fused.explain: which cpu::AttentionKernel a call runs, and the number of queries in a block
@@ -517,11 +359,17 @@ PlanOutput attention_plan(const PlanInputs& i) {
 STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<attention>(m, "attention");
   define<attention_backward>(m, "attention_backward");
+  define<attention_plain>(m, "attention_plain");
+  define<attention_plain_backward>(m, "attention_plain_backward");
+  define<attention_plain_inference>(m, "attention_plain_inference");
   define<attention_plan>(m, "attention_plan");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("attention", boxed<attention>);
   m.impl("attention_backward", boxed<attention_backward>);
+  m.impl("attention_plain", boxed<attention_plain>);
+  m.impl("attention_plain_backward", boxed<attention_plain_backward>);
+  m.impl("attention_plain_inference", boxed<attention_plain_inference>);
   m.impl("attention_plan", boxed<attention_plan>);
 }
 

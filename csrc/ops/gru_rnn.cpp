@@ -83,6 +83,10 @@ HiddenStateGradients gru_backward(const HiddenStateOutputGradients& d,
 HiddenStates gru_inference(const OrderedSequence& sequence, const HiddenStateLayer& layer) {
   return hidden_states(inputs("gru", sequence, layer));
 }
+HiddenStates gru_int8(const OrderedSequence& sequence, const HiddenStateLayer& layer,
+                      const WeightScales& scales) {
+  return hidden_states(with_scales(inputs("gru", sequence, layer), scales));
+}
 
 template <Forward forward>
 HiddenStateOutputs rnn(const OrderedSequence& sequence, const RnnLayer& layer) {
@@ -98,6 +102,10 @@ HiddenStateGradients rnn_backward(const HiddenStateOutputGradients& d,
 HiddenStates rnn_inference(const OrderedSequence& sequence, const RnnLayer& layer) {
   return hidden_states(inputs("rnn", sequence, layer));
 }
+HiddenStates rnn_int8(const OrderedSequence& sequence, const RnnLayer& layer,
+                      const WeightScales& scales) {
+  return hidden_states(with_scales(inputs("rnn", sequence, layer), scales));
+}
 
 }  // namespace
 
@@ -105,17 +113,21 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<gru<forward_cpu>>(m, "gru");
   define<gru_backward<backward_cpu>>(m, "gru_backward");
   define<gru_inference>(m, "gru_inference");
+  define<gru_int8>(m, "gru_int8");
   define<rnn<forward_cpu>>(m, "rnn");
   define<rnn_backward<backward_cpu>>(m, "rnn_backward");
   define<rnn_inference>(m, "rnn_inference");
+  define<rnn_int8>(m, "rnn_int8");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("gru", boxed<gru<forward_cpu>>);
   m.impl("gru_backward", boxed<gru_backward<backward_cpu>>);
   m.impl("gru_inference", boxed<gru_inference>);
+  m.impl("gru_int8", boxed<gru_int8>);
   m.impl("rnn", boxed<rnn<forward_cpu>>);
   m.impl("rnn_backward", boxed<rnn_backward<backward_cpu>>);
   m.impl("rnn_inference", boxed<rnn_inference>);
+  m.impl("rnn_int8", boxed<rnn_int8>);
 }
 #ifdef FUSEDSEQ_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {

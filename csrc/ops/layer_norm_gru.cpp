@@ -87,6 +87,10 @@ HiddenStates layer_norm_gru_inference(const OrderedSequence& sequence,
                                       const LayerNormGruLayer& layer) {
   return hidden_states(inputs("layer_norm_gru", sequence, layer));
 }
+HiddenStates layer_norm_gru_int8(const OrderedSequence& sequence, const LayerNormGruLayer& layer,
+                                 const WeightScales& scales) {
+  return hidden_states(with_scales(inputs("layer_norm_gru", sequence, layer), scales));
+}
 
 }  // namespace
 
@@ -94,11 +98,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<layer_norm_gru<forward_cpu>>(m, "layer_norm_gru");
   define<layer_norm_gru_backward<backward_cpu>>(m, "layer_norm_gru_backward");
   define<layer_norm_gru_inference>(m, "layer_norm_gru_inference");
+  define<layer_norm_gru_int8>(m, "layer_norm_gru_int8");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("layer_norm_gru", boxed<layer_norm_gru<forward_cpu>>);
   m.impl("layer_norm_gru_backward", boxed<layer_norm_gru_backward<backward_cpu>>);
   m.impl("layer_norm_gru_inference", boxed<layer_norm_gru_inference>);
+  m.impl("layer_norm_gru_int8", boxed<layer_norm_gru_int8>);
 }
 #ifdef FUSEDSEQ_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {

@@ -77,6 +77,10 @@ LayerNormGradients layer_norm_lstm_backward(const OutputGradients& d,
 LstmStates layer_norm_lstm_inference(const OrderedSequence& sequence, const LayerNormLayer& layer) {
   return lstm_states(inputs("layer_norm_lstm", sequence, layer));
 }
+LstmStates layer_norm_lstm_int8(const OrderedSequence& sequence, const LayerNormLayer& layer,
+                                const WeightScales& scales) {
+  return lstm_states(with_scales(inputs("layer_norm_lstm", sequence, layer), scales));
+}
 
 }  // namespace
 
@@ -84,11 +88,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<layer_norm_lstm<forward_cpu>>(m, "layer_norm_lstm");
   define<layer_norm_lstm_backward<backward_cpu>>(m, "layer_norm_lstm_backward");
   define<layer_norm_lstm_inference>(m, "layer_norm_lstm_inference");
+  define<layer_norm_lstm_int8>(m, "layer_norm_lstm_int8");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("layer_norm_lstm", boxed<layer_norm_lstm<forward_cpu>>);
   m.impl("layer_norm_lstm_backward", boxed<layer_norm_lstm_backward<backward_cpu>>);
   m.impl("layer_norm_lstm_inference", boxed<layer_norm_lstm_inference>);
+  m.impl("layer_norm_lstm_int8", boxed<layer_norm_lstm_int8>);
 }
 #ifdef FUSEDSEQ_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {

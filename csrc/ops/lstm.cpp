@@ -52,6 +52,10 @@ LstmGradients lstm_backward(const OutputGradients& d, const OrderedSequence& seq
 LstmStates lstm_inference(const OrderedSequence& sequence, const LstmLayer& layer) {
   return lstm_states(inputs("lstm", sequence, layer));
 }
+LstmStates lstm_int8(const OrderedSequence& sequence, const LstmLayer& layer,
+                     const WeightScales& scales) {
+  return lstm_states(with_scales(inputs("lstm", sequence, layer), scales));
+}
 
 // ---- two directions
 
@@ -149,6 +153,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<lstm<forward_cpu>>(m, "lstm");
   define<lstm_backward<backward_cpu>>(m, "lstm_backward");
   define<lstm_inference>(m, "lstm_inference");
+  define<lstm_int8>(m, "lstm_int8");
   define<bidirectional_lstm>(m, "bidirectional_lstm");
   define<bidirectional_lstm_backward>(m, "bidirectional_lstm_backward");
   define<bidirectional_lstm_inference>(m, "bidirectional_lstm_inference");
@@ -157,6 +162,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("lstm", boxed<lstm<forward_cpu>>);
   m.impl("lstm_backward", boxed<lstm_backward<backward_cpu>>);
   m.impl("lstm_inference", boxed<lstm_inference>);
+  m.impl("lstm_int8", boxed<lstm_int8>);
   m.impl("bidirectional_lstm", boxed<bidirectional_lstm>);
   m.impl("bidirectional_lstm_backward", boxed<bidirectional_lstm_backward>);
   m.impl("bidirectional_lstm_inference", boxed<bidirectional_lstm_inference>);

@@ -58,6 +58,10 @@ Gradients mogrifier_lstm_backward(const OutputGradients& d, const OrderedSequenc
 LstmStates mogrifier_lstm_inference(const OrderedSequence& sequence, const MogrifierLayer& layer) {
   return lstm_states(inputs("mogrifier_lstm", sequence, layer));
 }
+LstmStates mogrifier_lstm_int8(const OrderedSequence& sequence, const MogrifierLayer& layer,
+                               const MogrifierScales& scales) {
+  return lstm_states(with_scales(inputs("mogrifier_lstm", sequence, layer), scales));
+}
 
 // ---- two layers
 
@@ -147,6 +151,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<mogrifier_lstm<forward_cpu>>(m, "mogrifier_lstm");
   define<mogrifier_lstm_backward<backward_cpu>>(m, "mogrifier_lstm_backward");
   define<mogrifier_lstm_inference>(m, "mogrifier_lstm_inference");
+  define<mogrifier_lstm_int8>(m, "mogrifier_lstm_int8");
   define<PairForward>(m, "mogrifier_lstm_pair");
   define<PairBackward>(m, "mogrifier_lstm_pair_backward");
 }
@@ -154,6 +159,7 @@ STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("mogrifier_lstm", boxed<mogrifier_lstm<forward_cpu>>);
   m.impl("mogrifier_lstm_backward", boxed<mogrifier_lstm_backward<backward_cpu>>);
   m.impl("mogrifier_lstm_inference", boxed<mogrifier_lstm_inference>);
+  m.impl("mogrifier_lstm_int8", boxed<mogrifier_lstm_int8>);
 }
 #ifdef FUSEDSEQ_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {

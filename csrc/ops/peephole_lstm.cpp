@@ -72,6 +72,10 @@ PeepholeGradients peephole_lstm_backward(const OutputGradients& d, const Ordered
 LstmStates peephole_lstm_inference(const OrderedSequence& sequence, const PeepholeLayer& layer) {
   return lstm_states(inputs("peephole_lstm", sequence, layer));
 }
+LstmStates peephole_lstm_int8(const OrderedSequence& sequence, const PeepholeLayer& layer,
+                              const WeightScales& scales) {
+  return lstm_states(with_scales(inputs("peephole_lstm", sequence, layer), scales));
+}
 
 }  // namespace
 
@@ -79,11 +83,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fusedseq, m) {
   define<peephole_lstm<forward_cpu>>(m, "peephole_lstm");
   define<peephole_lstm_backward<backward_cpu>>(m, "peephole_lstm_backward");
   define<peephole_lstm_inference>(m, "peephole_lstm_inference");
+  define<peephole_lstm_int8>(m, "peephole_lstm_int8");
 }
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CPU, m) {
   m.impl("peephole_lstm", boxed<peephole_lstm<forward_cpu>>);
   m.impl("peephole_lstm_backward", boxed<peephole_lstm_backward<backward_cpu>>);
   m.impl("peephole_lstm_inference", boxed<peephole_lstm_inference>);
+  m.impl("peephole_lstm_int8", boxed<peephole_lstm_int8>);
 }
 #ifdef FUSEDSEQ_CUDA
 STABLE_TORCH_LIBRARY_IMPL(fusedseq, CUDA, m) {

@@ -1,5 +1,5 @@
-// The declarations of the recurrent operators, which every device shares, and the checks that keep
-// a wrong call of the registered operator from touching memory it should not.
+// The declarations of the recurrent operators, which every device shares. recurrence_checks.h has
+// the checks of their arguments.
 #pragma once
 #include "ops/tensor.h"
 
@@ -74,6 +74,19 @@ FUSEDSEQ_DECLARE(HiddenStateLayer, HIDDEN_STATE_LAYER)
   WEIGHT_DROP(FIELD)
 FUSEDSEQ_DECLARE(MogrifierLayer, MOGRIFIER_LAYER)
 
+// The scales of weights in 8 bits, fp32: row n of a weight is scale[n] times whole numbers.
+#define WEIGHT_SCALES(FIELD)             \
+  FIELD(Tensor, W_ih_scale) /* (G H,) */ \
+  FIELD(Tensor, W_hh_scale) /* (G H,) */
+FUSEDSEQ_DECLARE(WeightScales, WEIGHT_SCALES)
+#define MOGRIFIER_SCALES(FIELD)                                     \
+  WEIGHT_SCALES(FIELD)                                              \
+  FIELD(OptionalTensor, Q_scale)        /* (n, X), if there is Q */ \
+  FIELD(OptionalTensor, Q_factor_scale) /* (n, rank) */             \
+  FIELD(OptionalTensor, R_scale)        /* (n, H) */                \
+  FIELD(OptionalTensor, R_factor_scale) /* (n, rank) */
+FUSEDSEQ_DECLARE(MogrifierScales, MOGRIFIER_SCALES)
+
 // One call of a recurrent operator, as the functions that run it on a device take it. For a cell
 // without c, c0 is an empty tensor.
 struct RecurrenceInputs : MogrifierLayer {
@@ -82,11 +95,16 @@ struct RecurrenceInputs : MogrifierLayer {
   OptionalTensor starts;  // (T, B) bool
   bool reverse = false;
   CellKind cell = CellKind::lstm;
-  OptionalTensor vectors = {};    // (V H,)  the cell's own parameters
-  const char* vectors_name = "";  // for error messages
-  double eps = 0;                 // of layer normalization
-  bool saves = true;              // whether a backward may follow, which needs Saved
+  OptionalTensor vectors = {};                 // (V H,)  the cell's own parameters
+  const char* vectors_name = "";               // for error messages
+  OptionalTensor W_hr = {};                    // (P, H)  a projection: h0 is then (B, P)
+  double eps = 0;                              // of layer normalization
+  bool saves = true;                           // whether a backward may follow, which needs Saved
+  std::optional<MogrifierScales> scales = {};  // of weights in 8 bits
 
+  int64_t H() const { return W_hr ? W_hr->size(1) : h0.size(1); }
+  int64_t P() const { return h0.size(1); }
+  ScalarType weight_type() const { return scales ? ScalarType::Char : x.scalar_type(); }
   int64_t rank() const {  // 0: full rank
     return Q_factor && Q_factor->dim() == 3 ? Q_factor->size(1) : 0;
   }
@@ -99,95 +117,37 @@ struct RoundsOn {
   int64_t first;                               // the first of these rounds
   int64_t uses;                                // how many of these rounds there are
   int64_t out, in;                             // a weight is (out, in)
+  OptionalTensor scale, factor_scale;          // of weights in 8 bits
   // The index of round k's weight; there is one for each of these rounds, or one for all.
   int64_t index(int64_t k) const { return k / 2 % W->size(0); }
 };
 inline RoundsOn rounds_on_x(const RecurrenceInputs& i) {
-  return {"Q",      "Q_factor", "Q_bias",           i.Q,         i.Q_factor,
-          i.Q_bias, 0,          (i.rounds + 1) / 2, i.x.size(2), i.h0.size(1)};
+  return {"Q",
+          "Q_factor",
+          "Q_bias",
+          i.Q,
+          i.Q_factor,
+          i.Q_bias,
+          0,
+          (i.rounds + 1) / 2,
+          i.x.size(2),
+          i.h0.size(1),
+          i.scales ? i.scales->Q_scale : OptionalTensor(),
+          i.scales ? i.scales->Q_factor_scale : OptionalTensor()};
 }
 inline RoundsOn rounds_on_h(const RecurrenceInputs& i) {
-  return {"R",      "R_factor", "R_bias",     i.R,          i.R_factor,
-          i.R_bias, 1,          i.rounds / 2, i.h0.size(1), i.x.size(2)};
-}
-
-inline void require_rounds(const RecurrenceInputs& i, const RoundsOn& side) {
-  if (side.uses == 0) return;
-  require(bool(side.W), i.op, "a round's weights are missing");
-  const ScalarType type = i.x.scalar_type();
-  require_dimensions(i.op, side.name, *side.W, 3, "(n, out, in) or (n, out, rank)");
-  const int64_t n = side.W->size(0), rank = i.rank();
-  require_that(n == side.uses || n == 1, i.op, side.name, *side.W,
-               "(n, ...) with a weight for each of its rounds, or one");
-  require(bool(side.factor) == bool(i.Q_factor), i.op,
-          "Q and R must both be weights or both pairs of factors");
-  require_shape(i.op, side.name, *side.W, {n, side.out, side.factor ? rank : side.in});
-  require_dtype(i.op, side.name, *side.W, type);
-  if (side.factor) {
-    require_shape(i.op, side.factor_name, *side.factor, {n, rank, side.in});
-    require_that(rank > 0, i.op, side.factor_name, *side.factor, "of rank 1 at least");
-    require_dtype(i.op, side.factor_name, *side.factor, type);
-  }
-  if (side.bias) {
-    require_shape(i.op, side.bias_name, *side.bias, {n, side.out});
-    require_dtype(i.op, side.bias_name, *side.bias, type);
-  }
-}
-
-inline void require_masks(const RecurrenceInputs& i) {
-  require_probability(i.op, "state_dropout", i.state_dropout);
-  require_probability(i.op, "zoneout_h", i.zoneout_h);
-  require_probability(i.op, "zoneout_c", i.zoneout_c);
-  require_probability(i.op, "weight_drop", i.weight_drop);
-  if (i.seed)
-    require_seed(i.op, *i.seed);
-  else
-    require(i.state_dropout == 0 && i.zoneout_h == 0 && i.zoneout_c == 0 && i.weight_drop == 0,
-            i.op, "a mask needs a seed");
-}
-
-inline void require_inputs(const RecurrenceInputs& i) {
-  require_dimensions(i.op, "x", i.x, 3, "(T, B, X)");
-  require_dimensions(i.op, "h0", i.h0, 2, "(B, H)");
-  const int64_t B = i.x.size(1), X = i.x.size(2), H = i.h0.size(1);
-  require_that(i.x.size(0) > 0 && X > 0, i.op, "x", i.x, "(T, B, X) with T and X at least 1");
-  require_that(H > 0, i.op, "h0", i.h0, "(B, H) with H at least 1");
-  // Bounds the sizes from which those of the outputs and workspaces follow, so that none of these
-  // exceeds 64 bits.
-  checked_product(i.op, "x", i.x.sizes());
-  const int64_t gates = gates_of(i.cell), slots = slots_of(i.cell);
-  const bool with_c = has_c(i.cell);
-  checked_product(i.op, "W_hh", {slots, H, H});
-  checked_product(i.op, "W_ih", {slots, H, X});
-  require_shape(i.op, "h0", i.h0, {B, H});
-  if (with_c) require_shape(i.op, "c0", i.c0, {B, H});
-  require_shape(i.op, "W_ih", i.W_ih, {gates * H, X});
-  require_shape(i.op, "W_hh", i.W_hh, {gates * H, H});
-  if (i.b) require_shape(i.op, "b", *i.b, {biases_of(i.cell) * H});
-  const ScalarType type = i.x.scalar_type();
-  require_dtype(i.op, "W_ih", i.W_ih, type);
-  require_dtype(i.op, "W_hh", i.W_hh, type);
-  require_dtype(i.op, "h0", i.h0, type);
-  if (with_c) require_dtype(i.op, "c0", i.c0, type);
-  if (i.b) require_dtype(i.op, "b", *i.b, type);
-  if (const int64_t width = vectors_of(i.cell) * H) {
-    require(bool(i.vectors), i.op, "the cell's own parameters are missing");
-    require_shape(i.op, i.vectors_name, *i.vectors, {width});
-    require_dtype(i.op, i.vectors_name, *i.vectors, type);
-    require(i.eps >= 0, i.op, "eps must be at least 0");
-  }
-  if (i.lengths) {
-    require_shape(i.op, "lengths", *i.lengths, {B});
-    require_dtype(i.op, "lengths", *i.lengths, ScalarType::Long);
-  }
-  if (i.starts) {
-    require_shape(i.op, "starts", *i.starts, {i.x.size(0), B});
-    require_dtype(i.op, "starts", *i.starts, ScalarType::Bool);
-  }
-  require_masks(i);
-  require_range(i.op, "rounds", i.rounds, 0, 63);
-  require_rounds(i, rounds_on_x(i));
-  require_rounds(i, rounds_on_h(i));
+  return {"R",
+          "R_factor",
+          "R_bias",
+          i.R,
+          i.R_factor,
+          i.R_bias,
+          1,
+          i.rounds / 2,
+          i.h0.size(1),
+          i.x.size(2),
+          i.scales ? i.scales->R_scale : OptionalTensor(),
+          i.scales ? i.scales->R_factor_scale : OptionalTensor()};
 }
 
 // What a forward saves for the backward beside its outputs; only csrc/cpu and csrc/cuda look
@@ -199,7 +159,7 @@ struct Saved {
   Tensor factors;      // (rounds, T, B, padded rank)  low rank on the CPU only: the inner products
   OptionalTensor statistics = {};  // (T, B, S)  of layer normalization
 };
-using Outputs = std::tuple<Tensor, Tensor, Tensor, Saved>;  // y (T, B, H), h (B, H), c (B, H)
+using Outputs = std::tuple<Tensor, Tensor, Tensor, Saved>;  // y (T, B, P), h (B, P), c (B, H)
 
 #define OUTPUT_GRADIENTS(FIELD) \
   FIELD(Tensor, dy)             \
@@ -261,43 +221,14 @@ inline Gradients only_required(Gradients g, int64_t needs) {
 // its output than the second layer's.
 struct LayerBackward {
   const RecurrenceInputs& i;
-  OptionalTensor dy;  // (T, B, H)
-  Tensor dh, dc;      // (B, H)
-  Tensor y;           // (T, B, H), the forward's output
+  OptionalTensor dy;  // (T, B, P)
+  Tensor dh, dc;      // (B, P) and (B, H)
+  Tensor y;           // (T, B, P), the forward's output
   Saved saved;
   int64_t needs;               // bits of Gradients::Position
   Tensor* dvectors = nullptr;  // set to the gradient of `vectors`, unless null: not needed
+  Tensor* dW_hr = nullptr;     // the same of the projection
 };
-
-inline void require_output_gradients(const RecurrenceInputs& i, const Tensor& dy, const Tensor& dh,
-                                     const Tensor& dc, const Tensor& y, const Saved& s) {
-  const int64_t T = i.x.size(0), B = i.x.size(1), H = i.h0.size(1);
-  require_shape(i.op, "dy", dy, {T, B, H});
-  require_shape(i.op, "dh", dh, {B, H});
-  const bool with_c = has_c(i.cell);
-  if (with_c) require_shape(i.op, "dc", dc, {B, H});
-  require_shape(i.op, "y", y, {T, B, H});
-  require_floating(i.op, "dy", dy);
-  require_floating(i.op, "dh", dh);
-  if (with_c) require_floating(i.op, "dc", dc);
-  require_floating(i.op, "y", y);
-  const int64_t Hp = cpu::padded(H), Xp = cpu::padded(i.x.size(2));
-  require_shape(i.op, "gates", s.gates, {T, B, slots_of(i.cell), Hp});
-  require_floating(i.op, "gates", s.gates);
-  if (with_c) {
-    require_shape(i.op, "cells", s.cells, {T, B, Hp});
-    require_floating(i.op, "cells", s.cells);
-  }
-  if (const int64_t statistics = statistics_of(i.cell)) {
-    require(bool(s.statistics), i.op, "statistics must be a tensor");
-    require_shape(i.op, "statistics", *s.statistics, {T, B, statistics});
-    require_floating(i.op, "statistics", *s.statistics);
-  }
-  if (i.rounds == 0) return;  // the rest is not read
-  require_shape(i.op, "round_gates", s.round_gates,
-                {T, B, (i.rounds + 1) / 2 * Xp + i.rounds / 2 * Hp});
-  require_floating(i.op, "round_gates", s.round_gates);
-}
 
 // One layer on one kind of device.
 using Forward = Outputs (*)(const RecurrenceInputs&);
@@ -333,6 +264,17 @@ inline LstmStates lstm_states(RecurrenceInputs i) {
 inline HiddenStates hidden_states(const RecurrenceInputs& i) {
   const auto [y, h, c] = lstm_states(i);
   return {y, h};
+}
+
+// The operators `<op>_int8` are `<op>_inference` with weights in 8 bits and their scales, in float
+// and without random masks: on the CPU alone.
+inline RecurrenceInputs with_scales(RecurrenceInputs i, const MogrifierScales& scales) {
+  i.scales = scales;
+  i.training = false;
+  return i;
+}
+inline RecurrenceInputs with_scales(const RecurrenceInputs& i, const WeightScales& scales) {
+  return with_scales(i, MogrifierScales{scales.W_ih_scale, scales.W_hh_scale, {}, {}, {}, {}});
 }
 
 // Two layers on CUDA, for mogrifier_lstm_pair. p, locked: the dropout between the layers; x: what

@@ -3,6 +3,7 @@
 #ifdef FUSEDSEQ_CUDA
 #include "cuda/recurrence/lost_wait.h"
 #include "cuda/recurrence/weight_preparation.h"
+#include "ops/recurrence_checks.h"
 #include "ops/vendor_product.h"
 
 namespace fusedseq::on_cuda {

@@ -4,7 +4,7 @@
 
 #include "ops/dropout.h"
 #include "ops/precision.h"
-#include "ops/recurrence_arguments.h"
+#include "ops/recurrence_checks.h"
 
 namespace fusedseq {
 namespace {
@@ -25,17 +25,28 @@ struct KernelArguments {
   // Of every round: the weight or its first factor, its second factor or null, its bias or null.
   std::vector<const void*> first_factors, second_factors;
   std::vector<const T*> biases;
+  std::vector<const float*> first_scales, second_scales;  // of weights in 8 bits
   cpu::Recurrence<T> r{};
 
   const T* in(const Tensor& t) {
     owned.push_back(dense(t, type));
     return static_cast<const T*>(owned.back().const_data_ptr());
   }
-  // A weight as the kernels read it: bfloat16 numbers where they are.
+  // A weight as the kernels read it: numbers of 16 and of 8 bits where they are.
   const void* weight(const Tensor& t) {
-    if (!r.bf16_weights) return in(t);
+    if (r.weights == cpu::WeightType::full) return in(t);
     owned.push_back(dense(t));
     return owned.back().const_data_ptr();
+  }
+  const float* scale(const OptionalTensor& t) {
+    if (!t) return nullptr;
+    owned.push_back(dense(*t));
+    return static_cast<const float*>(owned.back().const_data_ptr());
+  }
+  int64_t bytes_of_weights() const {
+    return r.weights == cpu::WeightType::int8   ? 1
+           : r.weights == cpu::WeightType::bf16 ? sizeof(cpu::bfloat16)
+                                                : sizeof(T);
   }
   static T* out(const Tensor& t) { return static_cast<T*>(t.mutable_data_ptr()); }
 
@@ -46,7 +57,8 @@ struct KernelArguments {
     r.steps = i.x.size(0);
     r.B = i.x.size(1);
     r.X = i.x.size(2);
-    r.H = i.h0.size(1);
+    r.H = i.H();
+    r.P = i.P();
     r.rounds = i.rounds;
     r.rank = i.rank();
     if (i.lengths) {
@@ -59,9 +71,20 @@ struct KernelArguments {
       r.starts = static_cast<const uint8_t*>(owned.back().const_data_ptr());
     }
     r.x = in(i.x);
-    r.bf16_weights = i.x.scalar_type() == ScalarType::BFloat16;
+    r.weights = i.scales                                    ? cpu::WeightType::int8
+                : i.x.scalar_type() == ScalarType::BFloat16 ? cpu::WeightType::bf16
+                                                            : cpu::WeightType::full;
     r.W_ih = weight(i.W_ih);
     r.W_hh = weight(drop_weight(i, i.W_hh));
+    r.W_hr = i.W_hr ? weight(*i.W_hr) : nullptr;
+    if (i.scales) {
+      r.W_ih_scale = scale(i.scales->W_ih_scale);
+      r.W_hh_scale = scale(i.scales->W_hh_scale);
+      first_scales.resize(r.rounds);
+      second_scales.resize(r.rounds);
+      r.A_scale = first_scales.data();
+      r.F_scale = second_scales.data();
+    }
     r.b = i.b ? in(*i.b) : nullptr;
     r.vectors = i.vectors ? in(*i.vectors) : nullptr;
     r.eps = i.eps;
@@ -99,13 +122,16 @@ struct KernelArguments {
     if (side.uses == 0) return;
     const char* W = static_cast<const char*>(weight(*side.W));
     const char* factor = static_cast<const char*>(side.factor ? weight(*side.factor) : nullptr);
-    const int64_t size = r.bf16_weights ? sizeof(cpu::bfloat16) : sizeof(T);
+    const int64_t size = bytes_of_weights();
+    const float *scales = scale(side.scale), *factor_scales = scale(side.factor_scale);
     const T* bias = side.bias ? in(*side.bias) : nullptr;
     for (int64_t k = side.first; k < r.rounds; k += 2) {
       const int64_t j = side.index(k);
       first_factors[k] = W + j * side.out * (factor ? r.rank : side.in) * size;
       second_factors[k] = factor ? factor + j * r.rank * side.in * size : nullptr;
       biases[k] = bias ? bias + j * side.out : nullptr;
+      if (scales) first_scales[k] = scales + j * side.out;
+      if (factor && factor_scales) second_scales[k] = factor_scales + j * r.rank;
     }
   }
 };
@@ -114,7 +140,7 @@ struct KernelArguments {
 // of a step takes longer than a second thread saves.
 template <class T>
 int team_size(const cpu::Recurrence<T>& r) {
-  const int64_t work = r.B * gates_of(r.cell) * r.H * (r.H + (r.rounds ? r.X : 0));
+  const int64_t work = r.B * gates_of(r.cell) * r.H * (r.P + (r.rounds ? r.X : 0));
   const int64_t useful = work / 20000 + 1;
   return int(useful < threads() ? useful : threads());
 }
@@ -125,9 +151,10 @@ int team_size(const cpu::RecurrenceBackward<T>& g) {
 }
 
 // The kernel of some problems. `type` is that of the operator's tensors.
-auto kernel(const cpu::Recurrence<float>*, ScalarType type) {
+auto kernel(const cpu::Recurrence<float>* r, ScalarType type) {
   const auto& all = cpu::kernels();
-  return multiplies_in_bf16(type) ? all.bf16.recurrence : all.recurrence_f32;
+  const bool in_bf16 = r->weights != cpu::WeightType::int8 && multiplies_in_bf16(type);
+  return in_bf16 ? all.bf16.recurrence : all.recurrence_f32;
 }
 auto kernel(const cpu::Recurrence<double>*, ScalarType) {
   return cpu::kernels().recurrence_f64;
@@ -190,8 +217,8 @@ struct ForwardCall {
     auto& r = a.r;
     constexpr ScalarType type = KernelArguments<T>::type;
     const int64_t rows_of_c = has_c(r.cell) ? r.B : 0;
-    y = output(i.x, {r.steps, r.B, r.H}, type);
-    h = output(i.x, {r.B, r.H}, type);
+    y = output(i.x, {r.steps, r.B, r.P}, type);
+    h = output(i.x, {r.B, r.P}, type);
     c = output(i.x, {rows_of_c, r.H}, type);
     r.y = a.out(y);
     r.h = a.out(h);
@@ -275,7 +302,7 @@ struct BackwardCall {
   KernelArguments<T> a;
   const RequiredGradients required;
   Gradients g;
-  Tensor dvectors;
+  Tensor dvectors, dW_hr;
   std::optional<RoundGradients<T>> rounds;
   cpu::RecurrenceBackward<T> problem;
 
@@ -310,6 +337,7 @@ struct BackwardCall {
          like(i.Q_bias, required.any_Q),
          like(i.R_bias, required.any_R)};
     dvectors = like(i.vectors, layer.dvectors);
+    dW_hr = like(i.W_hr, layer.dW_hr);
     if (r.B == 0) {  // Each gradient is a sum over no rows, and no kernel runs.
       const auto zero = [](const Tensor& t) {
         if (t.numel()) std::memset(t.mutable_data_ptr(), 0, t.numel() * sizeof(T));
@@ -318,6 +346,7 @@ struct BackwardCall {
       MOGRIFIER_GRADIENTS(ZERO)
 #undef ZERO
       zero(dvectors);
+      zero(dW_hr);
     }
     rounds.emplace(a, g, required, i);
     problem = {r,
@@ -329,6 +358,7 @@ struct BackwardCall {
                a.out(g.dc0),
                pointer(g.dW_ih, required.dW_ih),
                pointer(g.dW_hh, required.dW_hh),
+               pointer(dW_hr, layer.dW_hr),
                pointer(g.db, required.db && i.b),
                pointer(dvectors, layer.dvectors),
                rounds->first_factors.data(),
@@ -343,6 +373,7 @@ struct BackwardCall {
 #undef IN_THE_DTYPE_OF_X
     if (required.dW_hh) g.dW_hh = drop_weight(layer.i, g.dW_hh);
     if (layer.dvectors) *layer.dvectors = as_type(dvectors, type);
+    if (layer.dW_hr) *layer.dW_hr = as_type(dW_hr, type);
     return g;
   }
 

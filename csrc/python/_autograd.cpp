@@ -4,7 +4,11 @@
 // the Python it was compiled with. Without it, pyext/fusedseq/fused/autograd.py does the same in
 // Python; that file also handles what is not done here: second derivatives, tensors with a
 // __torch_function__, and gradients that no formula of autograd_formulas.h covers.
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "python/autograd_record.h"
 
@@ -29,6 +33,15 @@ bool is_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
          !at::impl::torch_function_mode_enabled();
 }
 
+// Whether a transform of torch.func traces this call, or a tensor has a tangent: what
+// fused/transforms.py asks, without torch.compile, which does not call C++.
+bool is_traced(std::initializer_list<Tensor> tensors) {
+  const auto keys = c10::impl::tls_local_dispatch_key_set().included_;
+  return keys.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+         keys.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
+         std::any_of(tensors.begin(), tensors.end(), is_dual);
+}
+
 // attention without options, or NotImplemented where Python has to check the arguments.
 py::object attention_without_options(py::handle q, py::handle k, py::handle v,
                                      std::optional<double> scale) {
@@ -37,6 +50,13 @@ py::object attention_without_options(py::handle q, py::handle k, py::handle v,
   const Tensor &query = THPVariable_Unpack(q.ptr()), &key = THPVariable_Unpack(k.ptr()),
                &value = THPVariable_Unpack(v.ptr());
   if (!is_attention(query, key, value)) return not_implemented();
+  if (is_traced({query, key, value})) return not_implemented();
+  const double factor = scale ? *scale : std::pow(double(query.size(3)), -0.5);
+  if (query.is_cpu()) {
+    static const Operator& plain = all_operators().at("attention_plain");
+    Stack stack{query, key, value, factor};
+    return to_python(IValue(plain.run(stack)[0]));
+  }
   // The operator's inputs by name, once; a call replaces q, k, v and scale.
   static const Operator& op = all_operators().at("attention");
   static const auto& formula = static_cast<const Attention&>(*op.formula);
@@ -45,7 +65,7 @@ py::object attention_without_options(py::handle q, py::handle k, py::handle v,
   stack[formula.q] = query;
   stack[formula.k] = key;
   stack[formula.v] = value;
-  stack[formula.scale] = scale ? *scale : std::pow(double(query.size(3)), -0.5);
+  stack[formula.scale] = factor;
   return to_python(IValue(op.run(stack)[0]));
 }
 

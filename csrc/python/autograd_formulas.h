@@ -8,8 +8,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <map>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +35,7 @@ c10::OperatorHandle find(const std::string& name) {
 
 // Returns true if inputs[0] and every optional input at `positions` that was given share one device
 // and one dtype, that dtype is one that every kernel supports, and autocast is off.
-bool are_alike(const Stack& inputs, std::initializer_list<size_t> positions) {
+bool are_alike(const Stack& inputs, c10::ArrayRef<size_t> positions) {
   if (!is_given(inputs[0])) return false;
   const Tensor& first = inputs[0].toTensor();
   const auto type = first.scalar_type();
@@ -66,8 +65,8 @@ bool is_valid_dropout(const IValue& x, const IValue& p, const IValue& seed) {
 
 // ---- gradients
 
-// A recorded call in backward. A tensor that was not saved is None; a gradient that is absent is
-// undefined.
+// A recorded call in backward. A tensor that was not saved is None. An output that the loss does
+// not depend on has an undefined gradient.
 struct SavedCall {
   Stack inputs, outputs;
   variable_list output_gradients;
@@ -79,9 +78,12 @@ struct SavedCall {
 // inputs `differentiable`, in that order.
 struct Formula {
   const c10::OperatorHandle forward, backward;
+  std::optional<c10::OperatorHandle> inference;  // `<op>_inference`, if there is one
+  std::vector<size_t> inferred;                  // the outputs of `forward` that it returns
   std::vector<size_t> differentiable;
-  size_t results = 0;  // the first outputs, which have gradients
-  std::vector<bool> reads_output;
+  std::vector<bool> has_gradient, reads_output;  // of every output
+  // The outputs that a call returns: not those that `backward` alone reads.
+  std::vector<size_t> results;
 
   // backward: the operator that C++ calls; read: other operators, called by Python, for which
   // outputs are saved as well
@@ -90,6 +92,7 @@ struct Formula {
       : forward(find(op)), backward(find(backward)) {
     const auto& inputs = forward.schema().arguments();
     const auto& outputs = forward.schema().returns();
+    has_gradient.resize(outputs.size());
     reads_output.resize(outputs.size());
     for (const auto& result : this->backward.schema().returns())
       differentiable.push_back(position(inputs, result.name().substr(1)));
@@ -99,6 +102,12 @@ struct Formula {
       for (const auto& argument : find(name).schema().arguments())
         source(argument);
     }
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (has_gradient[i] || !reads_output[i]) results.push_back(i);
+    inference = c10::Dispatcher::singleton().findSchema({"fusedseq::" + op + "_inference", ""});
+    if (inference)
+      for (const auto& result : inference->schema().returns())
+        inferred.push_back(position(outputs, result.name()));
   }
   virtual ~Formula() = default;
 
@@ -111,6 +120,9 @@ struct Formula {
   virtual bool arguments(const SavedCall& call, Stack& to) const {
     return arguments(call, to, bits(call));
   }
+  // The zeros that stand in for the undefined gradient of an output where `backward` requires a
+  // tensor; undefined if the formula cannot make them.
+  virtual Tensor absent_gradient(const SavedCall& /*call*/, size_t /*output*/) const { return {}; }
   // Completes the gradients that `backward` returned.
   virtual void finish(const SavedCall& /*call*/, variable_list& /*gradients*/) const {}
   // Returns true if the checks of the public function would accept these inputs; false also where
@@ -118,8 +130,27 @@ struct Formula {
   virtual bool accepts(const Stack& /*inputs*/) const { return false; }
 
  protected:
+  // Where an argument of `backward` comes from.
+  struct Source {
+    enum Kind { INPUT, OUTPUT, OUTPUT_GRADIENT, NEEDS } kind;
+    size_t position;
+    bool is_optional;
+  };
+
+  // For an operator with one output whose backward is not called by the names in its schema.
+  Formula(const std::string& op, const std::string& backward, size_t differentiable,
+          std::vector<Source> sources)
+      : forward(find(op)),
+        backward(find(backward)),
+        differentiable{differentiable},
+        has_gradient{true},
+        reads_output{false},
+        results{0},
+        sources(std::move(sources)) {}
+
   size_t input(const char* name) const { return position(forward.schema().arguments(), name); }
   size_t output(const char* name) const { return position(forward.schema().returns(), name); }
+  bool has_input(const char* name) const { return contains(forward.schema().arguments(), name); }
 
   // The argument `needs`: bit i is set if the i-th of `differentiable` needs a gradient.
   int64_t bits(const SavedCall& call) const {
@@ -143,8 +174,11 @@ struct Formula {
           to.push_back(call.outputs[s.position]);
           break;
         case Source::OUTPUT_GRADIENT: {
-          const Tensor& gradient = call.output_gradients[s.position];
-          if (!gradient.defined() && !s.is_optional) return false;
+          Tensor gradient = call.output_gradients[s.position];
+          if (!gradient.defined() && !s.is_optional) {
+            gradient = absent_gradient(call, s.position);
+            if (!gradient.defined()) return false;
+          }
           to.push_back(optional(gradient));
         }
       }
@@ -153,12 +187,6 @@ struct Formula {
   }
 
  private:
-  // Where an argument of `backward` comes from.
-  struct Source {
-    enum Kind { INPUT, OUTPUT, OUTPUT_GRADIENT, NEEDS } kind;
-    size_t position;
-    bool is_optional;
-  };
   std::vector<Source> sources;
 
   static size_t position(const std::vector<c10::Argument>& list, const std::string& name) {
@@ -185,7 +213,7 @@ struct Formula {
       return {Source::OUTPUT, i, is_optional};
     }
     const size_t i = position(outputs, name.substr(1));
-    results = std::max(results, i + 1);
+    has_gradient[i] = true;
     return {Source::OUTPUT_GRADIENT, i, is_optional};
   }
 };
@@ -284,7 +312,7 @@ struct Attention : Formula {
   const size_t q = input("q"), k = input("k"), v = input("v"), scale = input("scale");
   static constexpr int64_t QKV_TOGETHER = 1 << 6, KV_TOGETHER = 1 << 7;
 
-  Attention() : Formula("attention", "attention_backward") {}
+  explicit Attention(const std::string& op) : Formula(op, op + "_backward") {}
   bool arguments(const SavedCall& call, Stack& to) const override {
     return Formula::arguments(call, to, bits(call) | shared_projection(call));
   }
@@ -327,19 +355,6 @@ struct Attention : Formula {
     return all_three ? QKV_TOGETHER : KV_TOGETHER;
   }
 };
-
-std::map<std::string, std::shared_ptr<const Formula>> make_formulas() {
-  return {
-      {"activation_regularization",
-       std::make_shared<Formula>("activation_regularization",
-                                 "activation_regularization_backward")},
-      {"attention", std::make_shared<Attention>()},
-      {"bias_activation_dropout", std::make_shared<BiasActivationDropout>()},
-      {"linear", std::make_shared<Linear>()},
-      {"linear_cross_entropy", std::make_shared<LinearCrossEntropy>()},
-      {"residual_layer_norm", std::make_shared<ResidualLayerNorm>()},
-  };
-}
 
 }  // namespace
 }  // namespace fusedseq

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "python/autograd_formulas.h"
+#include "python/mask_and_embedding_formulas.h"
+#include "python/recurrence_formula.h"
 
 namespace fusedseq {
 namespace {
@@ -59,12 +61,19 @@ bool convert_int(PyObject* value, int64_t& to) {
   return !overflow;
 }
 
+// The type of an argument, from its operator's schema.
+struct ArgumentType {
+  c10::TypeKind kind;
+  bool is_optional;
+};
+
 // Converts an argument to the type that the schema asks for. Returns false for a value that only
-// Python can pass on: a tensor of a derived class, or a number that a compiler traces.
-bool from_python(PyObject* value, c10::TypeKind kind, IValue& to) {
-  if (value == Py_None) return true;
+// Python can pass on: a tensor of a derived class, or a number that a compiler traces; and for one
+// of which Python decides what it means: None for an argument that is not optional.
+bool from_python(PyObject* value, ArgumentType type, IValue& to) {
+  if (value == Py_None) return type.is_optional;
   int64_t number = 0;
-  switch (kind) {
+  switch (type.kind) {
     case c10::TypeKind::TensorType:
       // A number in place of a tensor is a seed. Here it becomes a tensor on the CPU, as in
       // fused/check.py; for a call on a GPU `Formula::accepts` then returns false.
@@ -83,7 +92,9 @@ bool from_python(PyObject* value, c10::TypeKind kind, IValue& to) {
       }
       if (!PyLong_CheckExact(value)) return false;
       to = PyLong_AsDouble(value);
-      return true;
+      if (!PyErr_Occurred()) return true;
+      PyErr_Clear();  // too large for a double
+      return false;
     case c10::TypeKind::IntType:
       if (!PyLong_CheckExact(value) || !convert_int(value, number)) return false;
       to = number;
@@ -99,6 +110,33 @@ bool from_python(PyObject* value, c10::TypeKind kind, IValue& to) {
     default:
       return false;
   }
+}
+
+std::map<std::string, std::shared_ptr<const Formula>> make_formulas() {
+  return {
+      {"activation_regularization",
+       std::make_shared<Formula>("activation_regularization",
+                                 "activation_regularization_backward")},
+      {"attention", std::make_shared<Attention>("attention")},
+      {"attention_plain", std::make_shared<Attention>("attention_plain")},
+      {"bias_activation_dropout", std::make_shared<BiasActivationDropout>()},
+      {"bidirectional_lstm", std::make_shared<Recurrence>("bidirectional_lstm")},
+      {"dropout", std::make_shared<RandomMask>("dropout")},
+      {"embedding", std::make_shared<Embedding>()},
+      {"gru", std::make_shared<CheckedRecurrence>("gru", 3, 4)},
+      {"layer_norm_gru", std::make_shared<CheckedRecurrence>("layer_norm_gru", 3, 4, "norm", 6)},
+      {"layer_norm_lstm", std::make_shared<CheckedRecurrence>("layer_norm_lstm", 4, 4, "norm", 10)},
+      {"linear", std::make_shared<Linear>()},
+      {"linear_cross_entropy", std::make_shared<LinearCrossEntropy>()},
+      {"locked_dropout", std::make_shared<RandomMask>("locked_dropout", 3)},
+      {"lstm", std::make_shared<CheckedRecurrence>("lstm", 4, 4)},
+      {"mogrifier_lstm", std::make_shared<MogrifierLstm>()},
+      {"peephole_lstm", std::make_shared<CheckedRecurrence>("peephole_lstm", 4, 4, "peephole", 3)},
+      {"projected_lstm", std::make_shared<Recurrence>("projected_lstm")},
+      {"residual_layer_norm", std::make_shared<ResidualLayerNorm>()},
+      {"rnn", std::make_shared<CheckedRecurrence>("rnn", 1, 1)},
+      {"weight_drop", std::make_shared<RandomMask>("weight_drop", 2)},
+  };
 }
 
 // Whether a tensor has a tangent of forward-mode AD.
@@ -129,14 +167,14 @@ struct Operator {
   const std::string name;
   const std::string node_name;  // of its node in autograd's graph
   const std::shared_ptr<const Formula> formula;
-  std::vector<c10::TypeKind> kinds;  // of the arguments
+  std::vector<ArgumentType> types;  // of the arguments
 
   Operator(const std::string& name, std::shared_ptr<const Formula> formula)
       : name(name), node_name(node_name_of(name)), formula(std::move(formula)) {
     for (const auto& argument : this->formula->forward.schema().arguments()) {
-      auto type = argument.type();
-      if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
-      kinds.push_back(type->kind());
+      const auto optional = argument.type()->cast<c10::OptionalType>();
+      const auto& type = optional ? optional->getElementType() : argument.type();
+      types.push_back({type->kind(), bool(optional)});
     }
   }
 
@@ -153,10 +191,10 @@ struct Operator {
   }
 
   bool convert(const py::args& values, Stack& to) const {
-    if (values.size() != kinds.size() || at::impl::torch_function_mode_enabled()) return false;
-    to.resize(kinds.size());
-    for (size_t i = 0; i < kinds.size(); ++i)
-      if (!from_python(PyTuple_GET_ITEM(values.ptr(), i), kinds[i], to[i])) return false;
+    if (values.size() != types.size() || at::impl::torch_function_mode_enabled()) return false;
+    to.resize(types.size());
+    for (size_t i = 0; i < types.size(); ++i)
+      if (!from_python(PyTuple_GET_ITEM(values.ptr(), i), types[i], to[i])) return false;
     return true;
   }
   variable_list run(Stack& stack) const;
@@ -205,9 +243,9 @@ struct Recorded : torch::autograd::Function<Recorded> {
     Stack inputs = stack;
     call_below_autograd(op.formula->forward, stack);
     variable_list results, constants;
-    for (size_t i = 0; i < stack.size(); ++i) {
+    for (const size_t i : op.formula->results) {
       results.push_back(stack[i].toTensor());
-      if (i >= op.formula->results) constants.push_back(results.back());
+      if (!op.formula->has_gradient[i]) constants.push_back(results.back());
     }
     ctx->mark_non_differentiable(constants);
     ctx->set_materialize_grads(false);
@@ -247,7 +285,7 @@ struct Recorded : torch::autograd::Function<Recorded> {
 
   // inputs: those that are not tensors; the others are None
   static SavedCall load(AutogradContext* ctx, const Formula& formula, Stack inputs, int64_t present,
-                        variable_list output_gradients) {
+                        variable_list of_results) {
     SavedCall call;
     call.inputs = std::move(inputs);
     const variable_list tensors = ctx->get_saved_variables();
@@ -260,7 +298,9 @@ struct Recorded : torch::autograd::Function<Recorded> {
     size_t edge = 0;  // of the tensors that were given
     for (size_t i = 0; i < formula.differentiable.size(); ++i)
       if (present >> i & 1) call.needs[formula.differentiable[i]] = ctx->needs_input_grad(edge++);
-    call.output_gradients = std::move(output_gradients);
+    call.output_gradients.resize(call.outputs.size());
+    for (size_t i = 0; i < formula.results.size(); ++i)
+      call.output_gradients[formula.results[i]] = std::move(of_results[i]);
     return call;
   }
 
@@ -285,9 +325,9 @@ struct Recorded : torch::autograd::Function<Recorded> {
     const Formula& formula = *op.formula;
     variable_list found(formula.differentiable.size());
     bool any = false, duals = false;  // dual tensors: those of forward-mode AD, with a tangent
-    for (size_t i = 0; i < formula.results; ++i) {
-      any |= call.output_gradients[i].defined();
-      duals |= is_dual(call.output_gradients[i]);
+    for (const Tensor& gradient : call.output_gradients) {
+      any |= gradient.defined();
+      duals |= is_dual(gradient);
     }
     if (!any) return found;
     Stack stack;
@@ -302,10 +342,13 @@ struct Recorded : torch::autograd::Function<Recorded> {
   }
 
   static variable_list gradients_in_python(const Operator& op, const SavedCall& call) {
+    variable_list given = call.output_gradients;
+    for (size_t i = 0; i < given.size(); ++i)
+      if (!given[i].defined() && op.formula->has_gradient[i])
+        given[i] = op.formula->absent_gradient(call, i);
     const py::gil_scoped_acquire gil;
-    const py::object grads =
-        python_gradients()(op.name, to_python(call.inputs), to_python(call.outputs),
-                           call.output_gradients, call.needs);
+    const py::object grads = python_gradients()(op.name, to_python(call.inputs),
+                                                to_python(call.outputs), given, call.needs);
     variable_list found;
     for (const size_t i : op.formula->differentiable) {
       const py::object g = grads.attr("__getitem__")(i);
@@ -315,7 +358,8 @@ struct Recorded : torch::autograd::Function<Recorded> {
   }
 };
 
-// Calls the operator; records the call if an input requires a gradient.
+// Calls the operator; records the call if an input requires a gradient, and else calls
+// `<op>_inference` where there is one. Outputs that are not results are then undefined.
 variable_list Operator::run(Stack& stack) const {
   variable_list tensors, results;
   int64_t present = 0;
@@ -328,8 +372,20 @@ variable_list Operator::run(Stack& stack) const {
     requires_grad |= tensors.back().requires_grad();
   }
   const py::gil_scoped_release no_gil;
-  if (requires_grad && at::GradMode::is_enabled())
-    return Named<Recorded>::apply(*this, stack, present, at::TensorList(tensors));
+  if (requires_grad && at::GradMode::is_enabled()) {
+    variable_list found = Named<Recorded>::apply(*this, stack, present, at::TensorList(tensors));
+    results.resize(formula->forward.schema().returns().size());
+    for (size_t i = 0; i < found.size(); ++i)
+      results[formula->results[i]] = std::move(found[i]);
+    return results;
+  }
+  if (formula->inference && tensors[0].is_cpu()) {
+    call_below_autograd(*formula->inference, stack);
+    results.resize(formula->forward.schema().returns().size());
+    for (size_t i = 0; i < stack.size(); ++i)
+      results[formula->inferred[i]] = stack[i].toTensor();
+    return results;
+  }
   call_below_autograd(formula->forward, stack);
   for (const IValue& v : stack)
     results.push_back(v.toTensor());

@@ -120,7 +120,7 @@ def recorder() -> Any:
     """The module fusedseq._autograd, which records small calls in C++.
 
     None if the build was for another torch or Python, or if FUSEDSEQ_AUTOGRAD is "python": then
-    Python does the same, and a small call takes about 15 us longer (measured manually).
+    Python does the same, and a small call takes 15 to 60 us longer (measured manually).
     """
     import torch
 

@@ -124,7 +124,7 @@ def library(report: Report) -> bool:
         made = f"torch {built.get('torch')} and Python {built.get('python')}"
         report.fact(
             "autograd",
-            "in Python, which makes a small call about 15 us slower: fusedseq._autograd was "
+            "in Python, which makes a small call 15 to 60 us slower: fusedseq._autograd was "
             f"built for {made}, or FUSEDSEQ_AUTOGRAD is python",
         )
     for question in ("compiled", "found"):

@@ -167,6 +167,25 @@ def test_runs_of_several_seeds_are_one_line():
     ]
 
 
+def test_encodings_are_in_order_of_the_last_loss_that_all_have():
+    base = results.committed()["en-fr/base"][0]
+    found = []
+    for positions, losses in (("rope", [5.0, 3.5, 1.0]), ("none", [4.0, 2.25])):
+        curve = [{"epoch": i, "valid_loss": loss} for i, loss in enumerate(losses, 1)]
+        run = {"preset": f"pe-{positions}", "validations": curve, "epochs": len(losses)}
+        run |= {"label": "", "settings": {"model": {"positions": positions}}}
+        found.append((None, [base | run | {"test": {"bleu": 0.125}}]))
+    title, table = task_pages.encodings(found)
+    assert "after epoch 2," in title
+    assert table.splitlines()[2:] == [
+        "| none | 4.000 | 2.250 |  | 0.125 | 2 epochs |",
+        "| rope | 5.000 | 3.500 | 1.000 | 0.125 | 3 epochs |",
+    ]
+    assert task_pages.encodings(found[:1]) == []
+    labelled = [(None, [group[0] | {"label": "small"}]) for _, group in found]
+    assert task_pages.encodings(labelled) == []
+
+
 def test_samples_come_from_the_table_of_translations(tmp_path):
     lines = [f"s{i},r{i},{'a/b' if i == 0 else i},1" for i in range(17)]
     table = tmp_path / "test.csv"

@@ -110,7 +110,7 @@ def result():
 
 # Their baselines take the arguments of their benchmark cases alone.
 FOR_CASES_ONLY = {"attention_varlen", "gru", "layer_norm_gru", "layer_norm_lstm", "peephole_lstm"}
-FOR_CASES_ONLY |= {"bidirectional_lstm", "rnn"}
+FOR_CASES_ONLY |= {"bidirectional_lstm", "projected_lstm", "rnn"}
 
 
 def test_every_operator_has_baselines_of_its_signature_and_cases():
@@ -163,11 +163,12 @@ def test_the_eager_lstm_starts_sequences_inside_of_a_row():
     torch.testing.assert_close(baselines.lstm_loop(*args, **kwargs), expected)
 
 
-@pytest.mark.parametrize("op", ["rnn", "bidirectional_lstm"])
+@pytest.mark.parametrize("op", ["rnn", "bidirectional_lstm", "projected_lstm"])
 def test_an_eager_loop_agrees_with_the_oracle(op):
     case = {
         "rnn": testing.hidden_state_case("rnn", 3, 2, 5, 4),
         "bidirectional_lstm": testing.bidirectional_lstm_case(3, 2, 5, 4),
+        "projected_lstm": testing.projected_lstm_case(3, 2, 5, 4),
     }[op]
     args, _ = case.inputs(dtype=torch.float64)
     for loop in (getattr(baselines, f"{op}_loop"), getattr(baselines, op)):

@@ -5,6 +5,7 @@ import copy
 import fusedseq
 import pytest
 import torch
+from fusedseq.acceleration import torch_modules
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("in_exact_dtype")
@@ -34,6 +35,10 @@ MODELS = {
     "lstm": (lambda: nn.LSTM(E, 7, 2, dropout=0.3), lambda: (sequence(),)),
     "bidirectional lstm": (
         lambda: nn.LSTM(E, 7, 2, dropout=0.3, bidirectional=True),
+        lambda: (sequence(),),
+    ),
+    "projected lstm": (
+        lambda: nn.LSTM(E, 7, 2, dropout=0.3, bidirectional=True, proj_size=3),
         lambda: (sequence(),),
     ),
     "gru": (lambda: nn.GRU(E, 7, 2, dropout=0.3, bidirectional=True), lambda: (sequence(),)),
@@ -148,15 +153,27 @@ def test_a_hook_on_a_sublayer_that_is_added_later_runs():
     assert called
 
 
-def test_a_packed_sequence_and_a_state_are_taken_as_by_torch():
-    model, x = nn.LSTM(E, 7, 2), sequence()
+@pytest.mark.parametrize("proj_size", [0, 3])
+def test_a_packed_sequence_and_a_state_are_taken_as_by_torch(proj_size):
+    model, x = nn.LSTM(E, 7, 2, proj_size=proj_size), sequence()
     packed = nn.utils.rnn.pack_padded_sequence(x, [2, 5, 1, 3], enforce_sorted=False)
-    state = torch.randn(2, B, 7), torch.randn(2, B, 7)
+    state = torch.randn(2, B, proj_size or 7), torch.randn(2, B, 7)
     y, final = model(packed, state)
     fusedseq.accelerate(model)
     found, found_final = model(packed, state)
     torch.testing.assert_close(found.data, y.data)
     torch.testing.assert_close(found_final, final)
+
+
+def test_a_projection_is_torchs_on_a_device_without_kernels_for_it(monkeypatch):
+    model, x = nn.LSTM(E, 7, proj_size=3), sequence()
+    expected = model(x)
+    fusedseq.accelerate(model)
+    monkeypatch.setattr(torch_modules, "PROJECTING", set())
+    monkeypatch.setattr(nn.LSTM, "forward", lambda self, *_: "torch's")
+    assert model(x) == "torch's"
+    monkeypatch.undo()
+    torch.testing.assert_close(model(x), expected)
 
 
 def test_attention_that_returns_probabilities_is_torchs():
@@ -191,7 +208,7 @@ def test_autocast_to_a_dtype_without_kernels_is_torchs(name):
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru", "rnn"])
+@pytest.mark.parametrize("name", ["lstm", "projected lstm", "gru", "rnn"])
 @pytest.mark.parametrize("before", [False, True], ids=["compiled later", "compiled before"])
 def test_a_compiled_recurrence_is_computed_by_the_operator(name, before):
     build, inputs = MODELS[name]
@@ -227,7 +244,6 @@ LEFT = {
     "bias_kv": (lambda: nn.MultiheadAttention(E, N, add_bias_kv=True), "add_bias_kv"),
     "silu": (lambda: nn.TransformerEncoderLayer(E, N, activation=nn.SiLU()), "activation"),
     "subclass": (lambda: Scaled(E, E), "subclass"),
-    "projected lstm": (lambda: nn.LSTM(E, 7, proj_size=3), "proj_size"),
     "inplace": (lambda: nn.Dropout(inplace=True), "inplace"),
     "max_norm": (lambda: nn.Embedding(9, E, max_norm=1.0), "max_norm"),
     "parametrised": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(E, E)), "subclass"),

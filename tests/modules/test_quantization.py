@@ -1,4 +1,7 @@
-"""Weights in 8 bits: `fusedseq.quantize_` and the class Int8Weight."""
+"""Weights in 8 bits: `fusedseq.quantize_`, the class Int8Weight, and `linear`.
+
+test_quantized_recurrences.py has the recurrences.
+"""
 
 import copy
 import io
@@ -12,23 +15,12 @@ from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
 from fusedseq.quantization import Int8Weight, quantize_
 from fusedseq.testing.budget import assert_within_budget
 
+from tests.support.rounded_weights import weight, with_rounded_weights
+
 pytestmark = pytest.mark.cpu
 ROWS = (1, 2, 3, 8, 9, 150)  # of both kernels: dot products up to 8, panels above
 DEPTHS = (1, 15, 16, 65, 650)
 WIDTHS = (1, 7, 8, 9, 65)
-
-
-def weight(N, K):
-    return K**-0.5 * torch.randn(N, K)
-
-
-@torch.no_grad()
-def with_rounded_weights(model, quantized):
-    """A copy of a model in fp32 whose weights are the rounded ones."""
-    made = copy.deepcopy(model)
-    for mine, rounded in zip(made.parameters(), quantized.parameters(), strict=True):
-        mine.copy_(rounded.dequantize() if isinstance(rounded, Int8Weight) else rounded)
-    return made
 
 
 @pytest.mark.parametrize("shape", [(4, 9), (3, 5, 7), (6, 1), (2, 0), (0, 3)], ids=str)
@@ -149,73 +141,6 @@ def test_x_has_a_gradient_and_the_weight_has_none():
     torch.testing.assert_close(x.grad, W.dequantize().sum(0).expand(3, 20))
     torch.testing.assert_close(b.grad, torch.full((6,), 3.0))
     assert not W.requires_grad
-
-
-RECURRENCES = {
-    "lstm": lambda: nn.LSTM(9, 12, 2),
-    "mogrifier": lambda: nn.MogrifierLSTM(9, 12, 2, rounds=5),
-    "low rank": lambda: nn.MogrifierLSTM(
-        9, 12, rounds=3, rank=2, mogrifier_bias=True, zoneout_h=0.1, zoneout_c=0.2
-    ),
-    "shared rounds": lambda: nn.MogrifierLSTM(
-        12, 12, 3, rounds=4, share_rounds=True, cap_input_gate=True, residual=True
-    ),
-    "without bias": lambda: nn.LSTM(9, 12, bias=False),
-    "zoneout": lambda: nn.LSTM(9, 12, zoneout_h=0.3, zoneout_c=0.2),
-}
-
-
-@pytest.mark.parametrize("element", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", RECURRENCES)
-@pytest.mark.parametrize(("T", "B"), [(1, 1), (1, 8), (1, 9), (4, 1), (4, 3)])
-def test_a_recurrence_computes_with_the_rounded_weights(name, T, B, element, monkeypatch):
-    monkeypatch.setattr(int8_weight, "LARGE_IN_STEPS", 0)
-    torch.manual_seed(0)
-    model = RECURRENCES[name]().eval().to(element)
-    quantized = copy.deepcopy(model)
-    rounded = quantize_(quantized)
-    assert rounded == [n for n, p in model.named_parameters() if "bias" not in n]
-    x = torch.randn(T, B, model.input_size).to(element)
-    exact = with_rounded_weights(model, quantized)
-    with torch.no_grad():
-        for lengths in (None, [T - 1] * B):
-            found, (h, c) = quantized(x, lengths=lengths)
-            wanted, (h0, c0) = exact(x, lengths=lengths)
-            assert found.dtype == element
-            # Steps with 8-bit weights round a 16-bit state after each step, the kernels at the end.
-            error = T * torch.finfo(element).eps
-            close = {} if element == torch.float32 else {"rtol": error, "atol": error}
-            for a, b in ((found, wanted), (h, h0), (c, c0)):
-                torch.testing.assert_close(a, b, **close)
-
-
-def test_one_step_of_few_rows_reads_the_weights_as_they_are(monkeypatch):
-    """So does one row of a sequence with large weights; other calls convert the weights."""
-    called = []
-    monkeypatch.setattr(
-        int8_weight, "in_steps", lambda *args, **kwargs: called.append(1) or (None, (None, None))
-    )
-    W_ih, W_hh = (Int8Weight.from_float(weight(16, n)) for n in (3, 4))
-    large = Int8Weight.from_float(weight(2048, 512))
-
-    def calls(T, B, W_hh=W_hh, grad=False, **options):
-        called.clear()
-        H = W_hh.size(1)
-        W = W_ih if H == 4 else Int8Weight.from_float(weight(4 * H, 3))
-        state = torch.zeros(B, H, requires_grad=grad), torch.zeros(B, H)
-        fused.lstm(torch.zeros(T, B, 3), W, W_hh, None, *state, **options)
-        return bool(called)
-
-    assert calls(1, 1)
-    assert calls(1, 8)
-    assert not calls(1, 9)
-    assert not calls(2, 1)
-    assert calls(2, 1, large)
-    assert not calls(2, 2, large)
-    assert not calls(1, 1, grad=True)
-    assert not calls(1, 1, W_hh.dequantize())
-    assert calls(1, 1, weight_drop=0.5, training=False)
-    assert not calls(1, 1, weight_drop=0.5, training=True)
 
 
 def models():
@@ -369,10 +294,20 @@ def test_explain_says_what_multiplies():
     assert "csrc/cpu/gemm/linear.h" in explain(fused.linear, x, W.dequantize())
     W_ih, W_hh = (Int8Weight.from_float(weight(16, n)) for n in (3, 4))
     state = torch.zeros(2, 4), torch.zeros(2, 4)
-    for T, W, file in ((1, W_hh, "linear_int8.h"), (2, W_hh, "forward.h"), (1, None, "forward.h")):
-        W = W_hh.dequantize() if W is None else W
-        found = explain(fused.lstm, torch.zeros(T, 2, 3), W_ih, W, None, *state)
-        assert file in found
+    for weight_hh, options, in_8_bits in (
+        (W_hh, {}, True),
+        (W_hh, {"weight_drop": 0.5}, False),
+        (W_hh.dequantize(), {}, False),
+    ):
+        found = explain(fused.lstm, torch.zeros(2, 2, 3), W_ih, weight_hh, None, *state, **options)
+        assert "csrc/cpu/recurrence/forward.h" in found
+        assert ("the weights read as numbers of 8 bits" in found) == in_8_bits
+    mogrifier = (torch.zeros(2, 2, 3), W_ih, W_hh, None, *state, None, None)
+    assert "numbers of 8 bits" in explain(fused.mogrifier_lstm, *mogrifier, rounds=0)
+    dropped = explain(fused.mogrifier_lstm, *mogrifier, rounds=0, state_dropout=0.5)
+    assert "numbers of 8 bits" not in dropped
+    targets = torch.zeros(1, dtype=torch.int64)
+    assert "numbers of 8 bits" not in explain(fused.linear_cross_entropy, x, W, targets)
 
 
 def test_a_weight_that_requires_a_gradient_is_refused():

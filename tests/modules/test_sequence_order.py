@@ -8,6 +8,7 @@ from importlib import import_module
 import pytest
 import torch
 from fusedseq import fused, nn, reference, testing
+from fusedseq.fused import autograd
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 X, H = 5, 4
@@ -316,6 +317,32 @@ def test_an_unknown_nonlinearity_is_rejected():
         nn.RNN(X, H, nonlinearity="gelu")
 
 
+@pytest.mark.parametrize("ops", [fused, reference], ids=["fused", "reference"])
+@pytest.mark.parametrize("layers", [1, 2])
+@MODULES
+def test_a_final_state_may_be_changed_in_place(name, layers, ops):
+    """It is detached between segments, and set where a new sequence starts."""
+    module = made(name, False, ops, layers)
+    x = torch.randn(6, 4, X, dtype=torch.float64, requires_grad=True)
+
+    def states_of(state):
+        return state if isinstance(state, tuple) else (state,)
+
+    y, state = module(x)
+    for s in states_of(state):
+        s[:, 0] = 0.0
+    sum(s.sum() for s in (y, *states_of(state))).backward()
+    _, state = module(x)
+    for s in states_of(state):
+        assert s.detach_().grad_fn is None
+    with torch.no_grad():
+        _, state = module(x)
+    learned = torch.zeros(H, dtype=torch.float64, requires_grad=True)
+    for s in states_of(state):
+        s[:, 0] = learned[: s.size(-1)]
+        assert s.requires_grad
+
+
 @pytest.mark.parametrize("lengths", [None, [4, 0, 6]])
 @pytest.mark.parametrize("weight_drop", [0.0, 0.5])
 def test_a_reversed_copy_gives_the_results_of_reverse(monkeypatch, lengths, weight_drop):
@@ -332,5 +359,7 @@ def test_a_reversed_copy_gives_the_results_of_reverse(monkeypatch, lengths, weig
         return reverse and starts is None
 
     monkeypatch.setattr(module, "is_flipped", is_flipped)
+    # On the CPU a call without masks would be made in C++, and never reach is_flipped.
+    monkeypatch.setattr(autograd, "unchecked", lambda *_: NotImplemented)
     testing.check("lstm", args, kwargs)
     assert copies[:2] == [True, False]

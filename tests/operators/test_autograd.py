@@ -20,12 +20,27 @@ from torch.utils.checkpoint import checkpoint
 SMALL = (
     "activation_regularization",
     "attention",
+    "attention_plain",
     "bias_activation_dropout",
+    "bidirectional_lstm",
+    "dropout",
+    "embedding",
+    "gru",
+    "layer_norm_gru",
+    "layer_norm_lstm",
     "linear",
     "linear_cross_entropy",
+    "locked_dropout",
+    "lstm",
+    "mogrifier_lstm",
+    "peephole_lstm",
+    "projected_lstm",
     "residual_layer_norm",
+    "rnn",
+    "weight_drop",
 )
-RECORDED = [case for case in CASES if case.op in SMALL]
+# Sparse gradients are always recorded in Python.
+RECORDED = [case for case in CASES if case.op in SMALL and not case.id.endswith("sparse")]
 LINEAR = torch.ones(3, 4), torch.ones(5, 4), torch.ones(5)
 recorded = pytest.mark.skipif(
     autograd.recorder is None, reason="fusedseq._autograd is for another torch or Python"
@@ -120,6 +135,41 @@ def test_second_derivatives_equal_the_oracles():
 
     for a, b in zip(second(fused), second(reference), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@recorded
+def test_the_weight_of_an_embedding_may_change_before_its_backward():
+    """Its gradient does not depend on it: an optimizer may step first."""
+    W = torch.randn(5, 3, requires_grad=True)
+    y = fused.embedding(torch.tensor([1, 4, 1]), W)
+    assert y.grad_fn.name() == "FusedseqEmbeddingBackward"
+    with torch.no_grad():
+        W.zero_()
+    y.sum().backward()
+    assert W.grad[:, 0].tolist() == [0, 2, 0, 0, 1]
+
+
+def test_hooks_of_saved_tensors_get_no_tensor_without_data():
+    W = torch.randn(5, 3, requires_grad=True)
+    with torch.autograd.graph.save_on_cpu():
+        y = fused.embedding(torch.tensor([1, 4, 1]), W, p=0.5, seed=3)
+    (second,) = torch.autograd.grad(y.square().sum(), W, create_graph=True)
+    (found,) = torch.autograd.grad(second.sum(), W)
+    V = W.detach().requires_grad_()
+    y = reference.embedding(torch.tensor([1, 4, 1]), V, p=0.5, seed=3)
+    (first,) = torch.autograd.grad(y.square().sum(), V, create_graph=True)
+    torch.testing.assert_close(second, first)
+    torch.testing.assert_close(found, *torch.autograd.grad(first.sum(), V))
+
+
+@recorded
+def test_none_and_huge_numbers_are_left_to_python():
+    """None in place of a bool is not optional, and an int may be too large for a double."""
+    x, seed = torch.ones(2, 3), torch.tensor(1)
+    assert autograd._recorded["weight_drop"](x, 0.5, seed, None) is NotImplemented
+    assert autograd._recorded["dropout"](x, 10**400, seed) is NotImplemented
+    with pytest.raises(ValueError, match=r"^dropout: p must be in \[0, 1\]"):
+        fused.dropout(x, 10**400, 1)
 
 
 def test_saved_tensors_may_not_be_modified_and_are_freed():
@@ -280,6 +330,37 @@ def test_unchecked_calls_are_only_correct_ones():
         (x, W[0], "relu", 0.0, x),
     ):
         assert autograd.unchecked("bias_activation_dropout", *fault) is NotImplemented
+
+
+@recorded
+def test_unchecked_random_masks_are_only_correct_calls():
+    x = torch.ones(2, 3, 4)
+    wrong_seeds = torch.tensor([1, 2]), torch.tensor(1.0), None, 2**80
+    for op, good in (
+        ("dropout", (x, 0.5, 7)),
+        ("locked_dropout", (x, 0.5, 7)),
+        ("weight_drop", (x[0], 0.5, 7, True)),
+        ("embedding", (torch.tensor([1, 0]), x[0], 0.5, 7)),
+    ):
+        assert torch.equal(autograd.unchecked(op, *good), getattr(fused, op)(*good))
+        at_p = 2 if op == "embedding" else 1
+        faults = [(at_p, p) for p in (-0.5, 1.5, float("nan"), None)]
+        faults += [(at_p + 1, seed) for seed in wrong_seeds]
+        faults += [(at_p - 1, wrong) for wrong in (x.long(), x.half(), x.to("meta"), None, 5)]
+        if op != "dropout":
+            faults += [(at_p - 1, x[None])]
+        if op == "weight_drop":
+            faults += [(3, None)]
+        if op == "embedding":
+            words = [3, 1], [-1, 1]
+            faults += [(0, torch.tensor(two)) for two in words]
+            faults += [(0, torch.tensor([1, 0], dtype=torch.int32)), (0, None), (0, x)]
+        for place, fault in faults:
+            inputs = (*good[:place], fault, *good[place + 1 :])
+            assert autograd.unchecked(op, *inputs) is NotImplemented, (op, place, fault)
+    rows = torch.tensor([[0, 1, 0], [1, 0, 1]]).T  # not contiguous
+    y = fused.embedding(rows, x[0])
+    assert torch.equal(y, reference.embedding(rows, x[0]))
 
 
 @recorded

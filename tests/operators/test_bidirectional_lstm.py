@@ -72,7 +72,7 @@ def test_directions_with_states_of_different_widths():
         ({}, "bidirectional_lstm"),
         ({"weight_drop": 0.5}, "bidirectional_lstm"),
         ({"zoneout_h": 0.1}, "mogrifier_lstm"),
-        ({"proj_size": 3}, "lstm"),
+        ({"proj_size": 3}, "projected_lstm"),
     ],
     ids=str,
 )

@@ -36,6 +36,8 @@ COMPILED = [
         "layer_norm_gru-T3-B2-X5-H7-zoneout_h0.25-weight_drop0.5-training0",
         "bidirectional_lstm-T5-B4-X6-H5-lengths-starts",
         "bidirectional_lstm-T3-B2-X5-H7-weight_drop0.5",
+        "projected_lstm-T5-B4-X6-H5-P3-lengths-starts-reverse1",
+        "projected_lstm-T3-B2-X5-H7-P3-weight_drop0.5-variational0",
         "mogrifier_lstm-T3-B2-X5-H4-r5-rank3-shared",
         "mogrifier_lstm-T4-B3-X7-H5-r5-lengths-state_dropout0.3-zoneout_h0.2-zoneout_c0.1",
         "mogrifier_lstm-T3-B2-X5-H4-r5-input_dropout0.5-locked_input1",
@@ -82,7 +84,7 @@ def assert_same(op, args, kwargs, actual, expected):
 
 def test_every_operator_is_compiled():
     assert {case.op for case in COMPILED} == {case.op for case in CASES}
-    assert len(COMPILED) == 43
+    assert len(COMPILED) == 45
 
 
 @pytest.mark.parametrize("case", COMPILED, ids=str)

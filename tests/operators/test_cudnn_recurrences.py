@@ -5,7 +5,7 @@ place: what it is given, what is made of its results, and which calls it is not 
 import pytest
 import torch
 from fusedseq import fused, reference, testing
-from fusedseq.fused import cudnn_recurrence, lstm_cudnn
+from fusedseq.fused import autograd, cudnn_recurrence, lstm_cudnn
 from fusedseq.testing import hidden_state_case, lstm_case
 
 pytestmark = pytest.mark.cpu
@@ -78,6 +78,7 @@ def cudnn(monkeypatch):
     monkeypatch.setattr(torch.ops.aten, "_cudnn_rnn_backward", found.backward)
     monkeypatch.setattr(cudnn_recurrence, "accepts", lambda x: True)
     monkeypatch.setattr(lstm_cudnn, "supports", lambda *_: True)
+    monkeypatch.setattr(autograd, "unchecked", lambda *_: NotImplemented)  # of calls on a CPU
     return found
 
 

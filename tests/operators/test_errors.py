@@ -84,6 +84,15 @@ SHAPES = [
     ("bidirectional_lstm", "b_reverse", (4,), r"\(4H,\) = \(16,\)"),
     ("bidirectional_lstm", "h0_reverse", (3, 4), r"\(B, H\) = \(2, 4\)"),
     ("bidirectional_lstm", "c0_reverse", (2, 5), r"\(B, H\) = \(2, 4\)"),
+    ("projected_lstm", "x", (2, 5), r"\(T, B, X\)"),
+    ("projected_lstm", "x", (0, 2, 5), r"T"),
+    ("projected_lstm", "W_ih", (16, 4), r"\(4H, X\) = \(16, 5\)"),
+    ("projected_lstm", "W_hh", (16, 4), r"\(4H, P\) = \(16, 3\)"),
+    ("projected_lstm", "W_hr", (3,), r"\(P, H\)"),
+    ("projected_lstm", "W_hr", (0, 4), r"P"),
+    ("projected_lstm", "b", (4,), r"\(4H,\) = \(16,\)"),
+    ("projected_lstm", "h0", (2, 4), r"\(B, P\) = \(2, 3\)"),
+    ("projected_lstm", "c0", (2, 3), r"\(B, H\) = \(2, 4\)"),
     ("mogrifier_lstm", "x", (0, 2, 5), r"T"),
     ("mogrifier_lstm", "W_hh", (16, 3), r"\(4H, H\) = \(16, 4\)"),
     ("mogrifier_lstm", "c0", (1, 4), r"\(B, H\) = \(2, 4\)"),
@@ -127,6 +136,7 @@ FLOATS = [
         for name in ("W_ih", "W_hh", "b", "h0", "c0")
         for suffix in ("", "_reverse")
     ),
+    *(("projected_lstm", name) for name in ("x", "W_ih", "W_hh", "W_hr", "b", "h0", "c0")),
     *(
         ("mogrifier_lstm", name)
         for name in ("x", "W_ih", "W_hh", "b", "h0", "c0", "Q", "R", "Q_bias", "R_bias")
@@ -272,6 +282,7 @@ PROBABILITIES = [
     *((op, "p") for op in (*ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm")),
     *(("lstm", name) for name in ("zoneout_h", "zoneout_c", "weight_drop")),
     ("bidirectional_lstm", "weight_drop"),
+    *(("projected_lstm", name) for name in ("zoneout_c", "weight_drop")),
     *(
         ("mogrifier_lstm", name)
         for name in ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c", "weight_drop")
@@ -281,13 +292,16 @@ PROBABILITIES = [
 ]
 
 
+TRAINED = "lstm", "mogrifier_lstm", "projected_lstm"
+
+
 @pytest.mark.parametrize(
     ("good", "name"), PROBABILITIES, ids=[f"{c}-{n}" for c, n in PROBABILITIES]
 )
 @pytest.mark.parametrize("p", [-0.1, 1.0000001, 2, float("nan"), float("inf")], ids=str)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_probability(good, name, p, training):
-    options = {"training": training} if good in ("lstm", "mogrifier_lstm") else {}
+    options = {"training": training} if good in TRAINED else {}
     with pytest.raises(ValueError, match=rf"^{good}: {name} must be in \[0, 1\], got {p}"):
         call(good, **{name: p}, **options)
 
@@ -312,6 +326,7 @@ SEEDED = [
     "bidirectional_lstm",
     "lstm",
     "mogrifier_lstm",
+    "projected_lstm",
     *ONE_FLOAT,
     "bias_activation_dropout",
     "residual_layer_norm",

@@ -29,6 +29,7 @@ EXACT = (
     "mogrifier_lstm",
     "mogrifier_lstm_pair",
     "peephole_lstm",
+    "projected_lstm",
 )
 
 

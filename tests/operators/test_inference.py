@@ -17,6 +17,7 @@ from fusedseq.testing import (
     lstm_case,
     lstm_with_vectors_case,
     mogrifier_lstm_case,
+    projected_lstm_case,
 )
 from torch.utils._pytree import tree_leaves
 
@@ -32,6 +33,7 @@ OPERATORS = (
     "lstm",
     "mogrifier_lstm",
     "peephole_lstm",
+    "projected_lstm",
     "rnn",
 )
 # 33 rows: the inputs of 4 steps are multiplied together, and the last product has fewer steps.
@@ -50,6 +52,7 @@ SEVERAL_BLOCKS = [
             lstm_with_vectors_case(op, *SIZES, zoneout_c=0.2, seed=3, **order)
             for op in ("layer_norm_lstm", "peephole_lstm")
         ),
+        projected_lstm_case(*SIZES, P=17, zoneout_c=0.2, seed=3, **order),
         mogrifier_lstm_case(*SIZES, 5, rank=3, state_dropout=0.3, seed=3, training=True, **order),
     )
 ]

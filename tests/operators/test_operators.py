@@ -302,6 +302,7 @@ def test_meta_tensors(case, device):
 # Operators with matrix products: under autocast they convert their inputs.
 RECURRENT = "gru", "layer_norm_gru", "layer_norm_lstm", "lstm", "mogrifier_lstm"
 RECURRENT += "bidirectional_lstm", "mogrifier_lstm_pair", "peephole_lstm", "rnn"
+RECURRENT += ("projected_lstm",)
 ATTENTION = "attention", "attention_varlen"
 AUTOCAST = *ATTENTION, "linear", "linear_cross_entropy", "split_cross_entropy", *RECURRENT
 

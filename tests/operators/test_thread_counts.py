@@ -17,6 +17,7 @@ from fusedseq.testing import (
     lstm_case,
     lstm_with_vectors_case,
     mogrifier_lstm_case,
+    projected_lstm_case,
     residual_layer_norm_case,
     run,
 )
@@ -60,6 +61,14 @@ def test_cells_with_vectors(op, H, number, threads):
     make = hidden_state_case if "gru" in op else lstm_with_vectors_case
     for B in (1 + H % 7, 70):
         case = make(op, 3, B, H // 2 + 5, H, zoneout_h=0.2, seed=3)
+        assert_independent_of_threads(case, threads, number)
+
+
+@PRODUCTS
+@pytest.mark.parametrize("P", [1, 8, 17, 40, 97, 264])
+def test_projections(P, number, threads):
+    for B in (1 + P % 7, 70):
+        case = projected_lstm_case(3, B, 20, 33 + P, P=P, zoneout_c=0.2, seed=3)
         assert_independent_of_threads(case, threads, number)
 
 

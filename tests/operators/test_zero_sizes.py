@@ -28,6 +28,11 @@ def bidirectional_lstm(T, B, X, H):
     return (*forward, *reverse[1:]), {}
 
 
+def projected_lstm(T, B, X, H, P):
+    x, W_ih, _, b, _, c0 = lstm(T, B, X, H)[0]
+    return (x, W_ih, torch.randn(4 * H, P), torch.randn(P, H), b, torch.randn(B, P), c0), {}
+
+
 def mogrifier_lstm(T, B, X, H, rounds):
     Q, R = torch.randn((rounds + 1) // 2, X, H), torch.randn(rounds // 2, H, X)
     weights = (Q if rounds > 0 else None, R if rounds > 1 else None, None, None)
@@ -93,6 +98,7 @@ SIZES = {
     linear: {"M": 20, "K": 16, "N": 7},
     lstm: {"T": 2, "B": 3, "X": 4, "H": 5},
     bidirectional_lstm: {"T": 2, "B": 3, "X": 4, "H": 5},
+    projected_lstm: {"T": 2, "B": 3, "X": 4, "H": 5, "P": 6},
     mogrifier_lstm: {"T": 2, "B": 3, "X": 4, "H": 5, "rounds": 5},
     attention: {"B": 2, "N": 2, "L": 3, "S": 4, "D": 8},
     attention_with_options: {"B": 1, "N": 2, "L": 20, "S": 40, "D": 8},
@@ -118,6 +124,7 @@ REFUSED = {
     ("bidirectional_lstm", "T"),
     ("bidirectional_lstm", "X"),
     ("bidirectional_lstm", "H"),
+    *(("projected_lstm", size) for size in "TXHP"),
     ("mogrifier_lstm", "T"),
     ("mogrifier_lstm", "X"),
     ("mogrifier_lstm", "H"),

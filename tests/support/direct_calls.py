@@ -44,6 +44,7 @@ EXCEPTIONS = (RuntimeError, ValueError, TypeError, IndexError, MemoryError, NotI
 Call = dict[str, Any]
 
 
+WEIGHTS = ("W_ih", "W_hh", "Q", "Q_factor", "R", "R_factor")
 OF_A_DIRECTION = ("x", "W_ih", "W_hh", "b", "h0", "c0", "starts", "seed")
 
 
@@ -57,10 +58,29 @@ def calls() -> Iterator[tuple[str, Call]]:
         yield op, call
         if hasattr(OPS, f"{op}_inference"):
             yield f"{op}_inference", call
+    yield from recurrences_in_8_bits()
     yield from attentions()
     yield from losses()
     yield from pointwise()
     yield from products()
+
+
+def recurrences_in_8_bits() -> Iterator[tuple[str, Call]]:
+    for op, call in recurrences():
+        if hasattr(OPS, f"{op}_int8"):
+            yield f"{op}_int8", in_8_bits(call)
+
+
+def in_8_bits(call: Call) -> Call:
+    """The call of `<op>_int8` that corresponds to one of `<op>`."""
+    weights = {name: call[name] for name in WEIGHTS if name in call}
+    numbers: Call = dict.fromkeys(weights)
+    scales: Call = {f"{name}_scale": None for name in weights}
+    for name, W in weights.items():
+        if W is not None:
+            numbers[name] = torch.randint(-127, 128, W.shape).to(torch.int8)
+            scales[f"{name}_scale"] = torch.rand(W.shape[:-1])
+    return {**call, **numbers, **scales}
 
 
 def recurrences() -> Iterator[tuple[str, Call]]:
@@ -105,6 +125,21 @@ def recurrences() -> Iterator[tuple[str, Call]]:
         names = ("gates", "cells", "statistics")
         saved = {"y": y, **dict(zip(names, tensors, strict=False)), "needs": 127}
         yield f"{op}_backward", {**gradients, **lstm, **own, **saved}
+
+    P = 3
+    of_projection = {
+        "W_hh": torch.randn(4 * H, P),
+        "W_hr": torch.randn(P, H),
+        "h0": torch.randn(B, P),
+        "training": True,
+        "zoneout_c": 0.1,
+    }
+    projected = {**lstm, **of_projection}
+    yield "projected_lstm", projected
+    y, _, _, gates, cells = OPS.projected_lstm(**projected)
+    saved = {"y": y, "gates": gates, "cells": cells, "needs": 127}
+    narrow = {"dy": torch.randn(T, B, P), "dh": torch.randn(B, P)}
+    yield "projected_lstm_backward", {**gradients, **narrow, **projected, **saved}
 
     for op, gates, slots, settings in (
         ("gru", 3, 4, {}),
@@ -200,6 +235,13 @@ def attentions() -> Iterator[tuple[str, Call]]:
             yield "attention", call
             names = [a.name for a in OPS.attention_plan.default._schema.arguments]
             yield "attention_plan", {name: call[name] for name in names}
+            plain = {"q": q, "k": k, "v": v, "scale": 0.5}
+            yield "attention_plain", plain
+            yield "attention_plain_inference", plain
+            out, lse = OPS.attention_plain(**plain)
+            upstream = {"dout": torch.randn(out.shape), "lse": lse}
+            for needs in (7, 5, 2):
+                yield "attention_plain_backward", {**upstream, **plain, "needs": needs}
             seen = {name: value for name, value in call.items() if name != "key_rows"}
             yield "attention_backward", with_output(seen, 63)
     # Sequences of 3, 0 and 4 queries, and of 5, 2 and 4 keys.

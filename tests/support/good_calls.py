@@ -15,6 +15,7 @@ from fusedseq.testing import (
     lstm_case,
     mogrifier_lstm_case,
     mogrifier_lstm_pair_case,
+    projected_lstm_case,
     residual_layer_norm_case,
     split_cross_entropy_case,
 )
@@ -23,6 +24,7 @@ T, B, X, H = 3, 2, 5, 4
 GOOD = {
     "lstm": lstm_case(T, B, X, H, weight_drop=0.5),
     "bidirectional_lstm": bidirectional_lstm_case(T, B, X, H, weight_drop=0.5),
+    "projected_lstm": projected_lstm_case(T, B, X, H, weight_drop=0.5),
     "mogrifier_lstm": mogrifier_lstm_case(T, B, X, H, 3),
     "mogrifier_lstm of low rank": mogrifier_lstm_case(T, B, X, H, 3, rank=2),
     "mogrifier_lstm_pair": mogrifier_lstm_pair_case(T, B, X, H, 6),

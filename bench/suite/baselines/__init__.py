@@ -42,6 +42,8 @@ from bench.suite.baselines.recurrence import (
     mogrifier_lstm,
     mogrifier_lstm_pair,
     peephole_lstm,
+    projected_lstm,
+    projected_lstm_loop,
     rnn,
     rnn_loop,
 )
@@ -77,6 +79,8 @@ __all__ = [
     "mogrifier_lstm",
     "mogrifier_lstm_pair",
     "peephole_lstm",
+    "projected_lstm",
+    "projected_lstm_loop",
     "residual_layer_norm",
     "rnn",
     "rnn_loop",

@@ -243,6 +243,37 @@ def peephole_step(z, h, c, W_hh_t, p_i, p_f, p_o):
 peephole_lstm = make_peephole_loop(peephole_step)
 
 
+def projected_lstm(x, W_ih, W_hh, W_hr, b, h0, c0):
+    """torch.nn.LSTM's own operator with a projection."""
+    weights = [W_ih, W_hh, b, torch.zeros_like(b), W_hr]
+    y, h, c = torch._VF.lstm(x, (h0[None], c0[None]), weights, True, 1, 0.0, True, False, False)
+    return y, (h[0], c[0])
+
+
+def make_projected_lstm_loop(step):
+    """Returns a `projected_lstm` that calls `step`, a function like `projected_step`, for every
+    time step."""
+
+    def projected_lstm_loop(x, W_ih, W_hh, W_hr, b, h0, c0):
+        """One GEMM for all inputs, then two GEMMs per step."""
+        W_hh_t, W_hr_t = W_hh.t(), W_hr.t()
+        h, c, y = h0, c0, []
+        for z_t in F.linear(x, W_ih, b).unbind():
+            h, c = step(z_t, h, c, W_hh_t, W_hr_t)
+            y.append(h)
+        return torch.stack(y), (h, c)
+
+    return projected_lstm_loop
+
+
+def projected_step(z, h, c, W_hh_t, W_hr_t):
+    h, c = lstm_step(z, h, c, W_hh_t)
+    return h @ W_hr_t, c
+
+
+projected_lstm_loop = make_projected_lstm_loop(projected_step)
+
+
 def make_layer_norm_loop(step):
     """Returns a `layer_norm_lstm` that calls `step`, a function like `layer_norm_step`, for every
     time step."""

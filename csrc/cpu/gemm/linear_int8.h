@@ -2,88 +2,15 @@
 //
 // What limits it: for few rows reading W, a quarter as many bytes as in fp32. Hence two ways of
 // computing y, by the number of rows M:
-//   - at most MAX_DOT_ROWS rows: dot products as in dot_products.h, the numbers converted to floats
-//     in registers, for each two rows of x again.
-//   - all others: as in gemm.h, the numbers converted while they are packed.
-// Both multiply by the scale at the end, when a sum is complete.
+//   - at most MAX_DOT_ROWS rows: the dot products of int8_rows.h.
+//   - all others: as in gemm.h, the numbers converted while they are packed. Complete sums are
+//     multiplied by the scale.
 #pragma once
+#include "cpu/gemm/int8_rows.h"
 #include "cpu/gemm/linear.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
-
-// sums[m * DOT_COLUMNS + n] = A[m] . B[n], not yet summed over the lanes.
-template <int M>
-HD void dot_tile(int64_t K, const float* A, int64_t lda, const int8_t* const* B, Vec<float>* sums) {
-  constexpr int N = DOT_COLUMNS<float>, L = LANES<float>;
-  Vec<float> c[M][N];
-  for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
-    for (int n = 0; n < N; ++n)
-      c[m][n] = Vec<float>(0.f);
-  const int64_t whole = K / L * L;
-  for (int64_t k = 0; k < whole; k += L) {
-    Vec<float> a[M];
-#pragma GCC unroll 2
-    for (int m = 0; m < M; ++m)
-      a[m] = Vec<float>::load(A + m * lda + k);
-#pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
-      __builtin_prefetch(B[n] + k + N * K);  // the rows of the next tile
-      const Vec<float> b = load_as(B[n] + k);
-#pragma GCC unroll 2
-      for (int m = 0; m < M; ++m)
-        c[m][n] = multiply_add(c[m][n], a[m], b);
-    }
-  }
-  if (whole < K) {
-    Vec<float> a[M];
-    for (int m = 0; m < M; ++m)
-      a[m] = Vec<float>::load(A + m * lda + whole, K - whole);
-#pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
-      const Vec<float> b = load_up_to(B[n] + whole, K - whole);
-#pragma GCC unroll 2
-      for (int m = 0; m < M; ++m)
-        c[m][n] = multiply_add(c[m][n], a[m], b);
-    }
-  }
-#pragma GCC unroll 2
-  for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
-    for (int n = 0; n < N; ++n)
-      sums[m * N + n] = c[m][n];
-}
-
-// Columns [begin, end) of y by dot products.
-void linear_int8_dots(const cpu::LinearInt8& l, int64_t begin, int64_t end) {
-  constexpr int COLUMNS = DOT_COLUMNS<float>;
-  for (int64_t n0 = begin; n0 < end; n0 += COLUMNS) {
-    // If fewer columns are left than a tile has, the first one takes the empty places.
-    const int64_t columns = end - n0 < COLUMNS ? end - n0 : COLUMNS;
-    const int8_t* rows[COLUMNS];
-    for (int64_t n = 0; n < COLUMNS; ++n)
-      rows[n] = l.W + (n0 + (n < columns ? n : 0)) * l.K;
-    for (int64_t m0 = 0; m0 < l.M; m0 += DOT_ROWS) {
-      // Two rows of x, or the last one alone.
-      const bool two = m0 + DOT_ROWS <= l.M;
-      Vec<float> sums[LANES<float>];
-      if (two) {
-        dot_tile<DOT_ROWS>(l.K, l.x + m0 * l.K, l.K, rows, sums);
-      } else {
-        dot_tile<1>(l.K, l.x + m0 * l.K, l.K, rows, sums);
-        for (int i = COLUMNS; i < LANES<float>; ++i)
-          sums[i] = Vec<float>(0.f);
-      }
-      float dots[LANES<float>];
-      horizontal_sums(sums).store(dots);
-      for (int64_t m = 0; m < (two ? DOT_ROWS : 1); ++m)
-        for (int64_t n = 0; n < columns; ++n)
-          l.y[(m0 + m) * l.N + n0 + n] =
-              dots[m * COLUMNS + n] * l.scale[n0 + n] + (l.b ? l.b[n0 + n] : 0.f);
-    }
-  }
-}
 
 // Columns [begin, end) of y: packs these rows of W and multiplies.
 void linear_int8_panels(const cpu::LinearInt8& l, int64_t begin, int64_t end, float* packed) {
@@ -105,7 +32,10 @@ void linear_int8(const cpu::LinearInt8& l, cpu::Parallel run, int threads) {
   Buffer<float> packed(dots ? 0 : few ? panel * threads : packed_size<float>(l.K, l.N));
   parallel(run, threads, [&](int64_t begin, int64_t end) {
     const Range own = own_columns<float>(l.N, begin, end, threads);
-    if (dots) return linear_int8_dots(l, own.begin, own.end);
+    if (dots)
+      return product_of_int8_rows(
+          l.M, l.K, own.size(), {l.x, l.K}, {l.W + own.begin * l.K, l.scale + own.begin},
+          l.b ? l.b + own.begin : nullptr, {l.y + own.begin, l.N, false, false});
     const int64_t step = few ? PANEL<float> : own.size();
     for (int64_t n = own.begin; n < own.end; n += step)
       linear_int8_panels(l, n, n + step < own.end ? n + step : own.end,

@@ -82,12 +82,12 @@ class RecurrentBackward {
 
   // The packed gates of a block of W_hh, from a column on.
   E* packed_block(const Block& block, int64_t column) const {
-    return w.W_hh + packed_size<E>(block.gate * s.H, s.H) + depth<E>(block.gates * s.H) * column;
+    return w.W_hh + packed_size<E>(block.gate * s.H, s.P) + depth<E>(block.gates * s.H) * column;
   }
 
-  // The state h before step t of row b, (H,), or null where it is zero.
+  // The state h before step t of row b, (P,), or null where it is zero.
   const T* h_before(int64_t t, int64_t b) const {
-    return fusedseq::h_before<T>(r, r.h0, r.y, t, b);
+    return fusedseq::h_before<T>(r, s.P, r.h0, r.y, t, b);
   }
 
   // Waits until all parts have come here, unless no part needs what another one computes.
@@ -101,8 +101,11 @@ class RecurrentBackward {
     if (s.rounds || g.dx)
       pack_weight(r, r.W_ih, p.x.begin, s.X, 1, K, p.x.size(), w.W_ih + depth<E>(K) * p.x.begin);
     for (const Block& block : Cell::BLOCKS)
-      pack_weight(r, r.W_hh, block.gate * s.H * s.H + p.h.begin, s.H, 1, block.gates * s.H,
-                  p.h.size(), packed_block(block, p.h.begin));
+      pack_weight(r, r.W_hh, block.gate * s.H * s.P + p.p.begin, s.P, 1, block.gates * s.H,
+                  p.p.size(), packed_block(block, p.p.begin));
+    if (r.W_hr)
+      pack_weight(r, r.W_hr, p.h.begin, s.H, 1, s.P, p.h.size(),
+                  w.W_hr + depth<E>(s.P) * p.h.begin);
     for (int64_t k = 0; k < s.rounds; ++k) {
       const Range in = s.on_x(k) ? p.h : p.x, columns = s.rank ? p.r : in;
       const int64_t ld = s.rank ? s.rank : s.in(k);
@@ -122,11 +125,10 @@ class RecurrentBackward {
       if (r.state.threshold)
         mask_values(r.state, b, s.H, p.own.h.begin, p.own.h.end, T(r.state.scale), T(0),
                     w.state_mask + b * s.ldh + p.own.h.begin);
-      for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
-        Vec<T>::load(g.dh + b * s.H + j, s.H - j).store(w.dh_carried + b * s.ldh + j);
-        if (Cell::HAS_C)
-          Vec<T>::load(g.dc + b * s.H + j, s.H - j).store(w.dc_carried + b * s.ldh + j);
-      }
+      for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>)
+        Vec<T>::load(g.dh + b * s.P + j, s.P - j).store(w.dh_carried + b * s.ldp + j);
+      for (int64_t j = p.own.h.begin; Cell::HAS_C && j < p.own.h.end; j += LANES<T>)
+        Vec<T>::load(g.dc + b * s.H + j, s.H - j).store(w.dc_carried + b * s.ldh + j);
     }
   }
 
@@ -135,23 +137,27 @@ class RecurrentBackward {
     const int64_t first = t * s.B;  // the step's first row of T * B
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
       recompute_operands(p, t, b);
+    if (r.W_hr) through_projection(p, t);
     for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b)
       cell(p, t, b);
     wait(p);
 
     // Through the gates' products into both operands, then through the rounds. Without rounds dx
     // is one product after the loop.
-    T* const dh = w.dh + p.rows.begin * s.ldh + p.own.h.begin;
+    T* const dh = w.dh + p.rows.begin * s.ldp + p.own.p.begin;
     T* const dx = w.dx + p.rows.begin * s.ldx + p.own.x.begin;
     for (const Block& block : Cell::BLOCKS) {
       const Matrix<const T> dz{w.dz + (first + p.rows.begin) * w.ldz + block.slot * s.H, w.ldz};
       const bool is_first = &block == Cell::BLOCKS;
       const auto chunk = [&](int64_t m, int64_t rows, LeftOperand<E> left) {
         const int64_t K = depth<E>(block.gates * s.H);
-        const E* const W_hh = packed_block(block, p.own.h.begin);
+        const E* const W_hh = packed_block(block, p.own.p.begin);
         const E* const W_ih = w.W_ih + K * p.own.x.begin;
-        gemm_chunk<E>(rows, K, p.own.h.size(), left, W_hh, {dh + m * s.ldh, s.ldh, true, !is_first},
-                      nullptr, s.rounds ? W_ih : W_hh);
+        gemm_chunk<E>(rows, K, p.own.p.size(), left, W_hh, {dh + m * s.ldp, s.ldp, true, !is_first},
+                      nullptr,
+                      s.rounds ? W_ih
+                      : r.W_hr ? projection(p)
+                               : W_hh);
         if (s.rounds)
           gemm_chunk<E>(rows, K, p.own.x.size(), left, W_ih, {dx + m * s.ldx, s.ldx, true, false},
                         nullptr, first_of_round(p, s.rounds - 1));
@@ -165,13 +171,14 @@ class RecurrentBackward {
     // zero before this one; dx is complete.
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
       const bool reset = resets(r, t, b);
-      for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
-        Vec<T> d = Vec<T>::load(w.dh + b * s.ldh + j);
+      for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>) {
+        Vec<T> d = Vec<T>::load(w.dh + b * s.ldp + j);
         if (r.state.threshold) d = d * Vec<T>::load(w.state_mask + b * s.ldh + j);
-        d = Vec<T>::load(w.dh_carried + b * s.ldh + j) + d;
-        (reset ? Vec<T>(T(0)) : d).store(w.dh_carried + b * s.ldh + j);
-        if (Cell::HAS_C && reset) Vec<T>(T(0)).store(w.dc_carried + b * s.ldh + j);
+        d = Vec<T>::load(w.dh_carried + b * s.ldp + j) + d;
+        (reset ? Vec<T>(T(0)) : d).store(w.dh_carried + b * s.ldp + j);
       }
+      for (int64_t j = p.own.h.begin; Cell::HAS_C && reset && j < p.own.h.end; j += LANES<T>)
+        Vec<T>(T(0)).store(w.dc_carried + b * s.ldh + j);
       if (s.rounds && g.dx)
         for (int64_t j = p.own.x.begin; j < p.own.x.end; j += LANES<T>)
           Vec<T>::load(w.dx + b * s.ldx + j).store(g.dx + (first + b) * s.X + j, s.X - j);
@@ -184,10 +191,10 @@ class RecurrentBackward {
   void recompute_operands(const Part& p, int64_t t, int64_t b) {
     const int64_t row = t * s.B + b;
     const T* before = h_before(t, b);
-    for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
-      Vec<T> h = before ? Vec<T>::load(before + j, s.H - j) : Vec<T>(T(0));
+    for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>) {
+      Vec<T> h = before ? Vec<T>::load(before + j, s.P - j) : Vec<T>(T(0));
       if (r.state.threshold) h = h * Vec<T>::load(w.state_mask + b * s.ldh + j);
-      h.store(w.h_operand[0] + row * s.ldh + j);
+      h.store(w.h_operand[0] + row * s.ldp + j);
       for (int64_t k = 1; k < s.rounds; k += 2) {
         h = mogrify(Vec<T>::load(gate(k, row) + j), h);
         h.store(w.h_operand[k / 2 + 1] + row * s.ldh + j);
@@ -204,6 +211,32 @@ class RecurrentBackward {
       }
   }
 
+  // The part's columns of the packed projection.
+  const E* projection(const Part& p) const { return w.W_hr + depth<E>(s.P) * p.own.h.begin; }
+
+  // Through the projection of step t, into what the cells computed. Beyond the end of a sequence
+  // the gradient of the state stays as it is.
+  void through_projection(const Part& p, int64_t t) {
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
+      const int64_t row = t * s.B + b;
+      const bool alive = !has_ended(r.lengths, t, b);
+      const Vec<T> zero(T(0));
+      for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>) {
+        T* carried = w.dh_carried + b * s.ldp + j;
+        Vec<T> d = zero;
+        if (alive) d = Vec<T>::load(carried) + Vec<T>::load(g.dy + row * s.P + j, s.P - j);
+        d.store(w.dprojected + row * s.ldp + j);
+        if (alive) zero.store(carried);
+      }
+    }
+    wait(p);
+    const int64_t first = p.rows.begin;
+    gemm<E, T>(p.rows.size(), s.P, p.own.h.size(),
+               {w.dprojected + (t * s.B + first) * s.ldp, s.ldp}, projection(p),
+               {w.dh_of_cell + first * s.ldh + p.own.h.begin, s.ldh, true, false}, p.left, nullptr,
+               packed_block(Cell::BLOCKS[0], p.own.p.begin));
+  }
+
   // The gradients of the cell of row b at step t: dz, the terms, and the state's gradients, which
   // are updated in place.
   void cell(const Part& p, int64_t t, int64_t b) {
@@ -216,6 +249,7 @@ class RecurrentBackward {
           Vec<T>(T(0)).store(dz + slot * s.H + j, s.H - j);
         for (int term = 0; term < Cell::TERMS; ++term)
           Vec<T>(T(0)).store(terms + term * s.H + j, s.H - j);
+        if (w.h_of_cell) Vec<T>(T(0)).store(w.h_of_cell + (t * s.B + b) * s.ldh + j);
       }
     } else if constexpr (Cell::WHOLE_ROWS) {
       whole_row(p, t, b, dz, terms);
@@ -257,10 +291,14 @@ class RecurrentBackward {
       Vec<T> c = zero, d_c = zero;
       if (Cell::HAS_C && !reset)
         c = is_first ? Vec<T>::load(r.c0 + b * s.H + j, n) : Vec<T>::load(c_before + j);
-      T* carried_h = w.dh_carried + b * s.ldh + j;
+      T* carried_h = (r.W_hr ? w.dh_of_cell : w.dh_carried) + b * s.ldh + j;
       T* carried_c = w.dc_carried + b * s.ldh + j;
-      Vec<T> d_h = Vec<T>::load(carried_h) + Vec<T>::load(g.dy + row * s.H + j, n);
+      Vec<T> d_h = Vec<T>::load(carried_h);
+      if (!r.W_hr) d_h = d_h + Vec<T>::load(g.dy + row * s.H + j, n);
       if (Cell::HAS_C) d_c = Vec<T>::load(carried_c);
+
+      if constexpr (Cell::PROJECTS)
+        if (w.h_of_cell) Cell::output(a, c).store(w.h_of_cell + row * s.ldh + j);
 
       const Vec<T> past_h = bypass(update.h, j - p.own.h.begin, d_h);
       const Vec<T> past_c = bypass(update.c, j - p.own.h.begin, d_c);
@@ -316,7 +354,7 @@ class RecurrentBackward {
     const int64_t own = p.rows.begin, rows = p.rows.size();
     const Matrix<const T> left{d_out + own * ld, ld};
     const Output<T> target{(on_x ? w.dh : w.dx) + own * ld_in + in.begin, ld_in, true, true};
-    const E* next = k ? first_of_round(p, k - 1) : packed_block(Cell::BLOCKS[0], p.own.h.begin);
+    const E* next = k ? first_of_round(p, k - 1) : packed_block(Cell::BLOCKS[0], p.own.p.begin);
     if (s.rank) {
       T* u = w.dfactors[k] + (first + own) * s.ldr;  // (rows, ldr)
       gemm<E, T>(rows, s.out(k), p.own.r.size(), left, first_of_round(p, k),
@@ -353,12 +391,12 @@ class RecurrentBackward {
   }
 
   void store_state_gradients(const Part& p) {
-    for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
-      for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
-        Vec<T>::load(w.dh_carried + b * s.ldh + j).store(g.dh0 + b * s.H + j, s.H - j);
-        if (Cell::HAS_C)
-          Vec<T>::load(w.dc_carried + b * s.ldh + j).store(g.dc0 + b * s.H + j, s.H - j);
-      }
+    for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
+      for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>)
+        Vec<T>::load(w.dh_carried + b * s.ldp + j).store(g.dh0 + b * s.P + j, s.P - j);
+      for (int64_t j = p.own.h.begin; Cell::HAS_C && j < p.own.h.end; j += LANES<T>)
+        Vec<T>::load(w.dc_carried + b * s.ldh + j).store(g.dc0 + b * s.H + j, s.H - j);
+    }
   }
 
   // After the loop, without rounds: the gradient of x. Where the parts own rows of the batch, each
@@ -372,15 +410,16 @@ class RecurrentBackward {
                {g.dx + first * s.X + p.own.x.begin, s.X, false, false}, p.left);
   }
 
-  // After the loop: the gradients of W_ih, W_hh and b.
+  // After the loop: the gradients of W_ih, W_hh, W_hr and b.
   void gate_weight_gradients(const Part& p) {
     const T* operand = w.x_operand[rounds_on_x()];  // null without rounds and lengths
     const Matrix<const T> x = operand ? Matrix<const T>{operand, s.ldx} : Matrix<const T>{r.x, s.X};
     weight_gradient(p, g.dW_ih, GATES * s.H, s.X, {w.dz, w.ldz}, x, false);
     for (const Block& block : Cell::BLOCKS)
-      weight_gradient(p, g.dW_hh ? g.dW_hh + block.gate * s.H * s.H : nullptr, block.gates * s.H,
-                      s.H, {w.dz + block.slot * s.H, w.ldz}, {w.h_operand[rounds_on_h()], s.ldh},
+      weight_gradient(p, g.dW_hh ? g.dW_hh + block.gate * s.H * s.P : nullptr, block.gates * s.H,
+                      s.P, {w.dz + block.slot * s.H, w.ldz}, {w.h_operand[rounds_on_h()], s.ldp},
                       false);
+    weight_gradient(p, g.dW_hr, s.P, s.H, {w.dprojected, s.ldp}, {w.h_of_cell, s.ldh}, false);
     if (!Cell::WHOLE_ROWS) bias_gradient(p, g.db, SLOTS * s.H, {w.dz, w.ldz}, false);
   }
 

@@ -22,24 +22,28 @@ struct BackwardWorkspace {
 
   // Weights, packed as right operands of dz W. Rounds that share a weight share the packed copy.
   Buffer<E> W_ih;           // (G H, X)
-  Buffer<E> W_hh;           // (G H, H), each block of gates packed by itself
+  Buffer<E> W_hh;           // (G H, P), each block of gates packed by itself
+  Buffer<E> W_hr;           // (P, H)
   Buffer<E> A[MAX_ROUNDS];  // (out, in), or (out, rank) with a low rank
   Buffer<E> F[MAX_ROUNDS];  // (rank, in)
 
   // Gradients of the data.
   Buffer<T> dz;                    // (T, B, ldz)  of the gates' pre-activations
   Buffer<T> terms;                 // (T, B, ld_terms)  see cells.h
-  Buffer<T> dh;                    // (B, ldh)  of the operand h, within a step
+  Buffer<T> dh;                    // (B, ldp)  of the operand h, within a step
   Buffer<T> dx;                    // (B, ldx)  of the operand x, within a step
-  Buffer<T> dh_carried;            // (B, ldh)  of the state, from step to step
+  Buffer<T> dh_carried;            // (B, ldp)  of the state, from step to step
   Buffer<T> dc_carried;            // (B, ldh)
+  Buffer<T> dprojected;            // (T, B, ldp)  of the projections
+  Buffer<T> dh_of_cell;            // (B, ldh)  of what they read, within a step
   Buffer<T> dgate[MAX_ROUNDS];     // (T, B, ld_out)  of the rounds' pre-activations
   Buffer<T> dfactors[MAX_ROUNDS];  // (T, B, ldr)  of the products with F
 
   // The operands of the products, recomputed. x_operand[0] is x with zeros behind the ends of the
   // sequences; only where the product for dW_ih reads it, see reads_masked_x.
   Buffer<T> x_operand[MAX_ROUNDS / 2 + 2];  // (T, B, ldx)  x after i rounds on it
-  Buffer<T> h_operand[MAX_ROUNDS / 2 + 2];  // (T, B, ldh)  h after i rounds on it
+  Buffer<T> h_operand[MAX_ROUNDS / 2 + 2];  // (T, B, ldp)  h after i rounds on it
+  Buffer<T> h_of_cell;                      // (T, B, ldh)  what the projections read, for dW_hr
   Buffer<T> state_mask;                     // (B, ldh)  the factors of the state's dropout
   Buffer<T> zoneout;                        // (parts, 2, ldh)
   Buffer<T> sums;                           // (parts, 2, sums_size)  of column_sums
@@ -54,7 +58,9 @@ struct BackwardWorkspace {
 
   // terms: of the cell, for each hidden unit
   BackwardWorkspace(const cpu::RecurrenceBackward<T>& g, const Sizes<T>& s, int parts, int terms)
-      : BackwardWorkspace(g.forward, s, parts, reads_masked_x(g), terms) {}
+      : BackwardWorkspace(g.forward, s, parts, reads_masked_x(g), terms) {
+    if (g.dW_hr) h_of_cell = Buffer<T>(rows * s.ldh);
+  }
 
  private:
   BackwardWorkspace(const cpu::Recurrence<T>& r, const Sizes<T>& s, int parts, bool masked_x,
@@ -67,20 +73,23 @@ struct BackwardWorkspace {
         left(left_size<E, T>(s.widest())),
         sums_size(round_up<T>(s.widest())),
         W_ih(packed_size<E>(s.gates * s.H, s.X)),
-        W_hh(s.gates * packed_size<E>(s.H, s.H)),
+        W_hh(s.gates * packed_size<E>(s.H, s.P)),
+        W_hr(r.W_hr ? packed_size<E>(s.P, s.H) : 0),
         dz(rows * ldz),
         terms(rows * ld_terms),
-        dh(s.B * s.ldh),
+        dh(s.B * s.ldp),
         dx(s.B * s.ldx),
-        dh_carried(s.B * s.ldh),
+        dh_carried(s.B * s.ldp),
         dc_carried(has_c(r.cell) ? s.B * s.ldh : 0),
+        dprojected(r.W_hr ? rows * s.ldp : 0),
+        dh_of_cell(r.W_hr ? s.B * s.ldh : 0),
         state_mask(r.state.threshold ? s.B * s.ldh : 0),
         zoneout(2 * s.ldh * parts),
         sums(2 * sums_size * parts),
         scratch(scratch_size * parts),
         lefts(left * parts) {
     if (masked_x) x_operand[0] = Buffer<T>(rows * s.ldx);
-    h_operand[0] = Buffer<T>(rows * s.ldh);
+    h_operand[0] = Buffer<T>(rows * s.ldp);
     for (int64_t k = 0; k < s.rounds; ++k) {
       if (first_use(r.A, k) == k)
         A[k] = Buffer<E>(packed_size<E>(s.out(k), s.rank ? s.rank : s.in(k)));

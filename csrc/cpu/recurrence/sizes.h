@@ -1,7 +1,9 @@
 // What the forward and the backward pass of a recurrence share: sizes, strides and helpers.
 #pragma once
+#include <algorithm>
+
 #include "cpu/buffer.h"
-#include "cpu/gemm/pack.h"
+#include "cpu/gemm/int8_rows.h"
 #include "cpu/kernels.h"
 #include "cpu/random_mask.h"
 #include "cpu/simd/bf16_pair.h"
@@ -16,10 +18,10 @@ constexpr int64_t MAX_ROUNDS = 64;
 
 template <class T>
 struct Sizes {
-  int64_t steps, B, X, H, rounds, rank;
+  int64_t steps, B, X, H, P, rounds, rank;
   int64_t gates, slots;              // of the cell, for each hidden unit
   int64_t Xp, Hp, rp;                // X, H and rank padded as in the saved tensors
-  int64_t ldx, ldh, ldr;             // the row lengths of workspaces of width X, H and rank
+  int64_t ldx, ldh, ldp, ldr;        // the row lengths of workspaces of width X, H, P and rank
   int64_t round_width;               // the row length of round_gates
   int64_t round_offset[MAX_ROUNDS];  // where each round's gate begins in such a row
 
@@ -28,6 +30,7 @@ struct Sizes {
         B(r.B),
         X(r.X),
         H(r.H),
+        P(r.P),
         rounds(r.rounds),
         rank(r.rank),
         gates(gates_of(r.cell)),
@@ -37,6 +40,7 @@ struct Sizes {
         rp(cpu::padded(rank)),
         ldx(leading_dimension<T>(X)),
         ldh(leading_dimension<T>(H)),
+        ldp(leading_dimension<T>(P)),
         ldr(leading_dimension<T>(rank)),
         round_width(0) {
     for (int64_t k = 0; k < rounds; ++k) {
@@ -46,10 +50,7 @@ struct Sizes {
   }
 
   // The longest row of a left operand in the products, of dz in the backward pass.
-  HD int64_t widest() const {
-    const int64_t most = slots * H > X ? slots * H : X;
-    return most > rank ? most : rank;
-  }
+  HD int64_t widest() const { return std::max({slots * H, X, P, rank}); }
   // Rounds 0, 2, ... scale x and read h; rounds 1, 3, ... scale h and read x.
   HD bool on_x(int64_t k) const { return k % 2 == 0; }
   // The width of the operand that round k scales, and of the one that it reads.
@@ -68,13 +69,17 @@ HD int64_t first_use(const Pointer* weights, int64_t k) {
   return j;
 }
 
-// Packs a part of a weight, from its number `first` on, as `pack` does.
+// Packs a part of a weight, from its number `first` on, as `pack` does. scale: of its columns, if
+// the weight has 8 bits.
 template <class E, class T>
 void pack_weight(const cpu::Recurrence<T>& r, const void* W, int64_t first, int64_t sk, int64_t sn,
-                 int64_t K, int64_t columns, E* to) {
+                 int64_t K, int64_t columns, E* to, const float* scale = nullptr) {
   if constexpr (std::is_same<T, float>::value)
-    if (r.bf16_weights)
+    if (r.weights == cpu::WeightType::bf16)
       return pack(static_cast<const bfloat16*>(W) + first, sk, sn, K, columns, to);
+  if constexpr (std::is_same<E, float>::value)
+    if (r.weights == cpu::WeightType::int8)
+      return pack_scaled({static_cast<const int8_t*>(W) + first, scale}, K, columns, to);
   pack(static_cast<const T*>(W) + first, sk, sn, K, columns, to);
 }
 
@@ -88,7 +93,7 @@ void pack_weight(const cpu::Recurrence<T>& r, const void* W, int64_t first, int6
 template <class E, class T>
 bool shares_rows(const Sizes<T>& s, const cpu::Recurrence<T>& r, int parts) {
   constexpr int64_t MIN_ROWS = 8, MANY_ROWS = 32, SMALL = 3 << 19, LARGE = 4 << 20;  // bytes
-  int64_t numbers = s.gates * s.H * (s.H + s.X);
+  int64_t numbers = s.gates * s.H * (s.P + s.X) + (r.W_hr ? s.P * s.H : 0);
   for (int64_t k = 0; k < s.rounds; ++k)
     if (first_use(r.A, k) == k)
       numbers += s.rank ? s.rank * (s.in(k) + s.out(k)) : s.in(k) * s.out(k);
@@ -98,16 +103,17 @@ bool shares_rows(const Sizes<T>& s, const cpu::Recurrence<T>& r, int parts) {
 
 // Columns of the matrices of a recurrence.
 struct Columns {
-  Range h, x, r;  // hidden units, inputs and low-rank columns
+  Range h, p, x, r;  // hidden units, units of the state h, inputs and low-rank columns
 };
 template <class T>
 Columns all_columns(const Sizes<T>& s) {
-  return {{0, s.H}, {0, s.X}, {0, s.rank}};
+  return {{0, s.H}, {0, s.P}, {0, s.X}, {0, s.rank}};
 }
 // Returns the columns that parts [begin, end) of the team own, in whole units.
 template <class T>
 Columns columns_of(const Sizes<T>& s, int64_t begin, int64_t end, int64_t parts, int64_t unit) {
   return {own_columns<T>(s.H, begin, end, parts, unit),
+          own_columns<T>(s.P, begin, end, parts, unit),
           own_columns<T>(s.X, begin, end, parts, unit),
           own_columns<T>(s.rank, begin, end, parts, unit)};
 }

@@ -31,16 +31,6 @@ def recurrent_reason(module: Any) -> Reason:
     return ""
 
 
-def lstm_reason(module: Any) -> Reason:
-    """fusedseq.nn.lstm shows how the operator computes an LSTM with a proj_size."""
-    if module.proj_size:
-        return (
-            "torch multiplies (4H, proj_size) recurrent weights at each step, and the operator "
-            "(4H, H)"
-        )
-    return recurrent_reason(module)
-
-
 def attention_reason(module: Any) -> Reason:
     if module.bias_k is not None or module.add_zero_attn:
         return "add_bias_kv and add_zero_attn are not supported"
@@ -61,7 +51,7 @@ def layer_reason(module: Any) -> Reason:
 
 # {torch's class: (its replacement, why a module of it is left)}
 KINDS: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], Reason]]] = {
-    nn.LSTM: (torch_modules.LSTM, lstm_reason),
+    nn.LSTM: (torch_modules.LSTM, recurrent_reason),
     nn.GRU: (torch_modules.GRU, recurrent_reason),
     nn.RNN: (torch_modules.RNN, recurrent_reason),
     nn.MultiheadAttention: (torch_modules.MultiheadAttention, attention_reason),
@@ -113,10 +103,10 @@ def accelerate(
     TransformerEncoderLayer and TransformerDecoderLayer, also inside TransformerEncoder,
     TransformerDecoder and Transformer, Dropout, Embedding and Linear) gets a subclass of its class.
     The object, its parameters, their names, and its hooks stay the same, so optimizers, tied
-    weights and state dicts go on working. An LSTM with a proj_size is left: torch computes it as
-    fast or faster. AWD-LSTM's WeightDrop and LockedDropout, and blocks of GPT-2 and BERT in
-    transformers, are treated the same, and models of transformers get the attention implementation
-    "fusedseq".
+    weights and state dicts go on working. An LSTM with a proj_size calls torch on a GPU, where
+    torch has fewer operations. AWD-LSTM's WeightDrop and LockedDropout, and blocks of GPT-2 and
+    BERT in transformers, are treated the same, and models of transformers get the attention
+    implementation "fusedseq".
 
     model: any module
     loss: the loss of the model's logits. In training mode its output layer then returns
@@ -214,14 +204,21 @@ def candidate(
     if kind is None:
         return None
     new, reason_of = KINDS[kind]
-    is_both = isinstance(module, nn.LSTM) and module.bidirectional
-    gain = gains.of("bidirectional LSTM" if is_both else kind.__name__)
+    gain = gains.of(measured_as(module, kind))
     if module in weight_dropped:
         return Candidate(new, "", gain)
     if type(module) is not kind:
         reason = f"it is a subclass of {kind.__name__}, which may compute something else"
         return Candidate(new, reason, gain)
     return Candidate(new, reason_of(module), gain)
+
+
+def measured_as(module: Any, kind: type[nn.Module]) -> str:
+    """Returns the kind whose gain was measured."""
+    if kind is not nn.LSTM:
+        return kind.__name__
+    words = "projected" * bool(module.proj_size), "bidirectional" * module.bidirectional, "LSTM"
+    return " ".join(word for word in words if word)
 
 
 def transformers_models(model: nn.Module, report: Report) -> list[nn.Module]:

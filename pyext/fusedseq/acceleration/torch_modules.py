@@ -17,6 +17,7 @@ from fusedseq import fused
 from fusedseq import nn as ours
 from fusedseq.acceleration.deferred_logits import defer
 from fusedseq.fused import autocast, check, transforms
+from fusedseq.fused.projected_lstm import DEVICES as PROJECTING
 from fusedseq.nn.dropout import draw_seed
 from fusedseq.nn.feed_forward import activation_name
 
@@ -132,23 +133,34 @@ class Recurrent(ours.recurrent.Recurrent):
             return x
         return fused.dropout(x, self.dropout, draw_seed(x.device))
 
+    def _has_operator(self, x: Any) -> bool:
+        return is_supported(x)
+
     # The interface is that of torch's module, not of ours.
     def forward(self, input: Any, hx: Any = None) -> Any:  # type: ignore[override]
         x = input.data if isinstance(input, PackedSequence) else input
         torch_class: Any = next(c for c in (nn.LSTM, nn.GRU, nn.RNN) if isinstance(self, c))
-        if not is_supported(x):
+        if not self._has_operator(x):
             return torch_class.forward(self, input, hx)
         return ours.recurrent.Recurrent.forward(self, input, hx)
 
 
 class LSTM(Recurrent, ours.LSTM, nn.LSTM):
-    """torch.nn.LSTM over the operators `lstm` and `bidirectional_lstm`."""
+    """torch.nn.LSTM over the operators `lstm`, `bidirectional_lstm` and `projected_lstm`."""
 
-    _lstm, _linear = staticmethod(fused.lstm), staticmethod(fused.linear)
+    _lstm = staticmethod(fused.lstm)
     _bidirectional_lstm = staticmethod(fused.bidirectional_lstm)
     reset_parameters = nn.LSTM.reset_parameters
     extra_repr = nn.LSTM.extra_repr
     _apply = nn.LSTM._apply
+
+    def _has_operator(self, x: Any) -> bool:
+        """A projection goes to torch where `projected_lstm` has no kernels: its call of `lstm` has
+        more operations.
+        """
+        if self.proj_size and isinstance(x, Tensor) and x.device.type not in PROJECTING:
+            return False
+        return is_supported(x)
 
 
 class GRU(Recurrent, ours.GRU, nn.GRU):

@@ -32,6 +32,7 @@ from fusedseq.fused.lstm import lstm  # noqa: E402
 from fusedseq.fused.mogrifier_lstm import mogrifier_lstm  # noqa: E402
 from fusedseq.fused.mogrifier_lstm_pair import mogrifier_lstm_pair  # noqa: E402
 from fusedseq.fused.peephole_lstm import peephole_lstm  # noqa: E402
+from fusedseq.fused.projected_lstm import projected_lstm  # noqa: E402
 from fusedseq.fused.residual_layer_norm import residual_layer_norm  # noqa: E402
 from fusedseq.fused.rnn import rnn  # noqa: E402
 from fusedseq.fused.split_cross_entropy import split_cross_entropy  # noqa: E402
@@ -57,6 +58,7 @@ __all__ = [
     "mogrifier_lstm",
     "mogrifier_lstm_pair",
     "peephole_lstm",
+    "projected_lstm",
     "residual_layer_norm",
     "rnn",
     "split_cross_entropy",

@@ -3,6 +3,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from fusedseq import reference
 from fusedseq.fused import attention_checks, autocast, autograd, check, nested
@@ -12,6 +13,7 @@ from fusedseq.fused.through_oracle import call_reference
 from fusedseq.fused.transforms import is_transformed
 
 OP = "attention"
+PLAIN = "attention_plain"  # without options, on the CPU: csrc/python/_autograd.cpp calls it
 DTYPES = {**check.TRITON, "cpu": (*check.DTYPES["cpu"], torch.float16)}
 # The operator's inputs of a call without options, but for q, k, v and scale.
 NO_OPTIONS: Named = {
@@ -89,13 +91,10 @@ def attention(
         and dropout == 0
         and type(seed) is int
         and (scale is None or type(scale) is float)
-        and not is_transformed()
+        and not is_compiling()
     ):
-        fast_path = (
-            autograd.recorder.attention_without_options
-            if autograd.recorder
-            else attention_without_options
-        )
+        in_cpp = autograd.recorder
+        fast_path = in_cpp.attention_without_options if in_cpp else attention_without_options
         try:
             out: Tensor = fast_path(q, k, v, scale)
             if out is not NotImplemented:
@@ -183,9 +182,9 @@ autograd.restarting.add(attention.__code__)
 def attention_without_options(q: Any, k: Any, v: Any, scale: float | None) -> Any:
     """The fast path of a call without options, whose checks would take a fifth of the time of a
     small call. Returns NotImplemented unless q, k and v are known to be valid.
-    csrc/python/_autograd.cpp has the same in C++.
+    csrc/python/_autograd.cpp has the same in C++, which on the CPU calls `attention_plain`.
     """
-    if not is_attention(q, k, v):
+    if is_transformed() or not is_attention(q, k, v):
         return NotImplemented
     scale = q.size(3) ** -0.5 if scale is None else scale
     return autograd.call_by_name(OP, NO_OPTIONS | {"q": q, "k": k, "v": v, "scale": scale})[0]
@@ -273,3 +272,25 @@ autograd.register(
     Gradient(results=("out",), backwards=("attention_backward",), oracle=oracle, compute=gradient),
 )
 autograd.register_fake_backward(OP, new_gradient)
+
+
+def plain_gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradients:
+    bits = shared_projection(named["q"], named["k"], named["v"], needed)
+    return call_backward(f"{PLAIN}_backward", named, grads, needed, bits)
+
+
+def plain_oracle(named: Named) -> Tensor:
+    return call_reference(reference.attention, named)  # type: ignore[no-any-return]
+
+
+autograd.register(
+    PLAIN,
+    lambda named: fake(named | {"cu_seqlens_q": None}),
+    Gradient(
+        results=("out",),
+        backwards=(f"{PLAIN}_backward",),
+        oracle=plain_oracle,
+        compute=plain_gradient,
+    ),
+)
+autograd.register_fake_backward(PLAIN, new_gradient)

@@ -11,7 +11,8 @@ torch.autograd.forward_ad), and calls inside of torch.func.vmap; but `lstm` and 
 call their kernels there for one element after the other.
 
 Some operators have a second form on the CPU, `<op>_inference`, which saves nothing for a backward:
-`call` uses it where no gradients are needed.
+`call` uses it where no gradients are needed. The recurrences have a third one, `<op>_int8`, which
+is that with weights in 8 bits.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,6 +29,7 @@ from fusedseq.fused.gradient import Gradient, Rule, backwards, below, overloads
 from fusedseq.fused.schema import BackwardSchema, Named, Schema, overload
 
 INFERENCE = {"cpu"}  # device types that have kernels for `<op>_inference`
+CHECKED_IN_CPP = {"cpu"}  # device types whose calls C++ can check (`unchecked`)
 recorder = _load.recorder()  # the module of csrc/python/_autograd.cpp, or None
 _recorded: dict[str, Any] = recorder.operators() if recorder else {}  # operator: recorded in C++
 _inputs: dict[str, tuple[str, ...]] = {}  # operator: the names of its inputs
@@ -94,26 +96,28 @@ def _register_inference(
     results, outputs = Schema(inference).outputs, Schema(op).outputs
     positions = [outputs.index(name) for name in results]
 
-    def fake_results(named: Named) -> tuple[Tensor, ...]:
-        every = fake(named)
-        return tuple(every[i] for i in positions)
+    def of_every(outputs: tuple[Tensor, ...]) -> Any:
+        found = tuple(outputs[i] for i in positions)
+        return found if len(found) > 1 else found[0]
 
-    def kernel(keyset: Any, *inputs: Any) -> tuple[Tensor, ...]:
+    def fake_results(named: Named) -> Any:
+        return of_every(fake(named))
+
+    def kernel(keyset: Any, *inputs: Any) -> Any:
         is_transformed = torch._C._are_functorch_transforms_active()
         if is_transformed or transforms.has_tangents(inputs) or is_recorded(inputs):
-            every = with_gradients(keyset, *inputs)
-            return tuple(every[i] for i in positions)
+            return of_every(with_gradients(keyset, *inputs))
         with torch._C._AutoDispatchBelowAutograd():
-            found: tuple[Tensor, ...] = overloads[inference].redispatch(
+            return overloads[inference].redispatch(
                 keyset & torch._C._after_autograd_keyset, *inputs
             )
-        return found
 
-    def on_cuda(*inputs: Any) -> tuple[Tensor, ...]:
-        every = overloads[op](*inputs)
-        return tuple(every[i] for i in positions)
+    def on_cuda(*inputs: Any) -> Any:
+        return of_every(overloads[op](*inputs))
 
     register_fake(inference, fake_results)
+    if hasattr(torch.ops.fusedseq, f"{op}_int8"):
+        register_fake(f"{op}_int8", fake_results)
     _library.impl(inference, kernel, "Autograd", with_keyset=True)
     _library.impl(inference, on_cuda, "CUDA")
     _kept[op] = tuple(name in results for name in outputs)
@@ -136,9 +140,9 @@ def _may_infer(inputs: tuple[Any, ...]) -> bool:
     return inputs[0].device.type in INFERENCE and not is_recorded(inputs)
 
 
-def _every_output(op: str, found: Iterable[Tensor]) -> tuple[Tensor | None, ...]:
+def _every_output(op: str, found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     """The outputs of an operator from those of `<op>_inference`; the others are None."""
-    results = iter(found)
+    results = iter((found,) if isinstance(found, Tensor) else found)
     return tuple(next(results) if kept else None for kept in _kept[op])
 
 
@@ -223,7 +227,8 @@ def call(op: str, *inputs: Any) -> Any:
     """`torch.ops.fusedseq.<op>(*inputs)` for an operator with a gradient, without the 45 us that an
     operator registered by torch.library.register_autograd spends in Python. Compilers get the
     registered operator, and transforms that no kernel supports the oracle. Outputs that only a
-    backward reads are None in calls by the oracle, and in calls of `<op>_inference`.
+    backward reads are None in calls by the oracle, in calls that C++ records and in calls of
+    `<op>_inference`.
     """
     try:
         return _call(op, inputs, saves=False)
@@ -252,7 +257,7 @@ def _call(op: str, inputs: tuple[Any, ...], saves: bool) -> Any:
             return _functions[op].apply(*inputs)
         if active:
             return getattr(torch.ops.fusedseq, op)(*inputs)
-    if op in _recorded:
+    if op in _recorded and not saves:
         found = _recorded[op](*inputs)
         if found is not NotImplemented:
             return found
@@ -270,6 +275,11 @@ def call_by_name(op: str, named: Named) -> Any:
     return call(op, *[named[name] for name in _inputs[op]])
 
 
+def without_gradients(op: str, named: Named) -> Any:
+    """Calls a registered operator that has no gradients, as `call_by_name`."""
+    return overloads[op](*[named[name] for name in _inputs[op]])
+
+
 def unchecked(op: str, *inputs: Any) -> Any:
     """`call` for arguments that were not checked yet, with the seed as a number: NotImplemented
     unless C++ can tell that they are valid. In a small call the checks in Python are a third of
@@ -281,6 +291,11 @@ def unchecked(op: str, *inputs: Any) -> Any:
         return _recorded[op].checked(*inputs)
     except SwitchedOff:
         return NotImplemented
+
+
+def unchecked_by_name(op: str, named: Named) -> Any:
+    """`unchecked` with the operator's inputs taken from a mapping by their names."""
+    return unchecked(op, *[named[name] for name in _inputs[op]])
 
 
 restarting = {call.__code__, unchecked.__code__}  # the functions that catch SwitchedOff

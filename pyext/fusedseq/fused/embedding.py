@@ -29,6 +29,10 @@ def embedding(
     assertion on CUDA, as in torch); ValueError for p outside [0, 1]; TypeError for ids other than
     int64 and int32, or for a W of a dtype other than fp32, fp64, bf16, and fp16 on CUDA.
     """
+    if not sparse:
+        found: Tensor = autograd.unchecked(OP, ids, W, p, seed)
+        if found is not NotImplemented:
+            return found
     check.like(OP, W, "W")
     check.dimensions(OP, "W", W, "(V, E)")
     check.probability(OP, "p", p)
@@ -116,7 +120,8 @@ autograd.register(
         results=("y",),
         oracle=lambda named: call_reference(reference.embedding, named),
         saves=("ids", "seed"),
-        derived=lambda named: {"V": named["W"].size(0)},
+        # C++ saves V in place of W: csrc/python/mask_and_embedding_formulas.h.
+        derived=lambda named: {"V": W if isinstance(W := named["W"], int) else W.size(0)},
         compute=gradient,
         is_linear=True,
     ),

@@ -14,6 +14,7 @@ from fusedseq.fused import (
     lstm_cudnn,
     recurrence_plan,
 )
+from fusedseq.fused.mogrifier_lstm import PROBABILITIES
 
 # {operator: (file of its CPU kernel, how it computes)}
 CPU_KERNELS = {
@@ -71,6 +72,10 @@ CPU_KERNELS = {
         "csrc/cpu/recurrence/forward.h",
         "the product of the inputs hoisted out of the time loop",
     ),
+    "projected_lstm": (
+        "csrc/cpu/recurrence/forward.h",
+        "the product of the inputs hoisted out of the time loop, a product with W_hr in each step",
+    ),
     "residual_layer_norm": (
         "csrc/cpu/pointwise/residual_layer_norm.h",
         "one pass, one row at a time in the cache",
@@ -101,6 +106,7 @@ PRODUCTS = (
     "mogrifier_lstm",
     "mogrifier_lstm_pair",
     "peephole_lstm",
+    "projected_lstm",
     "rnn",
     "split_cross_entropy",
 )
@@ -305,22 +311,20 @@ def in_8_bits(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[str, str] |
     """Returns how a call multiplies weights in 8 bits without converting them first, or None."""
     if not any(int8_weight.parts(W) for W in tree_leaves((args, kwargs))):
         return None
-    file = "csrc/cpu/gemm/linear_int8.h"
+    file = CPU_KERNELS[name][0]
     given = inspect.signature(getattr(reference, name)).bind(*args, **kwargs).arguments
     x = given["x"]
-    if name == "linear" and int8_weight.has_product(x, given.get("b")):
-        return file, "the weights read as numbers of 8 bits"
-    if name not in ("lstm", "mogrifier_lstm"):
+    if name == "linear":
+        has_kernel = int8_weight.has_product(x, given.get("b"))
+        file = "csrc/cpu/gemm/linear_int8.h"
+    elif not hasattr(torch.ops.fusedseq, f"{name}_int8"):
         return None
-    weights = tree_leaves([given.get(n) for n in ("W_ih", "W_hh", "Q", "R")])
-    weights = [W for W in weights if W is not None]
-    others = [given.get(n) for n in ("b", "h0", "c0", "Q_bias", "R_bias")]
-    drops = given.get("training", True) and (
-        name != "lstm" or given.get("weight_drop") or is_with_zoneout(name, given)
-    )
-    if drops or not int8_weight.computes_in_steps(x, tuple(weights), *others):
-        return None
-    return file, "step by step, the weights read as numbers of 8 bits"
+    else:
+        weights = tree_leaves([given.get(n) for n in ("W_ih", "W_hh", "Q", "R")])
+        others = [t for t in tree_leaves(given) if type(t) is torch.Tensor]
+        is_random = given.get("training", True) and any(given.get(n) for n in PROBABILITIES)
+        has_kernel = int8_weight.has_recurrence(x, weights, others, is_random)
+    return (file, "the weights read as numbers of 8 bits") if has_kernel else None
 
 
 def multiplies_in_bf16(name: str, dtype: str, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from fusedseq.fused import autograd
 from fusedseq.fused.schema import Named, Schema, overload
 
@@ -56,6 +58,11 @@ def pair(shapes: Named) -> int:
     return layer(shapes, "_first") + layer(shapes, "_second", between)
 
 
+def projected(shapes: Named) -> int:
+    T, B, _ = shapes["x"]
+    return layer(shapes) + _product(T * B, shapes["W_hr"])
+
+
 def both_directions(shapes: Named) -> int:
     return layer(shapes) + layer(shapes, "_reverse")
 
@@ -75,12 +82,14 @@ FORMULAS: dict[str, tuple[Callable[[Named], int], float]] = {
     "linear": (linear, 2),
     # The backward computes the logits again: five products for the forward's two.
     "attention": (attention, 2.5),
+    "attention_plain": (attention, 2.5),
     "gru": (layer, 2),
     "rnn": (layer, 2),
     "lstm": (layer, 2),
     "layer_norm_gru": (layer, 2),
     "layer_norm_lstm": (layer, 2),
     "peephole_lstm": (layer, 2),
+    "projected_lstm": (projected, 2),
     "mogrifier_lstm": (layer, 2),
     "mogrifier_lstm_pair": (pair, 2),
     "bidirectional_lstm": (both_directions, 2),
@@ -93,7 +102,6 @@ FORMULAS: dict[str, tuple[Callable[[Named], int], float]] = {
 }
 # {operator without a backward: its operations}
 FORWARD_ALONE: dict[str, Callable[[Named], int]] = {
-    "linear_int8": linear,
     "gemm_rate": repeated,
     "dropout": nothing,
     "locked_dropout": nothing,
@@ -132,6 +140,8 @@ def register() -> None:
         _register(f"{op}_backward", _times(factor, count))
         if op in autograd.inferring():
             _register(f"{op}_inference", count)
+        if hasattr(torch.ops.fusedseq, f"{op}_int8"):
+            _register(f"{op}_int8", count)
     for op, count in FORWARD_ALONE.items():
         _register(op, count)
 

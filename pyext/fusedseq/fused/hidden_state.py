@@ -10,7 +10,7 @@ from torch import Tensor
 from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check, cudnn_recurrence, int8_weight
 from fusedseq.fused.gradient import Gradient
-from fusedseq.fused.lstm import check_sequence, pad, saved_dtypes
+from fusedseq.fused.lstm import check_sequence, pad, saved_dtypes, unchecked
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
 from fusedseq.fused.transforms import is_transformed
@@ -32,6 +32,10 @@ def call(op: str, given: Named) -> tuple[Tensor, Tensor]:
     returns y: (T, B, H), h: (B, H)
     """
     a = dict(given)
+    found = unchecked(op, a, dict.fromkeys(VECTORS.get(op, ()), GATES[op]))
+    if found is not NotImplemented:
+        y, h, *_ = found
+        return y, h
     names = (*TENSORS, *VECTORS.get(op, ()))
     tensors = {name: a[name] for name in names[1:]}
     a["lengths"] = check_sequence(op, GATES[op], BIASES[op], a["x"], tensors, a["lengths"])
@@ -49,11 +53,19 @@ def call(op: str, given: Named) -> tuple[Tensor, Tensor]:
     a["seed"] = check.seed(op, a["seed"], x.device) if has_mask else None
     cast = autocast.cast(x.device.type, *(a[name] for name in names))
     a |= dict(zip(names, cast, strict=True))
-    a["W_ih"], a["W_hh"] = int8_weight.dequantized(a["W_ih"], a["W_hh"])
-    if is_by_cudnn(op, **a):
-        return by_cudnn(op, a)
+    weights = a["W_ih"], a["W_hh"]
+    others = [a[name] for name in names if name not in ("x", "W_ih", "W_hh")]
+    is_random = a["training"] and has_mask
+    is_int8 = int8_weight.has_recurrence(a["x"], weights, others, is_random)
+    if not is_int8:
+        a["W_ih"], a["W_hh"] = int8_weight.dequantized(*weights)
+        if is_by_cudnn(op, **a):
+            return by_cudnn(op, a)
     if op in VECTORS:
         a["norm"] = torch.cat([a[name] for name in VECTORS[op]])
+    if is_int8:
+        y, h = int8_weight.call(op, a, ("W_ih", "W_hh"))
+        return y, h
     y, h, *_ = autograd.call_by_name(op, a)
     return y, h
 

@@ -1,6 +1,6 @@
 """Weights of 8 bits: a tensor subclass that the operators take in place of a float weight."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,18 +10,16 @@ from fusedseq.fused import autograd, transforms
 from fusedseq.fused.schema import Named
 
 LARGEST = 127  # of the whole numbers, so that a weight and its negative are rounded alike
-FEW_ROWS = 8  # up to which csrc/cpu/gemm/linear_int8.h reads a weight without packing it
-LARGE_IN_STEPS = 1_000_000  # elements of W_hh: see computes_in_steps
-DEVICES = {"cpu"}  # that have the kernel of `linear_int8`
+DEVICES = {"cpu"}  # that have the kernels of `linear_int8` and of the recurrences' `<op>_int8`
 aten: Any = torch.ops.aten
 
 
 class Int8Weight(Tensor):
     """A weight in 8 bits with one scale for each output: row `n` is `scale[n] * int8[n]`.
 
-    `linear` multiplies by the whole numbers themselves, on a CPU; every other operator and every
-    function of torch gets `dequantize()`. The weight is a constant: gradients flow through a
-    product to its other operand alone.
+    `linear` and the recurrences multiply by the whole numbers themselves, on a CPU; every other
+    operator and every function of torch gets `dequantize()`. The weight is a constant: gradients
+    flow through a product to its other operand alone.
 
     int8: (..., N, K) int8, in [-127, 127]
     scale: (..., N) fp32
@@ -190,71 +188,32 @@ def has_product(x: Tensor, *others: Tensor | None) -> bool:
     return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
 
 
-class Product:
-    """Stands in for a weight in a definition of `fusedseq.reference`, which writes a product as
-    `x @ W.T`: computes it by `linear_int8`.
-    """
+def has_recurrence(
+    x: Tensor, weights: Iterable[Any], others: Iterable[Tensor | None], is_random: Any
+) -> bool:
+    """Whether the kernel of `<op>_int8` computes a recurrence: for inference, if every weight that
+    is not None is an Int8Weight. Otherwise the recurrence takes `dequantize()`.
 
-    def __init__(self, W: Int8Weight) -> None:
-        self.int8, self.scale = W.int8, W.scale
-
-    def __len__(self) -> int:
-        return len(self.int8)
-
-    def __getitem__(self, k: int) -> "Product":
-        row = object.__new__(Product)
-        row.int8, row.scale = self.int8[k], self.scale[k]
-        return row
-
-    @property
-    def T(self) -> "Product":
-        return self
-
-    def __rmatmul__(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.fusedseq.linear_int8(x, self.int8, self.scale, None)
-        return y
-
-
-def products(weight: Any) -> Any:
-    """A recurrence's weight, pair of factors or None with a Product for each Int8Weight."""
-    if isinstance(weight, tuple):
-        return tuple(products(W) for W in weight)
-    return Product(weight) if isinstance(weight, Int8Weight) else weight
-
-
-def in_steps(
-    definition: Callable[..., Any], x: Tensor, **given: Any
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Calls the definition of a recurrence with products by `linear_int8`, in float.
-
-    x: (T, B, X)    given: the other arguments by name
-    returns y, (h, c) in the dtype of x
-    """
-    in_float = {
-        name: value.float() if type(value) is Tensor and value.is_floating_point() else value
-        for name, value in given.items()
-    }
-    with_products = {name: products(value) for name, value in in_float.items()}
-    y, (h, c) = definition(x.float(), **with_products)
-    return y.to(x.dtype), (h.to(x.dtype), c.to(x.dtype))
-
-
-def computes_in_steps(x: Tensor, weights: tuple[Any, ...], *others: Tensor | None) -> bool:
-    """Whether a recurrence for inference calls `linear_int8` at every step. Otherwise its weights
-    are converted, which a single step takes longer for than for its products.
-
-    Every weight must be an Int8Weight. A sequence of several steps must have one row and large
-    weights too, because a step from Python costs more than one of the kernel.
-    weights: W_ih, W_hh and more    others: further arguments, which must not have gradients
+    others: the further tensors, which must not have gradients    is_random: whether it has a mask
     Errors: as `parts`.
     """
-    if not all(isinstance(W, Int8Weight) for W in weights) or torch.compiler.is_compiling():
-        return False
-    for W in weights:
+    given = [W for W in weights if W is not None]
+    for W in given:
         check_constant(W)
-    T, B, _ = x.shape
-    is_fast = B <= FEW_ROWS if T == 1 else B == 1 and weights[1].numel() >= LARGE_IN_STEPS
-    return is_fast and has_product(x, *others)
+    is_int8 = all(isinstance(W, Int8Weight) for W in given)
+    return is_int8 and not is_random and has_product(x, *others)
+
+
+def call(op: str, named: Named, weights: Iterable[str]) -> Any:
+    """Calls `<op>_int8`, and returns what `<op>_inference` returns.
+
+    named: the inputs of `<op>` by name    weights: the names of its weights, an Int8Weight or None
+    """
+    inputs = dict(named)
+    for name in weights:
+        W = named[name]
+        inputs[name], inputs[f"{name}_scale"] = (None, None) if W is None else (W.int8, W.scale)
+    return autograd.without_gradients(f"{op}_int8", inputs)
 
 
 def fake(named: Named) -> Tensor:

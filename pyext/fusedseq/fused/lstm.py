@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from fusedseq.fused import autocast, autograd, check, cudnn_recurrence, int8_wei
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
+from fusedseq.fused.transforms import is_transformed
 from fusedseq.reference.steps import flip_sequences
 
 OP = "lstm"
@@ -21,6 +22,7 @@ WITHOUT_ROUNDS: Named = {
     "cap_input_gate": False,
     "state_dropout": 0.0,
 }
+MOGRIFIER_WEIGHTS = ("W_ih", "W_hh", "Q", "R", "Q_factor", "R_factor")
 PAD = 16  # Saved rows are padded to a multiple of this many elements: csrc/cpu/kernels.h.
 
 
@@ -55,13 +57,20 @@ def lstm(
     reports which kernel a call runs.
 
     Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
-    is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are read as they are by a step of
-    few rows on the CPU, and converted first by every other call.
+    is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are multiplied as they are in
+    inference on the CPU; where a gradient is recorded or a mask is drawn, in fp64 and on CUDA they
+    are converted first.
 
     Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
     fp64, bf16, and fp16 on CUDA are supported), sizes T, X or H of 0 (B may be 0), lengths outside
     [0, T], or probabilities outside [0, 1].
     """
+    if draws_nothing(weight_drop, training) and is_zero(zoneout_h) and is_zero(zoneout_c):
+        layer = W_ih, W_hh, b, h0, c0, lengths
+        found = autograd.unchecked(OP, x, starts, reverse, *layer, None, 0.0, variational)
+        if found is not NotImplemented:
+            y, h, c, *_ = found
+            return y, (h, c)
     lengths = check_layer(OP, x, W_ih, W_hh, b, h0, c0, lengths)
     check.starts(OP, starts, x)
     check.probability(OP, "zoneout_h", zoneout_h)
@@ -74,25 +83,6 @@ def lstm(
     seed = check.seed(OP, seed, x.device) if has_mask else None  # type: ignore[assignment]
     x, W_ih, W_hh, b, h0, c0 = autocast.cast(x.device.type, x, W_ih, W_hh, b, h0, c0)
     is_random = weight_drop or (training and has_zoneout)
-    if not is_random and int8_weight.computes_in_steps(x, (W_ih, W_hh), b, h0, c0):
-        state = {"b": b, "h0": h0, "c0": c0, "lengths": lengths}
-        state |= {"starts": starts, "reverse": reverse}
-        state |= {"zoneout_h": zoneout_h, "zoneout_c": zoneout_c, "training": False}
-        return int8_weight.in_steps(reference.lstm, x, W_ih=W_ih, W_hh=W_hh, **state)
-    W_ih, W_hh = int8_weight.dequantized(W_ih, W_hh)
-    if lstm_cudnn.is_flipped(x, starts, reverse):
-        y, (h, c) = lstm(
-            flip_sequences(x, lengths),
-            *(W_ih, W_hh, b, h0, c0),
-            lengths=lengths,
-            zoneout_h=zoneout_h,
-            zoneout_c=zoneout_c,
-            weight_drop=weight_drop,
-            variational=variational,
-            seed=seed,
-            training=training,
-        )
-        return flip_sequences(y, lengths), (h, c)
     named: Named = {
         "x": x,
         "W_ih": W_ih,
@@ -110,6 +100,27 @@ def lstm(
         "training": training,
         "seed": seed,
     }
+    if int8_weight.has_recurrence(x, (W_ih, W_hh), (b, h0, c0), is_random):
+        if has_zoneout:
+            y, h, c = int8_weight.call("mogrifier_lstm", named | WITHOUT_ROUNDS, MOGRIFIER_WEIGHTS)
+        else:
+            y, h, c = int8_weight.call(OP, named, ("W_ih", "W_hh"))
+        return y, (h, c)
+    W_ih, W_hh = int8_weight.dequantized(W_ih, W_hh)
+    named |= {"W_ih": W_ih, "W_hh": W_hh}
+    if lstm_cudnn.is_flipped(x, starts, reverse):
+        y, (h, c) = lstm(
+            flip_sequences(x, lengths),
+            *(W_ih, W_hh, b, h0, c0),
+            lengths=lengths,
+            zoneout_h=zoneout_h,
+            zoneout_c=zoneout_c,
+            weight_drop=weight_drop,
+            variational=variational,
+            seed=seed,
+            training=training,
+        )
+        return flip_sequences(y, lengths), (h, c)
     if has_zoneout:
         y, h, c, *_ = autograd.call_by_name("mogrifier_lstm", named | WITHOUT_ROUNDS)
         return y, (h, c)
@@ -119,6 +130,41 @@ def lstm(
     else:
         y, h, c, *_ = autograd.call_by_name(OP, named)
     return y, (h, c)
+
+
+def is_zero(p: Any) -> bool:
+    return isinstance(p, (float, int)) and p == 0
+
+
+def draws_nothing(p: Any, training: Any) -> bool:
+    """Whether a valid probability of dropping is without effect."""
+    return isinstance(p, (float, int)) and (p == 0 or (training is False and 0 <= p <= 1))
+
+
+def unchecked(op: str, a: Named, vectors: Mapping[str, int] | None = None) -> Any:
+    """`autograd.unchecked` of a recurrence that draws no masks; NotImplemented for one that does.
+
+    a: the arguments of the public function by name
+    vectors: the parameter vectors that make up the input `norm`, in order, and their elements for
+        each hidden unit
+    """
+    has_zoneout = not (is_zero(a["zoneout_h"]) and is_zero(a.get("zoneout_c", 0.0)))
+    if has_zoneout or not draws_nothing(a["weight_drop"], a["training"]):
+        return NotImplemented
+    inputs = a | {"weight_drop": 0.0, "seed": None}
+    if vectors:
+        x, h0, parts = a["x"], a["h0"], [a[name] for name in vectors]
+        if is_transformed() or not all(isinstance(t, Tensor) for t in (x, h0, *parts)):
+            return NotImplemented
+        device = x.device.type
+        if device not in autograd.CHECKED_IN_CPP or not autograd.recorder or autocast.is_on(device):
+            return NotImplemented  # before the vectors are joined
+        kind, H = (x.dtype, x.device), h0.shape[-1] if h0.dim() else 0
+        for t, n in zip(parts, vectors.values(), strict=True):
+            if t.shape != (n * H,) or (t.dtype, t.device) != kind:
+                return NotImplemented
+        inputs["norm"] = torch.cat(parts)
+    return autograd.unchecked_by_name(op, inputs)
 
 
 def check_layer(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusedseq.fused import autocast, autograd, check, int8_weight
 from fusedseq.fused.gradient import Gradient
-from fusedseq.fused.lstm import check_sequence
+from fusedseq.fused.lstm import check_sequence, unchecked
 from fusedseq.fused.schema import Named
 
 VECTORS = {  # {operator: {its vector: elements for each hidden unit}}
@@ -26,6 +26,10 @@ def call(op: str, given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     returns y: (T, B, H), (h, c): (B, H) each
     """
     a = dict(given)
+    found = unchecked(op, a, VECTORS[op] if op == "layer_norm_lstm" else None)
+    if found is not NotImplemented:
+        y, h, c, *_ = found
+        return y, (h, c)
     names = (*TENSORS, *VECTORS[op])
     a["lengths"] = check_sequence(op, 4, 4, a["x"], {name: a[name] for name in names}, a["lengths"])
     x, H = a["x"], a["h0"].size(1)
@@ -40,9 +44,14 @@ def call(op: str, given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     a["seed"] = check.seed(op, a["seed"], x.device) if has_mask else None
     cast = autocast.cast(x.device.type, *(a[name] for name in ("x", *names)))
     a |= dict(zip(("x", *names), cast, strict=True))
-    a["W_ih"], a["W_hh"] = int8_weight.dequantized(a["W_ih"], a["W_hh"])
     if op == "layer_norm_lstm":
         a["norm"] = torch.cat([a[name] for name in VECTORS[op]])
+    weights = a["W_ih"], a["W_hh"]
+    others = [a[name] for name in names if name not in ("W_ih", "W_hh")]
+    if int8_weight.has_recurrence(a["x"], weights, others, is_random=a["training"] and has_mask):
+        y, h, c = int8_weight.call(op, a, ("W_ih", "W_hh"))
+        return y, (h, c)
+    a["W_ih"], a["W_hh"] = int8_weight.dequantized(*weights)
     y, h, c, *_ = autograd.call_by_name(op, a)
     return y, (h, c)
 

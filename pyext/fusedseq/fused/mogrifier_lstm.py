@@ -8,20 +8,24 @@ from fusedseq.fused import autocast, autograd, check, int8_weight
 from fusedseq.fused.dropout import dropout
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.locked_dropout import locked_dropout
-from fusedseq.fused.lstm import SAVED_IN_DTYPE_OF_X, check_layer, pad, saved_dtypes
+from fusedseq.fused.lstm import (
+    MOGRIFIER_WEIGHTS,
+    SAVED_IN_DTYPE_OF_X,
+    check_layer,
+    draws_nothing,
+    is_zero,
+    pad,
+    saved_dtypes,
+)
 from fusedseq.fused.lstm import fake as fake_lstm
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
 from fusedseq.reference.mogrifier_lstm import Weight
 
 OP = "mogrifier_lstm"
-WEIGHTS = ("W_ih", "W_hh", "Q", "R", "Q_factor", "R_factor")
-# Arguments that only inference without dropout reads, beside those of an LSTM.
-FOR_INFERENCE = (
-    *("Q", "R", "Q_bias", "R_bias", "rounds", "cap_input_gate"),
-    *("zoneout_h", "zoneout_c", "starts", "reverse"),
-)
-PROBABILITIES = ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c", "weight_drop")
+DROPOUTS = ("input_dropout", "state_dropout", "weight_drop")  # which only training draws
+PROBABILITIES = (*DROPOUTS, "zoneout_h", "zoneout_c")
+WITHOUT_MASKS: Named = dict.fromkeys(DROPOUTS, 0.0) | {"seed": None}
 
 
 def mogrifier_lstm(
@@ -60,8 +64,9 @@ def mogrifier_lstm(
     kernels with rounds have neither.
 
     Autocast casts the operands to its dtype. 16-bit inputs are accumulated in fp32, and the state
-    is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are read as they are by a step of
-    few rows on the CPU, and converted first by every other call.
+    is carried in fp32. Weights in 8 bits (`fusedseq.quantize_`) are multiplied as they are in
+    inference on the CPU; where a gradient is recorded or a mask is drawn, in fp64 and on CUDA they
+    are converted first.
 
     Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
     fp64, bf16, and fp16 on CUDA are supported), sizes T, X or H of 0 (B may be 0), lengths outside
@@ -98,27 +103,24 @@ def mogrifier_lstm(
 
 def computed(given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """`mogrifier_lstm` of its arguments by name."""
+    has_zoneout = not (is_zero(given["zoneout_h"]) and is_zero(given["zoneout_c"]))
+    needs_no_check = type(given["seed"]) is int and not has_zoneout
+    if needs_no_check and all(draws_nothing(given[p], given["training"]) for p in DROPOUTS):
+        of_full_rank: Named = {"Q_factor": None, "R_factor": None}
+        found = autograd.unchecked_by_name(OP, given | WITHOUT_MASKS | of_full_rank)
+        if found is not NotImplemented:
+            y, h, c, *_ = found
+            return y, (h, c)
     a = operator_inputs(given)
-    if in_steps(a):
-        inference = {name: given[name] for name in FOR_INFERENCE}
-        changed = {name: a[name] for name in ("W_ih", "W_hh", "b", "h0", "c0", "lengths")}
-        y, state = int8_weight.in_steps(
-            reference.mogrifier_lstm, a["x"], **inference | changed, training=False
-        )
-        return y, state
-    a |= {name: int8_weight.dequantized(a[name])[0] for name in WEIGHTS}
+    weights = [a[name] for name in MOGRIFIER_WEIGHTS]
+    others = [a[name] for name in ("b", "h0", "c0", "Q_bias", "R_bias")]
+    is_random = a["training"] and any(a[name] for name in PROBABILITIES)
+    if int8_weight.has_recurrence(a["x"], weights, others, is_random):
+        y, h, c = int8_weight.call(OP, a, MOGRIFIER_WEIGHTS)
+        return y, (h, c)
+    a |= dict(zip(MOGRIFIER_WEIGHTS, int8_weight.dequantized(*weights), strict=True))
     y, h, c, *_ = autograd.call_by_name(OP, a)
     return y, (h, c)
-
-
-def in_steps(a: Named) -> bool:
-    """Whether a call is computed step by step with weights in 8 bits: see int8_weight.py.
-
-    a: the registered operator's inputs by name
-    """
-    weights = tuple(a[name] for name in WEIGHTS if a[name] is not None)
-    others = [a[name] for name in ("b", "h0", "c0", "Q_bias", "R_bias")]
-    return not a["training"] and int8_weight.computes_in_steps(a["x"], weights, *others)
 
 
 def operator_inputs(given: Named) -> Named:

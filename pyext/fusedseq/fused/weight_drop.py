@@ -13,6 +13,10 @@ def weight_drop(W: Tensor, p: float, seed: int | Tensor, variational: bool = Fal
     Errors: ValueError for p outside [0, 1] or a W that is not (rows, columns); TypeError for a
     dtype other than fp32, fp64, bf16, and fp16 on CUDA.
     """
+    if p:
+        found: Tensor = autograd.unchecked(OP, W, p, seed, variational)
+        if found is not NotImplemented:
+            return found
     check.like(OP, W, "W")
     check.dimensions(OP, "W", W, "(rows, columns)")
     check.probability(OP, "p", p)

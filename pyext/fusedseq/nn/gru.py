@@ -84,5 +84,6 @@ def four_biases(bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
 
     The biases of the new gate stay apart, because the reset gate multiplies one of them.
     """
-    both, (new_ih, new_hh) = bias_ih + bias_hh, (b.chunk(3)[2] for b in (bias_ih, bias_hh))
-    return torch.cat([both[: -len(new_ih)], new_ih, new_hh])
+    H = len(bias_ih) // 3
+    both = (bias_ih + bias_hh).narrow(0, 0, 2 * H)
+    return torch.cat([both, bias_ih.narrow(0, 2 * H, H), bias_hh.narrow(0, 2 * H, H)])

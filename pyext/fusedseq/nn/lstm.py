@@ -44,6 +44,8 @@ class LSTM(RecurrentWithDropout):
     probabilities outside [0, 1], and zoneout_h together with proj_size.
     """
 
+    _projected_lstm = staticmethod(fused.projected_lstm)  # of modules that older versions pickled
+
     def __init__(
         self,
         input_size: int,
@@ -91,7 +93,7 @@ class LSTM(RecurrentWithDropout):
                 f"{zoneout_h}"
             )
         self.forget_bias = forget_bias
-        self._lstm, self._linear, self._weight_drop = ops.lstm, ops.linear, ops.weight_drop
+        self._lstm, self._projected_lstm = ops.lstm, ops.projected_lstm
         self._bidirectional_lstm = ops.bidirectional_lstm
         self.reset_parameters()
 
@@ -123,36 +125,5 @@ class LSTM(RecurrentWithDropout):
         W_hr = self._parameter("weight_hr", l, reverse)
         if W_hr is None:
             return self._lstm(x, **arguments)
-        return self._run_projected(x, W_hr, **arguments)
-
-    def _run_projected(
-        self, x: Tensor, W_hr: Tensor, *, h0: Tensor, **arguments: Any
-    ) -> tuple[Tensor, LayerState]:
-        """Runs a direction whose h is the projection of the cell's output h'.
-
-        W_hh h = (W_hh W_hr) h', so that this is an LSTM over h' whose recurrent weight is that
-        product. h0 is no projection of an h'. Its product with W_hh belongs to the first step of
-        each sequence, so it becomes a part of the input there.
-        """
-        W_ih, W_hh = arguments["W_ih"], arguments["W_hh"]
-        if arguments["training"] and arguments["weight_drop"]:
-            seed, variational = arguments["seed"], arguments["variational"]
-            W_hh = self._weight_drop(W_hh, arguments["weight_drop"], seed, variational)
-        T, B, _ = x.shape
-        lengths, starts = arguments["lengths"], arguments["starts"]
-        ends = torch.full((B,), T, device=x.device) if lengths is None else lengths
-        first = (ends - 1).clamp(min=0) if arguments["reverse"] else torch.zeros_like(ends)
-        rows = torch.arange(B, device=x.device)
-        carried = h0 if starts is None else h0.masked_fill(starts[first, rows][:, None], 0.0)
-        at_first = x.new_zeros(T, B, h0.size(1)).index_put((first, rows), carried.to(x.dtype))
-        arguments |= {
-            "W_ih": torch.cat([W_ih, W_hh], 1),
-            "W_hh": W_hh @ W_hr,
-            "h0": h0.new_zeros(B, W_hr.size(1)),
-            "weight_drop": 0.0,
-        }
-        y, (h, c) = self._lstm(torch.cat([x, at_first], 2), **arguments)
-        projected = self._linear(h, W_hr, None)
-        if lengths is not None:  # a sequence without steps retains its state
-            projected = torch.where(lengths[:, None] > 0, projected, h0)
-        return self._linear(y, W_hr, None), (projected, c)
+        del arguments["zoneout_h"]  # which is 0
+        return self._projected_lstm(x, W_hr=W_hr, **arguments)

@@ -73,6 +73,9 @@ class Operators(Protocol):
     def peephole_lstm(self) -> Callable[..., LayerOutput]: ...
 
     @property
+    def projected_lstm(self) -> Callable[..., LayerOutput]: ...
+
+    @property
     def residual_layer_norm(self) -> Callable[..., Any]:
         """Returns one tensor, or two with prenorm."""
 

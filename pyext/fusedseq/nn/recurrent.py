@@ -70,7 +70,11 @@ class Recurrent(nn.Module):
 
     def _parameter(self, name: str, l: int, reverse: bool) -> nn.Parameter | None:
         """Returns a parameter of layer l, or None if the module does not have it."""
-        parameter: nn.Parameter | None = getattr(self, parameter_name(name, l, reverse), None)
+        full_name = parameter_name(name, l, reverse)
+        if full_name in self._parameters:
+            return self._parameters[full_name]
+        # torch.nn.utils.parametrize, weight_norm and prune replace a parameter by an attribute.
+        parameter: nn.Parameter | None = getattr(self, full_name, None)
         return parameter
 
     def reset_parameters(self, forget_bias: float | None = None) -> None:
@@ -122,14 +126,19 @@ class Recurrent(nn.Module):
 
         A new seed is drawn if one of these or of the `probabilities` needs it.
         """
-        zoneout = {f"zoneout_{name}": getattr(self, f"zoneout_{name}") for name in self.STATE}
-        random = self.training and any((*probabilities, *zoneout.values(), self.weight_drop))
-        return zoneout | {
+        random = self.training and any(
+            (*probabilities, self.zoneout_h, self.zoneout_c, self.weight_drop)
+        )
+        arguments = {
+            "zoneout_h": self.zoneout_h,
             "weight_drop": self.weight_drop,
             "variational": self.variational,
             "training": self.training,
             "seed": draw_seed(device) if random else 0,
         }
+        if "c" in self.STATE:
+            arguments["zoneout_c"] = self.zoneout_c
+        return arguments
 
     def _layer_input(self, l: int, x: Tensor) -> Tensor:
         """Returns what both directions of layer l read of the output x below it."""
@@ -239,6 +248,8 @@ class Recurrent(nn.Module):
 
     def _check_sequences(self, x: Any, lengths: Any, starts: Any, cu_seqlens: Any) -> None:
         """Requires that only one argument says which sequences there are."""
+        if lengths is None and starts is None and cu_seqlens is None:
+            return
         own = {
             "a PackedSequence": isinstance(x, rnn.PackedSequence),
             "a nested tensor": isinstance(x, Tensor) and x.is_nested,
@@ -336,10 +347,11 @@ class Recurrent(nn.Module):
     def _run(self, x: Tensor, state: Any, order: Order) -> tuple[Tensor, Any]:
         """Computes `forward` for x (T, B, input_size)."""
         if state is None:
-            hidden = [H for _, H in self.sizes for _ in self._directions()]
-            c = [x.new_zeros(x.size(1), H) for H in hidden]
-            h = [x.new_zeros(x.size(1), self._output_size(H)) for H in hidden]
-            state = self._state([{"h": h, "c": c}[name] for name in self.STATE])
+            widths = {
+                "h": [self._output_size(H) for _, H in self.sizes for _ in self._directions()],
+                "c": [H for _, H in self.sizes for _ in self._directions()],
+            }
+            state = self._state([zeros_of(x, widths[name]) for name in self.STATE])
         initial = list(zip(*self._parts(state), strict=True))
         layer_inputs, total = [x], None
         final: list[LayerState] = []
@@ -356,6 +368,14 @@ class Recurrent(nn.Module):
         if len({H for _, H in self.sizes}) == 1:
             return total, self._state([torch.stack(part) for part in parts])
         return total, self._state(parts)
+
+
+def zeros_of(x: Tensor, widths: Sequence[int]) -> list[Tensor]:
+    """Returns (B, width) zeros for every width; entries of one width are one tensor, since no
+    operator changes its initial state.    x: (T, B, X)
+    """
+    zeros = {width: x.new_zeros(x.size(1), width) for width in {*widths}}
+    return [zeros[width] for width in widths]
 
 
 def parameter_name(name: str, l: int, reverse: bool) -> str:

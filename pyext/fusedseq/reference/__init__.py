@@ -23,6 +23,7 @@ from fusedseq.reference.lstm import lstm
 from fusedseq.reference.mogrifier_lstm import mogrifier_lstm
 from fusedseq.reference.mogrifier_lstm_pair import mogrifier_lstm_pair
 from fusedseq.reference.peephole_lstm import peephole_lstm
+from fusedseq.reference.projected_lstm import projected_lstm
 from fusedseq.reference.residual_layer_norm import residual_layer_norm
 from fusedseq.reference.rnn import rnn
 from fusedseq.reference.split_cross_entropy import split_cross_entropy
@@ -47,6 +48,7 @@ __all__ = [
     "mogrifier_lstm",
     "mogrifier_lstm_pair",
     "peephole_lstm",
+    "projected_lstm",
     "residual_layer_norm",
     "rnn",
     "split_cross_entropy",

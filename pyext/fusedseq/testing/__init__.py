@@ -33,6 +33,7 @@ from fusedseq.testing.cases.lstm import lstm_case
 from fusedseq.testing.cases.lstm_with_vectors import lstm_with_vectors_case
 from fusedseq.testing.cases.mogrifier_lstm import mogrifier_lstm_case
 from fusedseq.testing.cases.mogrifier_lstm_pair import mogrifier_lstm_pair_case
+from fusedseq.testing.cases.projected_lstm import projected_lstm_case
 from fusedseq.testing.cases.residual_layer_norm import residual_layer_norm_case
 from fusedseq.testing.cases.split_cross_entropy import split_cross_entropy_case
 from fusedseq.testing.check import CONSTANTS, check, convert, cotangents, differentiable, names, run
@@ -64,6 +65,7 @@ __all__ = [
     "mogrifier_lstm_pair_case",
     "names",
     "plain_dtype",
+    "projected_lstm_case",
     "residual_layer_norm_case",
     "roundings",
     "run",

@@ -31,6 +31,7 @@ RECURRENT = (  # operators of one layer
     "lstm",
     "mogrifier_lstm",
     "peephole_lstm",
+    "projected_lstm",
     "rnn",
 )
 
@@ -77,11 +78,13 @@ def assert_within_budget(
     dtype: torch.dtype,
     terms: int,
     more: float = 0.0,
+    spread: torch.Tensor | None = None,
 ) -> float:
     """Asserts that `got` agrees with the oracle in shape, device, layout and dtype, and in value.
 
     name: names the tensor in error messages    plain, exact, dtype, terms: as for `budget`
     more: a further error that is allowed, relative to 1 and to the largest element
+    spread: a further error that is allowed in each element, see `ties.py`
     returns the largest error as a fraction of the budget
     """
     assert got.layout == plain.layout, f"{name}: layout {got.layout}, the oracle's: {plain.layout}"
@@ -100,6 +103,8 @@ def assert_within_budget(
         return 0.0
     allowed = budget(exact, plain, dtype, terms) + more * (1 + exact.abs().max().item())
     error = (got.double() - exact).abs().nan_to_num(math.inf)
+    if spread is not None:
+        error = (error - spread).clamp(min=0)
     worst = error.argmax()
     index = tuple(int(i) for i in torch.unravel_index(worst, error.shape))
     assert error.max() <= allowed, (
