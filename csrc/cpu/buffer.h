@@ -34,11 +34,13 @@ class Buffer {
   T* p_ = nullptr;
 };
 
-// Returns the length of a workspace's rows: whole vectors, and 16 elements more, so that it is
-// never a multiple of 4096 bytes, whose rows would all map to the same cache sets.
+// The length of a workspace's rows is whole vectors and 16 elements more, so that it is never a
+// multiple of 4096 bytes, whose rows would all map to the same cache sets.
+constexpr int64_t ROW_PADDING = 16;
+
 template <class T>
 HD int64_t leading_dimension(int64_t width) {
-  return round_up<T>(width) + 16;
+  return round_up<T>(width) + ROW_PADDING;
 }
 
 }  // namespace FUSEDSEQ_ISA

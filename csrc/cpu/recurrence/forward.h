@@ -25,6 +25,7 @@
 #include "cpu/recurrence/forward_weights.h"
 #include "cpu/recurrence/kept.h"
 #include "cpu/recurrence/sizes.h"
+#include "cpu/recurrence/strips.h"
 #include "cpu/recurrence/zoneout.h"
 #include "cpu/simd/elementary_functions.h"
 #include "math/mogrifier.h"
@@ -46,14 +47,20 @@ class RecurrentForward {
                     : s.B < 2 * CHUNK   ? 2 * CHUNK / s.B
                                         : 1),
         barrier(parts),
-        kept(r, s, input_block),
+        kept(r, s, Cell::WHOLE_ROWS ? steps_of_z() : 0),
         weights(r, s, parts),
-        h_carried(s.B * s.ldp),
-        h_in{Buffer<T>(s.B * s.ldp), Buffer<T>(s.B * s.ldp)},
-        h_of_cell(r.W_hr ? s.B * s.ldh : 0),
-        h_mogrified(s.B * s.ldh),
-        x_mogrified(s.B * s.ldx),
-        c_first(Cell::HAS_C ? s.B * s.Hp : 0),
+        z(Cell::WHOLE_ROWS ? 0 : steps_of_z() * s.B, s.H, SLOTS, parts),
+        c(Cell::HAS_C ? s.B : 0, s.H, C_SLOTS, parts),
+        h_carried(s.B, s.P, 1, parts),
+        gate_of_x(s.rounds ? s.B : 0, s.X, 1, parts),
+        gate_of_h(s.rounds > 1 ? s.B : 0, s.H, 1, parts),
+        h_in{{s.B, s.P, parts}, {s.B, s.P, parts}},
+        h_of_cell(r.W_hr ? s.B : 0, s.H, parts),
+        h_mogrified(s.rounds > 1 ? s.B : 0, s.H, parts),
+        x_mogrified(s.rounds ? s.B : 0, s.X, parts),
+        copy_of_h(s.B * std::max(s.ldh, s.ldp)),
+        copies_size(by_rows || parts == 1 ? 0 : copy_of_h + (s.rounds ? s.B * s.ldx : 0)),
+        copies(copies_size * parts),
         state_mask(r.state.threshold ? s.B * s.ldh : 0),
         zoneout(2 * s.ldh * parts),
         left(left_size<E, T>(s.widest())),
@@ -63,10 +70,12 @@ class RecurrentForward {
   void run(int64_t begin, int64_t end) {
     Part p{{{s, begin, end, parts, by_rows, PANEL<E>, Cell::WHOLE_ROWS}, lefts + left * begin},
            zoneout + 2 * s.ldh * begin};
+    prepare_strips(p);
     weights.pack(p.packed);
     prepare_state(p);
     barrier.wait(p.parts());
 
+    p.h = h_in[nth_step(r, 0) % 2].gather(p.state, p.copy);
     for (int64_t n = 0; n < s.steps; ++n) {
       const int64_t t = nth_step(r, n);
       if (!input_block) {
@@ -81,9 +90,11 @@ class RecurrentForward {
       gates(p, t);
       wait(p);
       if (r.W_hr) {
+        p.h = h_of_cell.gather(p.own.h, p.copy);
         project(p, t);
         wait(p);
       }
+      p.h = h_in[(t + 1) % 2].gather(p.state, p.copy);
     }
     store_last_state(p);
   }
@@ -93,10 +104,18 @@ class RecurrentForward {
   using Weights = ForwardWeights<T, E, Cell>;
   using Weight = typename Weights::Weight;
 
+  // Where the cells need whole rows, one of them may read c before the step after it has written c.
+  static constexpr int C_SLOTS = Cell::WHOLE_ROWS ? 2 : 1;
+
   // What one thread computes, and its workspaces.
   struct Part : Weights::Own {
     T* zoneout;              // (2, ldh)  for h and for c
-    int64_t first_kept = 0;  // the first step whose gates are kept, see Kept
+    int64_t first_kept = 0;  // the first step whose pre-activations are in z
+    Range state = {};        // the columns of the state that it computes
+    Strip<T> z = {}, c = {}, h_carried = {}, gate_of_x = {}, gate_of_h = {};
+    Strip<T> h_in[2] = {}, h_of_cell = {}, h_mogrified = {}, x_mogrified = {};
+    T* copy = nullptr;            // (copies_size,)
+    Matrix<const T> h = {}, x = {};  // the operands of the next products, all columns
   };
 
   const cpu::Recurrence<T>& r;
@@ -110,13 +129,21 @@ class RecurrentForward {
   Barrier barrier;
   const Kept<T> kept;
   Weights weights;
-  Buffer<T> h_carried;  // (B, ldp)  the state that goes from step to step
-  Buffer<T> h_in[2];    // (B, ldp)  the state with its dropout, which step t reads from h_in[t % 2]
-  Buffer<T> h_of_cell;  // (B, ldh)  what a projection reads
-  Buffer<T> h_mogrified;  // (B, ldh)
-  Buffer<T> x_mogrified;  // (B, ldx)
-  Buffer<T> c_first;      // (B, Hp)  c0
-  Buffer<T> state_mask;   // (B, ldh)  the factors of the state's dropout
+  // Of each thread's columns; where the cells need whole rows, the states are those of its rows.
+  Strips<T> z;          // (steps of a block, B, SLOTS, H)  the gates' pre-activations
+  Strips<T> c;          // (B, C_SLOTS, H)  the cell state
+  Strips<T> h_carried;  // (B, P)  the state that goes from step to step
+  Strips<T> gate_of_x;  // (B, X)  of a round on x
+  Strips<T> gate_of_h;  // (B, H)  of a round on h
+  // What all threads read.
+  Exchange<T> h_in[2];       // (B, P)  the state with its dropout, of step t in h_in[t % 2]
+  Exchange<T> h_of_cell;     // (B, H)  what a projection reads
+  Exchange<T> h_mogrified;   // (B, H)
+  Exchange<T> x_mogrified;   // (B, X)
+  const int64_t copy_of_h;  // the elements of a thread's copy of h, and of x behind it
+  const int64_t copies_size;
+  Buffer<T> copies;         // (parts, copies_size)
+  Buffer<T> state_mask;     // (B, ldh)  the factors of the state's dropout
   Buffer<T> zoneout;      // (parts, 2, ldh)
   const int64_t left;     // the elements of a converted left operand, see gemm.h
   Buffer<E> lefts;        // (parts, left)
@@ -126,23 +153,44 @@ class RecurrentForward {
     if (!by_rows) barrier.wait(p.parts());
   }
 
-  // Generates the mask of the state's dropout and copies h0 and c0 to padded rows.
+  // Finds the strips of a thread.
+  void prepare_strips(Part& p) {
+    p.state = Cell::WHOLE_ROWS ? p.cell_units : p.own.p;
+    p.z = z.of(p.own.h, p.begin);
+    p.c = c.of(p.cell_units, p.begin);
+    p.h_carried = h_carried.of(p.state, p.begin);
+    p.gate_of_x = gate_of_x.of(p.own.x, p.begin);
+    p.gate_of_h = gate_of_h.of(p.own.h, p.begin);
+    p.h_in[0] = h_in[0].join(p.state, p.begin);
+    p.h_in[1] = h_in[1].join(p.state, p.begin);
+    p.h_of_cell = h_of_cell.join(p.own.h, p.begin);
+    p.h_mogrified = h_mogrified.join(p.own.h, p.begin);
+    p.x_mogrified = x_mogrified.join(p.own.x, p.begin);
+    p.copy = copies + copies_size * p.begin;
+  }
+
+  // Generates the mask of the state's dropout and loads h0 and c0.
   void prepare_state(const Part& p) {
     memset(p.zoneout, 0, 2 * s.ldh * sizeof(T));  // so that no load reads uninitialised padding
-    for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
+    for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b) {
       if (r.state.threshold)
-        mask_values(r.state, b, s.H, p.own.h.begin, p.own.h.end, T(r.state.scale), T(0),
-                    state_mask + b * s.ldh + p.own.h.begin);
+        mask_values(r.state, b, s.H, p.cell_units.begin, p.cell_units.end, T(r.state.scale), T(0),
+                    state_mask + b * s.ldh + p.cell_units.begin);
       const int64_t first = nth_step(r, 0);
       const bool reset = resets(r, first, b);
-      for (int64_t j = p.own.h.begin; Cell::HAS_C && j < p.own.h.end; j += LANES<T>)
-        Vec<T>::load(r.c0 + b * s.H + j, s.H - j).store(c_first + b * s.Hp + j);
-      for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>) {
+      for (int64_t j = p.cell_units.begin; Cell::HAS_C && j < p.cell_units.end; j += LANES<T>)
+        Vec<T>::load(r.c0 + b * s.H + j, s.H - j).store(c_of(p, first, b, j));
+      for (int64_t j = p.state.begin; j < p.state.end; j += LANES<T>) {
         const Vec<T> h = reset ? Vec<T>(T(0)) : Vec<T>::load(r.h0 + b * s.P + j, s.P - j);
-        h.store(h_carried + b * s.ldp + j);
-        drop_state(h, b, j).store(h_in[first % 2] + b * s.ldp + j);
+        h.store(p.h_carried.at(b, j));
+        drop_state(h, b, j).store(p.h_in[first % 2].at(b, j));
       }
     }
+  }
+
+  // The cell state of row b before step t, from unit j on. For t + 1: after step t, also in reverse.
+  T* c_of(const Part& p, int64_t t, int64_t b, int64_t j) const {
+    return p.c.at(b, j, t % C_SLOTS);
   }
 
   // Returns the state with its dropout, for the units from j on in row b.
@@ -152,17 +200,19 @@ class RecurrentForward {
 
   // Round k of step t: the operand that it scales is multiplied by twice the sigmoid of a product
   // with the other operand.
-  void round(const Part& p, int64_t t, int64_t k) {
+  void round(Part& p, int64_t t, int64_t k) {
     const bool on_x = s.on_x(k);
     const Range out = on_x ? p.own.x : p.own.h;
-    const T* operand = on_x ? (k < 2 ? h_in[t % 2] : h_mogrified) : x_mogrified;
-    const int64_t ld = on_x ? s.ldh : s.ldx, K = s.rank ? s.rank : s.in(k);
-    T* gate = kept.round_gates(t) + s.round_offset[k];  // (B, round_width)
+    const Matrix<const T> operand = on_x ? p.h : p.x;
+    const int64_t K = s.rank ? s.rank : s.in(k);
+    const Strip<T> gate = on_x ? p.gate_of_x : p.gate_of_h;
+    T* const saved = r.round_gates ? r.round_gates + t * s.B * s.round_width + s.round_offset[k]
+                                   : nullptr;  // (B, round_width)
     const Weight last = weights.last_of_round(p, k);
     const Weight next = k + 1 < s.rounds ? weights.first_of_round(p, k + 1) : weights.of_x(0, p);
     const int64_t first = p.rows.begin, rows = p.rows.size();
-    const Matrix<const T> left{operand + first * ld, ld};
-    const Output<T> product{gate + first * s.round_width + out.begin, s.round_width, true, false};
+    const Matrix<const T> left{operand.p + first * operand.ld, operand.ld};
+    const Output<T> product{gate.at(first, out.begin), gate.ld, true, false};
 
     // The product of the part's rows. With a low rank there are two, and the second needs all
     // columns of the first.
@@ -181,35 +231,37 @@ class RecurrentForward {
     const T* bias = r.bias[k];  // (out,) or null
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
       for (int64_t j = out.begin; j < out.end; j += LANES<T>) {
-        T* z = gate + b * s.round_width + j;
-        Vec<T> g = Vec<T>::load(z);
+        Vec<T> g = Vec<T>::load(gate.at(b, j));
         if (bias) g = g + Vec<T>::load(bias + j, s.out(k) - j);
         g = sigmoid(g);
-        g.store(z);
+        if (saved) g.store(saved + b * s.round_width + j);
         if (on_x) {
-          T* x = x_mogrified + b * s.ldx + j;
+          T* x = p.x_mogrified.at(b, j);
           const Vec<T> before = k == 0 ? load_input(r, t, b, j) : Vec<T>::load(x);
           mogrify(g, before).store(x);
         } else {
-          T* h = h_mogrified + b * s.ldh + j;
-          mogrify(g, Vec<T>::load(k == 1 ? h_in[t % 2] + b * s.ldh + j : h)).store(h);
+          T* h = p.h_mogrified.at(b, j);
+          mogrify(g, Vec<T>::load(k == 1 ? p.h_in[t % 2].at(b, j) : h)).store(h);
         }
       }
     wait(p);
+    if (on_x)
+      p.x = x_mogrified.gather(p.own.x, p.copy + copy_of_h);
+    else
+      p.h = h_mogrified.gather(p.own.h, p.copy);
   }
 
-  // The part's columns of z (rows, SLOTS, Hp) (+)= operand (rows, K) times a weight.
+  // The part's columns of rows of z, from row `first` on, (+)= operand (rows, K) times a weight.
   // of: (gate) -> its part of the weight    block: the gates of the weight and the first slot of z
   // next: the weight that is multiplied after it
   template <class Of>
-  void add_gates(const Part& p, int64_t rows, int64_t K, Matrix<const T> operand, Of of, T* z,
-                 Block block, bool accumulate, Weight next) {
+  void add_gates(const Part& p, int64_t first, int64_t rows, int64_t K, Matrix<const T> operand,
+                 Of of, const Strip<T>& z, Block block, bool accumulate, Weight next) {
     each_chunk(rows, K, operand, p.left, [&](int64_t m, int64_t height, LeftOperand<E> left) {
       for (int i = 0; i < block.gates; ++i) {
         const int g = block.gate + i;
         weights.multiply(p, height, K, p.own.h.size(), left, of(g),
-                         {z + (m * SLOTS + block.slot + i) * s.Hp + p.own.h.begin, SLOTS * s.Hp,
-                          true, accumulate},
+                         {z.at(first + m, p.own.h.begin, block.slot + i), z.ld, true, accumulate},
                          i + 1 < block.gates ? of(g + 1) : next);
       }
     });
@@ -218,29 +270,39 @@ class RecurrentForward {
   // The gates' products with the inputs, which are added to the first slots.
   static constexpr Block INPUTS = {0, 0, GATES};
 
-  void add_products_of_x(const Part& p, int64_t rows, Matrix<const T> x, T* z) {
+  void add_products_of_x(const Part& p, int64_t first, int64_t rows, Matrix<const T> x,
+                         const Strip<T>& z) {
     const auto of = [&](int gate) {
       return weights.of_x(gate, p);
     };
-    add_gates(p, rows, s.X, x, of, z, INPUTS, false, weights.of_h(0, p));
+    add_gates(p, first, rows, s.X, x, of, z, INPUTS, false, weights.of_h(0, p));
   }
 
   // The inputs' part of the gates of a block of steps, from step t on. The rows behind the end of a
   // sequence are computed too, and not used.
   void add_inputs(const Part& p, int64_t t, int64_t steps) {
-    add_products_of_x(p, steps * s.B, {r.x + t * s.B * s.X, s.X}, kept.gates(t, p.first_kept));
+    add_products_of_x(p, 0, steps * s.B, {r.x + t * s.B * s.X, s.X}, z_of(p, t));
+  }
+
+  // The steps whose pre-activations are in z at the same time.
+  int64_t steps_of_z() const { return std::clamp(input_block, int64_t(1), s.steps); }
+
+  // The pre-activations of step t, which is in the present block, and of the steps behind it. Where
+  // the cells need whole rows, they are computed where the gates are kept.
+  Strip<T> z_of(const Part& p, int64_t t) const {
+    if (Cell::WHOLE_ROWS) return {kept.gates(t, p.first_kept), SLOTS * s.Hp, s.Hp, 0};
+    return {p.z.p + (t - p.first_kept) * s.B * p.z.ld, p.z.ld, p.z.ld_slot, p.z.first};
   }
 
   // The gates of step t and, from them, the new state.
   void gates(const Part& p, int64_t t) {
     const int64_t first = p.rows.begin, rows = p.rows.size();
-    T* out = kept.gates(t, p.first_kept);  // (B, SLOTS, Hp)
-    T* z = out + first * SLOTS * s.Hp;     // (rows, SLOTS, Hp)
-    const T* h = s.rounds < 2 ? h_in[t % 2] : h_mogrified;
+    const Strip<T> z = z_of(p, t);
+    const Matrix<const T> h{p.h.p + first * p.h.ld, p.h.ld};
     if (!input_block) {
-      const Matrix<const T> x = s.rounds ? Matrix<const T>{x_mogrified + first * s.ldx, s.ldx}
+      const Matrix<const T> x = s.rounds ? Matrix<const T>{p.x.p + first * p.x.ld, p.x.ld}
                                          : Matrix<const T>{r.x + (t * s.B + first) * s.X, s.X};
-      add_products_of_x(p, rows, x, z);
+      add_products_of_x(p, first, rows, x, z);
     }
     constexpr int last = sizeof Cell::BLOCKS / sizeof(Block) - 1;
     for (int i = 0; i <= last; ++i) {
@@ -251,28 +313,26 @@ class RecurrentForward {
       const auto of = [&](int gate) {
         return weights.of_h(gate, p);
       };
-      add_gates(p, rows, s.P, {h + first * s.ldp, s.ldp}, of, z, block, block.slot < GATES, next);
+      add_gates(p, first, rows, s.P, h, of, z, block, block.slot < GATES, next);
     }
     if (Cell::WHOLE_ROWS) wait(p);
     for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b)
-      cell(p, t, b, out + b * SLOTS * s.Hp);
+      cell(p, t, b, z);
   }
 
-  // The cell of row b at step t. z (SLOTS, Hp): pre-activations on entry, activated gates on
-  // return.
-  void cell(const Part& p, int64_t t, int64_t b, T* z) {
+  // The cell of row b at step t, from its pre-activations. Saves the activated gates and c.
+  void cell(const Part& p, int64_t t, int64_t b, const Strip<T>& z) {
     const bool alive = !has_ended(r.lengths, t, b), reset = resets(r, t, b);
-    const bool is_first = t == nth_step(r, 0);
-    const T* c_before = (is_first ? c_first : kept.cells(step_before(r, t))) + b * s.Hp;  // (Hp,)
-    T* c_after = kept.cells(t) + b * s.Hp;                                                // (Hp,)
-    const StateRow next = state_row(t, b);
+    T* const saved = r.gates ? r.gates + (t * s.B + b) * SLOTS * s.Hp : nullptr;  // (SLOTS, Hp)
+    T* const saved_c = r.gates && Cell::HAS_C ? r.cells + (t * s.B + b) * s.Hp : nullptr;  // (Hp,)
+    const StateRow next = state_row(p, t, b);
     const Update<T> update =
         alive ? update_of(r, p.cell_units, t, b, p.zoneout, s.ldh) : Update<T>{};
     if constexpr (Cell::WHOLE_ROWS) {
-      const T* before = !Cell::HAS_C ? next.carried : reset ? nullptr : c_before;
+      const T* before = !Cell::HAS_C ? next.carried : reset ? nullptr : c_of(p, t, b, 0);
       T* statistics = kept.statistics(t) + b * Cell::STATISTICS;
-      const WholeRow<T, Cell> row{
-          {s.H, s.Hp, T(r.eps), r.b, r.vectors, before, z, c_after, statistics}};
+      const WholeRow<T, Cell> row{{s.H, s.Hp, T(r.eps), r.b, r.vectors, before, z.at(b, 0),
+                                   c_of(p, t + 1, b, 0), statistics}};
       alive ? row.forward(next.y) : row.clear();
     }
 
@@ -281,27 +341,31 @@ class RecurrentForward {
       // Activate the gates and save them.
       const int64_t n = s.H - j;
       const Vec<T> h_old = r.W_hr ? zero : Vec<T>::load(next.carried + j);
-      const Vec<T> c_old = Cell::HAS_C && !reset ? Vec<T>::load(c_before + j) : zero;
+      const Vec<T> c_old = Cell::HAS_C && !reset ? Vec<T>::load(c_of(p, t, b, j)) : zero;
       Vec<T> h_new = h_old, c_new = c_old;
       if constexpr (Cell::WHOLE_ROWS) {
         if (alive) h_new = Vec<T>::load(next.y + j, n);
-        if (alive && Cell::HAS_C) c_new = Vec<T>::load(c_after + j);
+        if (alive && Cell::HAS_C) c_new = Vec<T>::load(c_of(p, t + 1, b, j));
       } else {
         Vec<T> a[SLOTS];
         for (int slot = 0; slot < SLOTS; ++slot) {
-          a[slot] = Vec<T>::load(z + slot * s.Hp + j);
+          a[slot] = Vec<T>::load(z.at(b, j, slot));
           if (r.b) a[slot] = a[slot] + Vec<T>::load(r.b + slot * s.H + j, n);
         }
         Cell::forward(a, h_new, c_new, VectorsAt<T>{r.vectors, s.H, j});
-        for (int slot = 0; slot < SLOTS; ++slot)
-          a[slot].store(z + slot * s.Hp + j);
+        for (int slot = 0; saved && slot < SLOTS; ++slot)
+          a[slot].store(saved + slot * s.Hp + j);
       }
 
       // The new state. A row whose sequence has ended retains its state.
       const int64_t unit = j - p.cell_units.begin;
-      if (Cell::HAS_C) (alive ? mix(update.c, unit, c_new, c_old) : c_old).store(c_after + j);
+      if (Cell::HAS_C) {
+        const Vec<T> c = alive ? mix(update.c, unit, c_new, c_old) : c_old;
+        c.store(c_of(p, t + 1, b, j));
+        if (saved_c) c.store(saved_c + j);
+      }
       if (r.W_hr)
-        (alive ? h_new : zero).store(h_of_cell + b * s.ldh + j);
+        (alive ? h_new : zero).store(p.h_of_cell.at(b, j));
       else
         store_state(next, j, alive ? mix(update.h, unit, h_new, h_old) : h_old);
     }
@@ -310,15 +374,15 @@ class RecurrentForward {
   // Where row b's state h after step t is stored.
   struct StateRow {
     int64_t b;
-    T *y, *carried, *next_in;  // (P,), (ldp,), (ldp,)
+    T *y, *carried, *next_in;  // element j is that of unit j, of the thread's ones
     bool alive, next_resets;   // whether the next step starts from zero
   };
-  StateRow state_row(int64_t t, int64_t b) const {
+  StateRow state_row(const Part& p, int64_t t, int64_t b) const {
     const bool is_last = t == nth_step(r, s.steps - 1);
     return {b,
             r.y + (t * s.B + b) * s.P,
-            h_carried + b * s.ldp,
-            h_in[(t + 1) % 2] + b * s.ldp,
+            p.h_carried.at(b, 0),
+            p.h_in[(t + 1) % 2].at(b, 0),
             !has_ended(r.lengths, t, b),
             !is_last && resets(r, step_after(r, t), b)};
   }
@@ -333,14 +397,14 @@ class RecurrentForward {
 
   // The state after step t from what the cells have computed, with a projection.
   void project(const Part& p, int64_t t) {
-    T* const products = h_in[(t + 1) % 2];  // where store_state replaces them
+    const Strip<T> products = p.h_in[(t + 1) % 2];  // where store_state replaces them
     const int64_t first = p.rows.begin;
     weights.multiply(p, p.rows.size(), s.H, p.own.p.size(),
-                     Matrix<const T>{h_of_cell + first * s.ldh, s.ldh}, weights.of_projection(p),
-                     {products + first * s.ldp + p.own.p.begin, s.ldp, true, false},
+                     Matrix<const T>{p.h.p + first * p.h.ld, p.h.ld}, weights.of_projection(p),
+                     {products.at(first, p.own.p.begin), products.ld, true, false},
                      weights.first_of_step(p));
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
-      const StateRow to = state_row(t, b);
+      const StateRow to = state_row(p, t, b);
       const T* h = to.alive ? to.next_in : to.carried;
       for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>)
         store_state(to, j, Vec<T>::load(h + j));
@@ -348,12 +412,12 @@ class RecurrentForward {
   }
 
   void store_last_state(const Part& p) {
-    const T* c = kept.cells(nth_step(r, s.steps - 1));  // (B, Hp)
-    for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
-      for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>)
-        Vec<T>::load(h_carried + b * s.ldp + j).store(r.h + b * s.P + j, s.P - j);
-      for (int64_t j = p.own.h.begin; Cell::HAS_C && j < p.own.h.end; j += LANES<T>)
-        Vec<T>::load(c + b * s.Hp + j).store(r.c + b * s.H + j, s.H - j);
+    const int64_t behind = nth_step(r, s.steps - 1) + 1;
+    for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b) {
+      for (int64_t j = p.state.begin; j < p.state.end; j += LANES<T>)
+        Vec<T>::load(p.h_carried.at(b, j)).store(r.h + b * s.P + j, s.P - j);
+      for (int64_t j = p.cell_units.begin; Cell::HAS_C && j < p.cell_units.end; j += LANES<T>)
+        Vec<T>::load(c_of(p, behind, b, j)).store(r.c + b * s.H + j, s.H - j);
     }
   }
 };
