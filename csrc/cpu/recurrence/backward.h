@@ -34,11 +34,12 @@ class RecurrentBackward {
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    const Part p{{s, begin, end, parts, by_rows, PANEL<E>, Cell::WHOLE_ROWS},
-                 w.zoneout + 2 * s.ldh * begin,
-                 w.scratch + w.scratch_size * begin,
-                 w.lefts + w.left * begin,
-                 w.sums + 2 * w.sums_size * begin};
+    Part p{{s, begin, end, parts, by_rows, PANEL<E>, Cell::WHOLE_ROWS},
+           w.zoneout + 2 * s.ldh * begin,
+           w.scratch + w.scratch_size * begin,
+           w.lefts + w.left * begin,
+           w.sums + 2 * w.sums_size * begin};
+    prepare_strips(p);
     pack_weights(p.packed);
     if (by_rows) barrier.wait(p.parts());
     prepare_state(p);
@@ -46,6 +47,7 @@ class RecurrentBackward {
     for (int64_t n = s.steps - 1; n >= 0; --n)
       step(p, nth_step(r, n));
     store_state_gradients(p);
+    if (!s.rounds) recompute_operands_of_rows(p);
     barrier.wait(p.parts());
     gradient_of_x(p);
     gate_weight_gradients(p);
@@ -62,6 +64,7 @@ class RecurrentBackward {
     E* scratch;  // of gemm_transposed
     E* left;     // a left operand as elements of the products
     T* sums;     // (2, sums_size)  of column_sums
+    Strip<T> dh = {}, dx = {}, dh_carried = {}, dc_carried = {}, dh_of_cell = {};
   };
 
   const cpu::RecurrenceBackward<T>& g;
@@ -118,6 +121,16 @@ class RecurrentBackward {
     }
   }
 
+  // Finds the strips of a thread. Where the cells need whole rows, one thread computes a row of the
+  // state's gradients and another one changes columns of it: then all threads share one strip.
+  void prepare_strips(Part& p) const {
+    p.dh = w.dh.of(p.own.p, p.begin);
+    p.dx = w.dx.of(p.own.x, p.begin);
+    p.dh_carried = w.dh_carried.of(Cell::WHOLE_ROWS ? p.cell_units : p.own.p, p.begin);
+    p.dc_carried = w.dc_carried.of(p.cell_units, p.begin);
+    p.dh_of_cell = w.dh_of_cell.of(p.own.h, p.begin);
+  }
+
   // Generates the mask of the state's dropout and loads dh and dc.
   void prepare_state(const Part& p) {
     memset(p.zoneout, 0, 2 * s.ldh * sizeof(T));  // so that no load reads uninitialised padding
@@ -126,17 +139,17 @@ class RecurrentBackward {
         mask_values(r.state, b, s.H, p.own.h.begin, p.own.h.end, T(r.state.scale), T(0),
                     w.state_mask + b * s.ldh + p.own.h.begin);
       for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>)
-        Vec<T>::load(g.dh + b * s.P + j, s.P - j).store(w.dh_carried + b * s.ldp + j);
+        Vec<T>::load(g.dh + b * s.P + j, s.P - j).store(p.dh_carried.at(b, j));
       for (int64_t j = p.own.h.begin; Cell::HAS_C && j < p.own.h.end; j += LANES<T>)
-        Vec<T>::load(g.dc + b * s.H + j, s.H - j).store(w.dc_carried + b * s.ldh + j);
+        Vec<T>::load(g.dc + b * s.H + j, s.H - j).store(p.dc_carried.at(b, j));
     }
   }
 
   void step(const Part& p, int64_t t) {
     // Through the cell: dz of the part's hidden units.
     const int64_t first = t * s.B;  // the step's first row of T * B
-    for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
-      recompute_operands(p, t, b);
+    for (int64_t b = p.rows.begin; s.rounds && b < p.rows.end; ++b)
+      recompute_operands(p.own, t, b);
     if (r.W_hr) through_projection(p, t);
     for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b)
       cell(p, t, b);
@@ -144,8 +157,6 @@ class RecurrentBackward {
 
     // Through the gates' products into both operands, then through the rounds. Without rounds dx
     // is one product after the loop.
-    T* const dh = w.dh + p.rows.begin * s.ldp + p.own.p.begin;
-    T* const dx = w.dx + p.rows.begin * s.ldx + p.own.x.begin;
     for (const Block& block : Cell::BLOCKS) {
       const Matrix<const T> dz{w.dz + (first + p.rows.begin) * w.ldz + block.slot * s.H, w.ldz};
       const bool is_first = &block == Cell::BLOCKS;
@@ -153,13 +164,13 @@ class RecurrentBackward {
         const int64_t K = depth<E>(block.gates * s.H);
         const E* const W_hh = packed_block(block, p.own.p.begin);
         const E* const W_ih = w.W_ih + K * p.own.x.begin;
-        gemm_chunk<E>(rows, K, p.own.p.size(), left, W_hh, {dh + m * s.ldp, s.ldp, true, !is_first},
+        gemm_chunk<E>(rows, K, p.own.p.size(), left, W_hh, {p.dh.at(p.rows.begin + m, p.own.p.begin), p.dh.ld, true, !is_first},
                       nullptr,
                       s.rounds ? W_ih
                       : r.W_hr ? projection(p)
                                : W_hh);
         if (s.rounds)
-          gemm_chunk<E>(rows, K, p.own.x.size(), left, W_ih, {dx + m * s.ldx, s.ldx, true, false},
+          gemm_chunk<E>(rows, K, p.own.x.size(), left, W_ih, {p.dx.at(p.rows.begin + m, p.own.x.begin), p.dx.ld, true, false},
                         nullptr, first_of_round(p, s.rounds - 1));
       };
       each_chunk(p.rows.size(), block.gates * s.H, dz, p.left, chunk);
@@ -172,26 +183,38 @@ class RecurrentBackward {
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
       const bool reset = resets(r, t, b);
       for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>) {
-        Vec<T> d = Vec<T>::load(w.dh + b * s.ldp + j);
+        Vec<T> d = Vec<T>::load(p.dh.at(b, j));
         if (r.state.threshold) d = d * Vec<T>::load(w.state_mask + b * s.ldh + j);
-        d = Vec<T>::load(w.dh_carried + b * s.ldp + j) + d;
-        (reset ? Vec<T>(T(0)) : d).store(w.dh_carried + b * s.ldp + j);
+        d = Vec<T>::load(p.dh_carried.at(b, j)) + d;
+        (reset ? Vec<T>(T(0)) : d).store(p.dh_carried.at(b, j));
       }
       for (int64_t j = p.own.h.begin; Cell::HAS_C && reset && j < p.own.h.end; j += LANES<T>)
-        Vec<T>(T(0)).store(w.dc_carried + b * s.ldh + j);
+        Vec<T>(T(0)).store(p.dc_carried.at(b, j));
       if (s.rounds && g.dx)
         for (int64_t j = p.own.x.begin; j < p.own.x.end; j += LANES<T>)
-          Vec<T>::load(w.dx + b * s.ldx + j).store(g.dx + (first + b) * s.X + j, s.X - j);
+          Vec<T>::load(p.dx.at(b, j)).store(g.dx + (first + b) * s.X + j, s.X - j);
     }
     if (Cell::WHOLE_ROWS) wait(p);
   }
 
+  // Without rounds only the products after the loop read the operands. Each part computes rows of
+  // T * B, or where the parts own rows of the batch those of its own.
+  void recompute_operands_of_rows(const Part& p) {
+    const Columns all = all_columns(s);
+    const int64_t row = by_rows ? 0 : w.rows * p.begin / parts;
+    const int64_t end = by_rows ? w.rows : w.rows * p.end / parts;
+    for (int64_t i = row; i < end; ++i) {
+      const int64_t b = i % s.B;
+      if (p.rows.begin <= b && b < p.rows.end) recompute_operands(all, i / s.B, b);
+    }
+  }
+
   // Recomputes the operands of row b at step t, before and after each round, from the saved
   // sigmoids.
-  void recompute_operands(const Part& p, int64_t t, int64_t b) {
+  void recompute_operands(const Columns& own, int64_t t, int64_t b) {
     const int64_t row = t * s.B + b;
     const T* before = h_before(t, b);
-    for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>) {
+    for (int64_t j = own.p.begin; j < own.p.end; j += LANES<T>) {
       Vec<T> h = before ? Vec<T>::load(before + j, s.P - j) : Vec<T>(T(0));
       if (r.state.threshold) h = h * Vec<T>::load(w.state_mask + b * s.ldh + j);
       h.store(w.h_operand[0] + row * s.ldp + j);
@@ -201,7 +224,7 @@ class RecurrentBackward {
       }
     }
     if (s.rounds || w.x_operand[0])
-      for (int64_t j = p.own.x.begin; j < p.own.x.end; j += LANES<T>) {
+      for (int64_t j = own.x.begin; j < own.x.end; j += LANES<T>) {
         Vec<T> x = load_input(r, t, b, j);
         if (w.x_operand[0]) x.store(w.x_operand[0] + row * s.ldx + j);
         for (int64_t k = 0; k < s.rounds; k += 2) {
@@ -222,7 +245,7 @@ class RecurrentBackward {
       const bool alive = !has_ended(r.lengths, t, b);
       const Vec<T> zero(T(0));
       for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>) {
-        T* carried = w.dh_carried + b * s.ldp + j;
+        T* carried = p.dh_carried.at(b, j);
         Vec<T> d = zero;
         if (alive) d = Vec<T>::load(carried) + Vec<T>::load(g.dy + row * s.P + j, s.P - j);
         d.store(w.dprojected + row * s.ldp + j);
@@ -233,7 +256,7 @@ class RecurrentBackward {
     const int64_t first = p.rows.begin;
     gemm<E, T>(p.rows.size(), s.P, p.own.h.size(),
                {w.dprojected + (t * s.B + first) * s.ldp, s.ldp}, projection(p),
-               {w.dh_of_cell + first * s.ldh + p.own.h.begin, s.ldh, true, false}, p.left, nullptr,
+               {p.dh_of_cell.at(first, p.own.h.begin), p.dh_of_cell.ld, true, false}, p.left, nullptr,
                packed_block(Cell::BLOCKS[0], p.own.p.begin));
   }
 
@@ -268,7 +291,7 @@ class RecurrentBackward {
     const WholeRow<T, Cell> of_row{{s.H, s.Hp, T(r.eps), r.b, r.vectors, before,
                                     r.gates + row * SLOTS * s.Hp, nullptr,
                                     r.statistics + row * Cell::STATISTICS}};
-    of_row.backward(g.dy + row * s.H, w.dh_carried + b * s.ldh, w.dc_carried + b * s.ldh,
+    of_row.backward(g.dy + row * s.H, p.dh_carried.at(b, 0), p.dc_carried.at(b, 0),
                     update_of(r, p.cell_units, t, b, p.zoneout, s.ldh), dz, terms);
   }
 
@@ -291,8 +314,8 @@ class RecurrentBackward {
       Vec<T> c = zero, d_c = zero;
       if (Cell::HAS_C && !reset)
         c = is_first ? Vec<T>::load(r.c0 + b * s.H + j, n) : Vec<T>::load(c_before + j);
-      T* carried_h = (r.W_hr ? w.dh_of_cell : w.dh_carried) + b * s.ldh + j;
-      T* carried_c = w.dc_carried + b * s.ldh + j;
+      T* carried_h = (r.W_hr ? p.dh_of_cell : p.dh_carried).at(b, j);
+      T* carried_c = p.dc_carried.at(b, j);
       Vec<T> d_h = Vec<T>::load(carried_h);
       if (!r.W_hr) d_h = d_h + Vec<T>::load(g.dy + row * s.H + j, n);
       if (Cell::HAS_C) d_c = Vec<T>::load(carried_c);
@@ -331,8 +354,8 @@ class RecurrentBackward {
     const bool on_x = s.on_x(k);
     const int64_t first = t * s.B;  // the step's first row of T * B
     const Range out = on_x ? p.own.x : p.own.h, in = on_x ? p.own.h : p.own.x;
-    const int64_t ld = s.ld_out(k), ld_in = on_x ? s.ldh : s.ldx;
-    T* d_operand = on_x ? w.dx : w.dh;   // (B, ld)
+    const int64_t ld = s.ld_out(k);
+    const Strip<T> d_operand = on_x ? p.dx : p.dh, d_input = on_x ? p.dh : p.dx;
     T* d_out = w.dgate[k] + first * ld;  // (B, ld)
 
     // Through the scaling: the pre-activation's gradient and that of the scaled operand.
@@ -342,9 +365,9 @@ class RecurrentBackward {
         const Vec<T> operand = !on_x   ? Vec<T>::load(w.h_operand[k / 2] + row * ld + j)
                                : k > 0 ? Vec<T>::load(w.x_operand[k / 2] + row * ld + j)
                                        : load_input(r, t, b, j);
-        Vec<T> d = Vec<T>::load(d_operand + b * ld + j);
+        Vec<T> d = Vec<T>::load(d_operand.at(b, j));
         const Vec<T> dg = mogrify_backward(Vec<T>::load(gate(k, row) + j), operand, d);
-        d.store(d_operand + b * ld + j);
+        d.store(d_operand.at(b, j));
         dg.store(d_out + b * ld + j);
       }
     wait(p);
@@ -353,7 +376,7 @@ class RecurrentBackward {
     // the operand that it read.
     const int64_t own = p.rows.begin, rows = p.rows.size();
     const Matrix<const T> left{d_out + own * ld, ld};
-    const Output<T> target{(on_x ? w.dh : w.dx) + own * ld_in + in.begin, ld_in, true, true};
+    const Output<T> target{d_input.at(own, in.begin), d_input.ld, true, true};
     const E* next = k ? first_of_round(p, k - 1) : packed_block(Cell::BLOCKS[0], p.own.p.begin);
     if (s.rank) {
       T* u = w.dfactors[k] + (first + own) * s.ldr;  // (rows, ldr)
@@ -393,9 +416,9 @@ class RecurrentBackward {
   void store_state_gradients(const Part& p) {
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
       for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>)
-        Vec<T>::load(w.dh_carried + b * s.ldp + j).store(g.dh0 + b * s.P + j, s.P - j);
+        Vec<T>::load(p.dh_carried.at(b, j)).store(g.dh0 + b * s.P + j, s.P - j);
       for (int64_t j = p.own.h.begin; Cell::HAS_C && j < p.own.h.end; j += LANES<T>)
-        Vec<T>::load(w.dc_carried + b * s.ldh + j).store(g.dc0 + b * s.H + j, s.H - j);
+        Vec<T>::load(p.dc_carried.at(b, j)).store(g.dc0 + b * s.H + j, s.H - j);
     }
   }
 

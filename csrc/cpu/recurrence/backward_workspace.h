@@ -4,6 +4,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/gemm/transposed.h"
 #include "cpu/recurrence/sizes.h"
+#include "cpu/recurrence/strips.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
@@ -30,12 +31,12 @@ struct BackwardWorkspace {
   // Gradients of the data.
   Buffer<T> dz;                    // (T, B, ldz)  of the gates' pre-activations
   Buffer<T> terms;                 // (T, B, ld_terms)  see cells.h
-  Buffer<T> dh;                    // (B, ldp)  of the operand h, within a step
-  Buffer<T> dx;                    // (B, ldx)  of the operand x, within a step
-  Buffer<T> dh_carried;            // (B, ldp)  of the state, from step to step
-  Buffer<T> dc_carried;            // (B, ldh)
+  Strips<T> dh;                    // (B, P)  of the operand h, within a step
+  Strips<T> dx;                    // (B, X)  of the operand x, within a step
+  Strips<T> dh_carried;            // (B, P)  of the state, from step to step
+  Strips<T> dc_carried;            // (B, H)
   Buffer<T> dprojected;            // (T, B, ldp)  of the projections
-  Buffer<T> dh_of_cell;            // (B, ldh)  of what they read, within a step
+  Strips<T> dh_of_cell;            // (B, H)  of what they read, within a step
   Buffer<T> dgate[MAX_ROUNDS];     // (T, B, ld_out)  of the rounds' pre-activations
   Buffer<T> dfactors[MAX_ROUNDS];  // (T, B, ldr)  of the products with F
 
@@ -77,12 +78,12 @@ struct BackwardWorkspace {
         W_hr(r.W_hr ? packed_size<E>(s.P, s.H) : 0),
         dz(rows * ldz),
         terms(rows * ld_terms),
-        dh(s.B * s.ldp),
-        dx(s.B * s.ldx),
-        dh_carried(s.B * s.ldp),
-        dc_carried(has_c(r.cell) ? s.B * s.ldh : 0),
+        dh(s.B, s.P, 1, parts),
+        dx(s.rounds ? s.B : 0, s.X, 1, parts),
+        dh_carried(s.B, s.P, 1, parts),
+        dc_carried(has_c(r.cell) ? s.B : 0, s.H, 1, parts),
         dprojected(r.W_hr ? rows * s.ldp : 0),
-        dh_of_cell(r.W_hr ? s.B * s.ldh : 0),
+        dh_of_cell(r.W_hr ? s.B : 0, s.H, 1, parts),
         state_mask(r.state.threshold ? s.B * s.ldh : 0),
         zoneout(2 * s.ldh * parts),
         sums(2 * sums_size * parts),
