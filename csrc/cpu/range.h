@@ -8,6 +8,7 @@ namespace FUSEDSEQ_ISA {
 struct Range {
   int64_t begin, end;
   HD int64_t size() const { return end - begin; }
+  HD bool contains(int64_t i) const { return begin <= i && i < end; }
 };
 
 }  // namespace FUSEDSEQ_ISA

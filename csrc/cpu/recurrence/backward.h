@@ -164,14 +164,15 @@ class RecurrentBackward {
         const int64_t K = depth<E>(block.gates * s.H);
         const E* const W_hh = packed_block(block, p.own.p.begin);
         const E* const W_ih = w.W_ih + K * p.own.x.begin;
-        gemm_chunk<E>(rows, K, p.own.p.size(), left, W_hh, {p.dh.at(p.rows.begin + m, p.own.p.begin), p.dh.ld, true, !is_first},
-                      nullptr,
+        gemm_chunk<E>(rows, K, p.own.p.size(), left, W_hh,
+                      {p.dh.at(p.rows.begin + m, p.own.p.begin), p.dh.ld, true, !is_first}, nullptr,
                       s.rounds ? W_ih
                       : r.W_hr ? projection(p)
                                : W_hh);
         if (s.rounds)
-          gemm_chunk<E>(rows, K, p.own.x.size(), left, W_ih, {p.dx.at(p.rows.begin + m, p.own.x.begin), p.dx.ld, true, false},
-                        nullptr, first_of_round(p, s.rounds - 1));
+          gemm_chunk<E>(rows, K, p.own.x.size(), left, W_ih,
+                        {p.dx.at(p.rows.begin + m, p.own.x.begin), p.dx.ld, true, false}, nullptr,
+                        first_of_round(p, s.rounds - 1));
       };
       each_chunk(p.rows.size(), block.gates * s.H, dz, p.left, chunk);
     }
@@ -200,13 +201,10 @@ class RecurrentBackward {
   // Without rounds only the products after the loop read the operands. Each part computes rows of
   // T * B, or where the parts own rows of the batch those of its own.
   void recompute_operands_of_rows(const Part& p) {
-    const Columns all = all_columns(s);
-    const int64_t row = by_rows ? 0 : w.rows * p.begin / parts;
-    const int64_t end = by_rows ? w.rows : w.rows * p.end / parts;
-    for (int64_t i = row; i < end; ++i) {
-      const int64_t b = i % s.B;
-      if (p.rows.begin <= b && b < p.rows.end) recompute_operands(all, i / s.B, b);
-    }
+    const int64_t first = by_rows ? 0 : w.rows * p.begin / parts;
+    const int64_t last = by_rows ? w.rows : w.rows * p.end / parts;
+    for (int64_t row = first; row < last; ++row)
+      if (p.rows.contains(row % s.B)) recompute_operands(all_columns(s), row / s.B, row % s.B);
   }
 
   // Recomputes the operands of row b at step t, before and after each round, from the saved
@@ -256,8 +254,8 @@ class RecurrentBackward {
     const int64_t first = p.rows.begin;
     gemm<E, T>(p.rows.size(), s.P, p.own.h.size(),
                {w.dprojected + (t * s.B + first) * s.ldp, s.ldp}, projection(p),
-               {p.dh_of_cell.at(first, p.own.h.begin), p.dh_of_cell.ld, true, false}, p.left, nullptr,
-               packed_block(Cell::BLOCKS[0], p.own.p.begin));
+               {p.dh_of_cell.at(first, p.own.h.begin), p.dh_of_cell.ld, true, false}, p.left,
+               nullptr, packed_block(Cell::BLOCKS[0], p.own.p.begin));
   }
 
   // The gradients of the cell of row b at step t: dz, the terms, and the state's gradients, which

@@ -14,7 +14,9 @@
 //
 // Layout: rows are those of the batch; within a row, the slots of all hidden units (the gates of an
 // LSTM) follow each other. Rows of saved tensors are padded to PAD elements, rows of workspaces
-// also to avoid cache conflicts (see buffer.h), so that all loops run over whole vectors.
+// also to avoid cache conflicts (see buffer.h), so that all loops run over whole vectors. What a
+// part alone reads and changes is in a strip of its own, and of what all parts read, each has a
+// copy of its own: see strips.h.
 //
 // What limits it: with 20 rows and more the multiply-add units; with one row reading the weights
 // from the L3 cache, which happens once a step. Without rounds the product x W_ih^T is computed for
@@ -104,7 +106,7 @@ class RecurrentForward {
   using Weights = ForwardWeights<T, E, Cell>;
   using Weight = typename Weights::Weight;
 
-  // Where the cells need whole rows, one of them may read c before the step after it has written c.
+  // A cell that needs its whole row reads c before the step again after it has stored the new c.
   static constexpr int C_SLOTS = Cell::WHOLE_ROWS ? 2 : 1;
 
   // What one thread computes, and its workspaces.
@@ -112,10 +114,10 @@ class RecurrentForward {
     T* zoneout;              // (2, ldh)  for h and for c
     int64_t first_kept = 0;  // the first step whose pre-activations are in z
     Range state = {};        // the columns of the state that it computes
+    T* copy = nullptr;       // (copies_size,)
     Strip<T> z = {}, c = {}, h_carried = {}, gate_of_x = {}, gate_of_h = {};
     Strip<T> h_in[2] = {}, h_of_cell = {}, h_mogrified = {}, x_mogrified = {};
-    T* copy = nullptr;            // (copies_size,)
-    Matrix<const T> h = {}, x = {};  // the operands of the next products, all columns
+    Matrix<const T> h = {}, x = {};  // all columns of the next products' operands
   };
 
   const cpu::Recurrence<T>& r;
@@ -129,24 +131,24 @@ class RecurrentForward {
   Barrier barrier;
   const Kept<T> kept;
   Weights weights;
-  // Of each thread's columns; where the cells need whole rows, the states are those of its rows.
+  // What one thread alone uses. Where the cells need whole rows, the states are those of its rows.
   Strips<T> z;          // (steps of a block, B, SLOTS, H)  the gates' pre-activations
   Strips<T> c;          // (B, C_SLOTS, H)  the cell state
   Strips<T> h_carried;  // (B, P)  the state that goes from step to step
   Strips<T> gate_of_x;  // (B, X)  of a round on x
   Strips<T> gate_of_h;  // (B, H)  of a round on h
   // What all threads read.
-  Exchange<T> h_in[2];       // (B, P)  the state with its dropout, of step t in h_in[t % 2]
-  Exchange<T> h_of_cell;     // (B, H)  what a projection reads
-  Exchange<T> h_mogrified;   // (B, H)
-  Exchange<T> x_mogrified;   // (B, X)
-  const int64_t copy_of_h;  // the elements of a thread's copy of h, and of x behind it
-  const int64_t copies_size;
-  Buffer<T> copies;         // (parts, copies_size)
-  Buffer<T> state_mask;     // (B, ldh)  the factors of the state's dropout
-  Buffer<T> zoneout;      // (parts, 2, ldh)
-  const int64_t left;     // the elements of a converted left operand, see gemm.h
-  Buffer<E> lefts;        // (parts, left)
+  Exchange<T> h_in[2];        // (B, P)  the state with its dropout, of step t in h_in[t % 2]
+  Exchange<T> h_of_cell;      // (B, H)  what a projection reads
+  Exchange<T> h_mogrified;    // (B, H)
+  Exchange<T> x_mogrified;    // (B, X)
+  const int64_t copy_of_h;    // the elements of a thread's copy of h; behind it is that of x
+  const int64_t copies_size;  // the elements of both, 0 where no thread needs copies
+  Buffer<T> copies;           // (parts, copies_size)
+  Buffer<T> state_mask;       // (B, ldh)  the factors of the state's dropout
+  Buffer<T> zoneout;          // (parts, 2, ldh)
+  const int64_t left;         // the elements of a converted left operand, see gemm.h
+  Buffer<E> lefts;            // (parts, left)
 
   // Waits until all parts have come here, unless no part needs what another one computes.
   void wait(const Part& p) {
@@ -188,7 +190,8 @@ class RecurrentForward {
     }
   }
 
-  // The cell state of row b before step t, from unit j on. For t + 1: after step t, also in reverse.
+  // The cell state of row b before step t, from unit j on. For t + 1: after step t, also in
+  // reverse.
   T* c_of(const Part& p, int64_t t, int64_t b, int64_t j) const {
     return p.c.at(b, j, t % C_SLOTS);
   }

@@ -31,7 +31,9 @@ template <class T>
 class Strips {
  public:
   Strips(int64_t rows, int64_t width, int64_t slots, int64_t parts)
-      : rows(rows), slots(slots), memory(rows * (slots * round_up<T>(width) + ROW_PADDING * parts)) {}
+      : rows(rows),
+        slots(slots),
+        memory(rows * (slots * round_up<T>(width) + ROW_PADDING * parts)) {}
 
   // Of a thread that owns these columns. begin: the first part of the work that it does
   // Threads that own rows of the matrix, and so all columns, share one strip.
