@@ -377,7 +377,7 @@ class RecurrentForward {
   // Where row b's state h after step t is stored.
   struct StateRow {
     int64_t b;
-    T *y, *carried, *next_in;  // element j is that of unit j, of the thread's ones
+    T *y, *carried, *next_in;  // indexed by the unit, which has to be one of the thread's own
     bool alive, next_resets;   // whether the next step starts from zero
   };
   StateRow state_row(const Part& p, int64_t t, int64_t b) const {

@@ -1,12 +1,10 @@
-// Where the forward pass of a recurrence keeps what the backward pass reads and what several
-// threads compute: the factors of low ranks, and of cells that need whole rows the gates and the
-// statistics.
+// Where the forward pass of a recurrence keeps results that the backward pass reads and that one
+// thread of the forward pass computes for another: the factors of low ranks, and the gates and
+// statistics of cells that need whole rows.
 //
 // If nobody will ask for gradients, the caller passes null pointers, and only the steps that are
 // still needed are kept: of the gates those of a block of steps, of all else one step.
 #pragma once
-#include <algorithm>
-
 #include "cpu/recurrence/sizes.h"
 
 namespace fusedseq {
@@ -15,7 +13,7 @@ namespace FUSEDSEQ_ISA {
 template <class T>
 class Kept {
  public:
-  // block: the steps whose inputs are multiplied together, or 0
+  // block: the steps whose gates are kept at the same time, or 0 where the gates have strips
   Kept(const cpu::Recurrence<T>& r, const Sizes<T>& s, int64_t block)
       : r(r),
         s(s),
