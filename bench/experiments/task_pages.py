@@ -9,8 +9,7 @@ from fusedseq.tasks.experiments.documented import EXPERIMENTS
 from fusedseq.tasks.experiments.documented import experiments as experiments_of
 
 from bench.experiments import curves, groups
-from bench.experiments.notes import NOTES
-from bench.experiments.results import is_smoke_run, name_of
+from bench.experiments.results import is_smoke_run
 from bench.suite.report import markdown_table
 
 GENERATED = (
@@ -116,8 +115,7 @@ def cells(experiment, group):
 
 def notes(group):
     """Returns what the settings of a group's runs do not say, each sentence once."""
-    found = [NOTES.get(name_of(result), result.get("note")) for result in group]
-    return [*dict.fromkeys(note for note in found if note)]
+    return [*dict.fromkeys(result["note"] for result in group if result.get("note"))]
 
 
 def budget(result):
