@@ -20,6 +20,7 @@ from fusedseq.testing import (
     lstm_with_vectors_case,
     mogrifier_lstm_case,
     mogrifier_lstm_pair_case,
+    projected_lstm_case,
     run,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -204,16 +205,19 @@ def without_cudnn(monkeypatch):
     monkeypatch.setattr(import_module("fusedseq.fused.explain"), "is_cudnn", lambda given: False)
 
 
+MAKERS = {
+    "lstm": lstm_case,
+    "mogrifier_lstm": mogrifier_lstm_case,
+    "projected_lstm": projected_lstm_case,
+}
+
+
 def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True, True), **options):
     """What `explain` says of this package's kernels on such a GPU."""
     monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
     without_cudnn(monkeypatch)
     with FakeTensorMode():
-        case = (
-            mogrifier_lstm_case(T, B, X, H, **options)
-            if op == "mogrifier_lstm"
-            else lstm_case(T, B, X, H)
-        )
+        case = MAKERS[op](T, B, X, H, **options)
         return fused.explain(op, *on_cuda(case, dtype)[0], **on_cuda(case, dtype)[1])
 
 
@@ -248,6 +252,13 @@ def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True, True),
 )
 def test_explain_names_the_kernels(monkeypatch, call, wanted):
     assert re.search(rf"on cuda, \w+: csrc/cuda/recurrence/{wanted}", explained(monkeypatch, *call))
+
+
+@needs_cuda_code
+def test_explain_names_the_lstm_that_computes_a_projected_one(monkeypatch):
+    size = 70, 20, 400, 650, torch.bfloat16
+    text = explained(monkeypatch, "projected_lstm", *size, P=200)
+    assert re.search(r"a call of lstm, .*persistent_forward.cu.*forward 130 blocks of 5", text)
 
 
 @needs_cuda_code

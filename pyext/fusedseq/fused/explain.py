@@ -15,6 +15,7 @@ from fusedseq.fused import (
     recurrence_plan,
 )
 from fusedseq.fused.mogrifier_lstm import PROBABILITIES
+from fusedseq.fused.projected_lstm import arguments_of_lstm
 
 # {operator: (file of its CPU kernel, how it computes)}
 CPU_KERNELS = {
@@ -112,6 +113,7 @@ PRODUCTS = (
 )
 UNCAST = ("alibi", "class_weights", "rope")  # arguments of these that autocast leaves as they are
 
+BY_PRODUCT = "a call of lstm, whose recurrent weight is the product of W_hh and W_hr"
 WITHOUT_ROUNDS = "by the operator mogrifier_lstm without rounds, which has zoneout"
 
 FEW_ROWS = 64  # `linear` of fp32 tensors with at most so many rows is computed in fp32
@@ -168,7 +170,7 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     if device == "cuda" and name in hidden_state.BY_CUDNN and is_by_cudnn(name, args, kwargs):
         return f"{name} on {device}, {dtype}: cuDNN, through torch, in place of the loop"
     called = "mogrifier_lstm" if is_with_zoneout(name, kwargs) else CALLS.get(name, name)
-    if name == "bidirectional_lstm" and device != "cpu":
+    if name in ("bidirectional_lstm", "projected_lstm") and device != "cpu":
         called = "lstm"
     if not has_kernel(called, device):
         return (
@@ -230,6 +232,8 @@ def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> s
     if name == "bidirectional_lstm":
         forward, reverse = directions_of_call(*args, **kwargs)
         return f"two calls of lstm: {lstm_on_cuda(**forward)}; {lstm_on_cuda(**reverse)}"
+    if name == "projected_lstm":
+        return f"{BY_PRODUCT}: {lstm_on_cuda(**arguments_of_lstm(*args, **kwargs))}"
     if name in recurrence_plan.LOOP_ALONE:
         return recurrence_plan.LOOP_ALONE[name]
     if "lstm" in name or name == "gru":

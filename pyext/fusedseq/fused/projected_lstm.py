@@ -131,6 +131,33 @@ def by_lstm(a: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     return linear(y, W_hr), (projected, c)
 
 
+def arguments_of_lstm(
+    x: Tensor,
+    W_ih: Tensor,
+    W_hh: Tensor,
+    W_hr: Tensor,
+    b: Tensor | None,
+    h0: Tensor,
+    c0: Tensor,
+    lengths: Tensor | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """The arguments of the `lstm` that `by_lstm` calls, by name; tensors of the right shapes, whose
+    values are undefined."""
+    (T, B, X), (P, H) = x.shape, W_hr.shape
+    tensors = {
+        "x": x.new_empty(T, B, X + P),
+        "W_ih": W_ih.new_empty(4 * H, X + P),
+        "W_hh": W_hh.new_empty(4 * H, H),
+        "b": b,
+        "h0": h0.new_empty(B, H),
+        "c0": c0,
+        "lengths": lengths,
+    }
+    kept = ("starts", "reverse", "zoneout_c", "training")
+    return tensors | {name: options[name] for name in kept if name in options}
+
+
 def fake(named: Named) -> tuple[Tensor, ...]:
     x, W_hr = named["x"], named["W_hr"]
     (T, B, _), (P, H), (activations, computing) = x.shape, W_hr.shape, saved_dtypes(x)

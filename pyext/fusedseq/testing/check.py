@@ -19,6 +19,8 @@ from fusedseq.testing.budget import (
 
 # Arguments given by name that are float tensors but have no gradient.
 CONSTANTS = {"alibi", "class_weights", "rope"}
+# Operators of which cuDNN computes some calls.
+BY_CUDNN = ("lstm", "bidirectional_lstm", "gru", "projected_lstm", "rnn")
 
 
 def convert(tree: Any, device: Any = None, dtype: torch.dtype | None = None) -> Any:
@@ -115,7 +117,7 @@ def run(
 
 def is_by_cudnn(op: str, args: Sequence, kwargs: dict) -> bool:
     """Whether cuDNN computes a call, whose error is not this package's."""
-    if op not in ("lstm", "bidirectional_lstm", "gru", "rnn") or not args[0].is_cuda:
+    if op not in BY_CUDNN or not args[0].is_cuda:
         return False
     return "cuDNN" in fused.explain(op, *args, **kwargs)
 
