@@ -3,14 +3,14 @@
 // The loop goes from the last step to the first and only propagates the gradients of the data. It
 // stores the operands of every product (recomputed from the saved sigmoids) and the gradients of
 // every pre-activation, so that after the loop each weight's gradient is one product over all
-// T * B rows.
+// T * B rows: see backward_products.h.
 //
 // The split of the work and what limits it are those of forward.h: each part owns columns, and
 // there is a barrier before each product that needs the columns of all parts; or it owns rows.
 // After the loop each part computes the gradients of its columns.
 #pragma once
 #include "cpu/gemm/gemm.h"
-#include "cpu/recurrence/backward_workspace.h"
+#include "cpu/recurrence/backward_products.h"
 #include "cpu/recurrence/cells.h"
 #include "cpu/recurrence/zoneout.h"
 #include "cpu/simd/elementary_functions.h"
@@ -30,6 +30,7 @@ class RecurrentBackward {
         w(g, s, parts, Cell::TERMS),
         parts(parts),
         by_rows(shares_rows<E>(s, r, parts)),
+        products(g, s, w, parts, by_rows),
         barrier(parts) {}
 
   // Parts [begin, end) of the team.
@@ -47,25 +48,14 @@ class RecurrentBackward {
     for (int64_t n = s.steps - 1; n >= 0; --n)
       step(p, nth_step(r, n));
     store_state_gradients(p);
-    if (!s.rounds) recompute_operands_of_rows(p);
+    if (!s.rounds) products.recompute_operands_of_rows(p);
     barrier.wait(p.parts());
-    gradient_of_x(p);
-    gate_weight_gradients(p);
-    vector_gradients(p);
-    round_weight_gradients(p);
+    products.run(p);
   }
 
  private:
+  using Part = BackwardPart<T, E>;
   static constexpr int GATES = Cell::GATES, SLOTS = Cell::SLOTS;
-
-  // What one thread computes, and its workspaces.
-  struct Part : Share {
-    T* zoneout;  // (2, ldh)  for h and for c
-    E* scratch;  // of gemm_transposed
-    E* left;     // a left operand as elements of the products
-    T* sums;     // (2, sums_size)  of column_sums
-    Strip<T> dh = {}, dx = {}, dh_carried = {}, dc_carried = {}, dh_of_cell = {};
-  };
 
   const cpu::RecurrenceBackward<T>& g;
   const cpu::Recurrence<T>& r;
@@ -73,24 +63,12 @@ class RecurrentBackward {
   BackwardWorkspace<T, E> w;
   const int parts;
   const bool by_rows;
+  const BackwardProducts<T, E, Cell> products;
   Barrier barrier;
-
-  int64_t rounds_on_x() const { return (s.rounds + 1) / 2; }
-  int64_t rounds_on_h() const { return s.rounds / 2; }
-
-  // The saved sigmoids of round k in a row of T * B.
-  const T* gate(int64_t k, int64_t row) const {
-    return r.round_gates + row * s.round_width + s.round_offset[k];
-  }
 
   // The packed gates of a block of W_hh, from a column on.
   E* packed_block(const Block& block, int64_t column) const {
     return w.W_hh + packed_size<E>(block.gate * s.H, s.P) + depth<E>(block.gates * s.H) * column;
-  }
-
-  // The state h before step t of row b, (P,), or null where it is zero.
-  const T* h_before(int64_t t, int64_t b) const {
-    return fusedseq::h_before<T>(r, s.P, r.h0, r.y, t, b);
   }
 
   // Waits until all parts have come here, unless no part needs what another one computes.
@@ -149,7 +127,7 @@ class RecurrentBackward {
     // Through the cell: dz of the part's hidden units.
     const int64_t first = t * s.B;  // the step's first row of T * B
     for (int64_t b = p.rows.begin; s.rounds && b < p.rows.end; ++b)
-      recompute_operands(p.own, t, b);
+      products.recompute_operands(p.own, t, b);
     if (r.W_hr) through_projection(p, t);
     for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b)
       cell(p, t, b);
@@ -196,40 +174,6 @@ class RecurrentBackward {
           Vec<T>::load(p.dx.at(b, j)).store(g.dx + (first + b) * s.X + j, s.X - j);
     }
     if (Cell::WHOLE_ROWS) wait(p);
-  }
-
-  // Without rounds only the products after the loop read the operands. Each part computes rows of
-  // T * B, or where the parts own rows of the batch those of its own.
-  void recompute_operands_of_rows(const Part& p) {
-    const int64_t first = by_rows ? 0 : w.rows * p.begin / parts;
-    const int64_t last = by_rows ? w.rows : w.rows * p.end / parts;
-    for (int64_t row = first; row < last; ++row)
-      if (p.rows.contains(row % s.B)) recompute_operands(all_columns(s), row / s.B, row % s.B);
-  }
-
-  // Recomputes the operands of row b at step t, before and after each round, from the saved
-  // sigmoids.
-  void recompute_operands(const Columns& own, int64_t t, int64_t b) {
-    const int64_t row = t * s.B + b;
-    const T* before = h_before(t, b);
-    for (int64_t j = own.p.begin; j < own.p.end; j += LANES<T>) {
-      Vec<T> h = before ? Vec<T>::load(before + j, s.P - j) : Vec<T>(T(0));
-      if (r.state.threshold) h = h * Vec<T>::load(w.state_mask + b * s.ldh + j);
-      h.store(w.h_operand[0] + row * s.ldp + j);
-      for (int64_t k = 1; k < s.rounds; k += 2) {
-        h = mogrify(Vec<T>::load(gate(k, row) + j), h);
-        h.store(w.h_operand[k / 2 + 1] + row * s.ldh + j);
-      }
-    }
-    if (s.rounds || w.x_operand[0])
-      for (int64_t j = own.x.begin; j < own.x.end; j += LANES<T>) {
-        Vec<T> x = load_input(r, t, b, j);
-        if (w.x_operand[0]) x.store(w.x_operand[0] + row * s.ldx + j);
-        for (int64_t k = 0; k < s.rounds; k += 2) {
-          x = mogrify(Vec<T>::load(gate(k, row) + j), x);
-          x.store(w.x_operand[k / 2 + 1] + row * s.ldx + j);
-        }
-      }
   }
 
   // The part's columns of the packed projection.
@@ -282,7 +226,7 @@ class RecurrentBackward {
   // The same of a cell that needs the whole row.
   void whole_row(const Part& p, int64_t t, int64_t b, T* dz, T* terms) {
     const int64_t row = t * s.B + b;
-    const T* before = !Cell::HAS_C          ? h_before(t, b)
+    const T* before = !Cell::HAS_C          ? products.h_before(t, b)
                       : resets(r, t, b)     ? nullptr
                       : t == nth_step(r, 0) ? r.c0 + b * s.H
                                             : r.cells + (step_before(r, t) * s.B + b) * s.Hp;
@@ -301,7 +245,7 @@ class RecurrentBackward {
     const int64_t before = step_before(r, t);
     const T* saved = r.gates + row * SLOTS * s.Hp;            // (SLOTS, Hp)
     const T* c_before = r.cells + (before * s.B + b) * s.Hp;  // (Hp,)  not of the first step
-    const T* h_old = Cell::HAS_C ? nullptr : h_before(t, b);  // (H,) or null
+    const T* h_old = Cell::HAS_C ? nullptr : products.h_before(t, b);  // (H,) or null
     const Update<T> update = update_of(r, p.own.h, t, b, p.zoneout, s.ldh);
     for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
       const int64_t n = s.H - j;
@@ -364,7 +308,7 @@ class RecurrentBackward {
                                : k > 0 ? Vec<T>::load(w.x_operand[k / 2] + row * ld + j)
                                        : load_input(r, t, b, j);
         Vec<T> d = Vec<T>::load(d_operand.at(b, j));
-        const Vec<T> dg = mogrify_backward(Vec<T>::load(gate(k, row) + j), operand, d);
+        const Vec<T> dg = mogrify_backward(Vec<T>::load(products.gate(k, row) + j), operand, d);
         d.store(d_operand.at(b, j));
         dg.store(d_out + b * ld + j);
       }
@@ -389,101 +333,12 @@ class RecurrentBackward {
     }
   }
 
-  // dW (out, columns) (+)= d^T operand over all T * B rows, unless dW is null. Each part computes
-  // rows of dW.
-  void weight_gradient(const Part& p, T* dW, int64_t out, int64_t columns, Matrix<const T> d,
-                       Matrix<const T> operand, bool accumulate) {
-    const Range own{out * p.begin / parts, out * p.end / parts};
-    if (dW)
-      gemm_transposed<E>(w.rows, columns, own, d, operand, Matrix<T>{dW, columns}, accumulate,
-                         p.scratch);
-  }
-
-  // out (width,) (+)= the sums of the columns of d over all T * B rows, unless out is null. Each
-  // part computes columns.
-  void bias_gradient(const Part& p, T* out, int64_t width, Matrix<const T> d, bool accumulate) {
-    if (!out) return;
-    const Range own = own_columns<T>(width, p.begin, p.end, parts);
-    column_sums(w.rows, d.p + own.begin, d.ld, own.size(), p.sums, p.sums + w.sums_size);
-    if (accumulate)
-      add_row((const T*)p.sums, out + own.begin, own.size(), T(1));
-    else
-      memcpy(out + own.begin, p.sums, own.size() * sizeof(T));
-  }
-
   void store_state_gradients(const Part& p) {
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
       for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>)
         Vec<T>::load(p.dh_carried.at(b, j)).store(g.dh0 + b * s.P + j, s.P - j);
       for (int64_t j = p.own.h.begin; Cell::HAS_C && j < p.own.h.end; j += LANES<T>)
         Vec<T>::load(p.dc_carried.at(b, j)).store(g.dc0 + b * s.H + j, s.H - j);
-    }
-  }
-
-  // After the loop, without rounds: the gradient of x. Where the parts own rows of the batch, each
-  // computes rows of dx.
-  void gradient_of_x(const Part& p) {
-    if (s.rounds || !g.dx) return;
-    const int64_t first = by_rows ? w.rows * p.begin / parts : 0;
-    const int64_t last = by_rows ? w.rows * p.end / parts : w.rows;
-    gemm<E, T>(last - first, GATES * s.H, p.own.x.size(), {w.dz + first * w.ldz, w.ldz},
-               w.W_ih + depth<E>(GATES * s.H) * p.own.x.begin,
-               {g.dx + first * s.X + p.own.x.begin, s.X, false, false}, p.left);
-  }
-
-  // After the loop: the gradients of W_ih, W_hh, W_hr and b.
-  void gate_weight_gradients(const Part& p) {
-    const T* operand = w.x_operand[rounds_on_x()];  // null without rounds and lengths
-    const Matrix<const T> x = operand ? Matrix<const T>{operand, s.ldx} : Matrix<const T>{r.x, s.X};
-    weight_gradient(p, g.dW_ih, GATES * s.H, s.X, {w.dz, w.ldz}, x, false);
-    for (const Block& block : Cell::BLOCKS)
-      weight_gradient(p, g.dW_hh ? g.dW_hh + block.gate * s.H * s.P : nullptr, block.gates * s.H,
-                      s.P, {w.dz + block.slot * s.H, w.ldz}, {w.h_operand[rounds_on_h()], s.ldp},
-                      false);
-    weight_gradient(p, g.dW_hr, s.P, s.H, {w.dprojected, s.ldp}, {w.h_of_cell, s.ldh}, false);
-    if (!Cell::WHOLE_ROWS) bias_gradient(p, g.db, SLOTS * s.H, {w.dz, w.ldz}, false);
-  }
-
-  // After the loop: the gradients of the cell's own parameters, and of b with layer normalization.
-  // Products with saved values are summed in the order of column_sums.
-  void vector_gradients(const Part& p) {
-    const Matrix<const T> terms{w.terms, w.ld_terms};
-    if constexpr (Cell::WHOLE_ROWS) {
-      constexpr int Z = WholeRow<T, Cell>::Z;
-      bias_gradient(p, g.db, Z * s.H, terms, false);
-      if (!g.dvectors) return;
-      const Range own = own_columns<T>(s.H, p.begin, p.end, parts);
-      for (int slot = 0; slot < SLOTS; ++slot)
-        product_sums(w.rows, own.size(), terms.p + Cell::term(slot) * s.H + own.begin, terms.ld,
-                     r.gates + slot * s.Hp + own.begin, SLOTS * s.Hp,
-                     g.dvectors + slot * s.H + own.begin, p.sums);
-      if constexpr (Cell::TERMS > Z)
-        bias_gradient(p, g.dvectors + SLOTS * s.H, (Cell::TERMS - Z) * s.H,
-                      {terms.p + Z * s.H, terms.ld}, false);
-    } else if (Cell::TERMS) {
-      bias_gradient(p, g.dvectors, w.terms_width, terms, false);
-    }
-  }
-
-  // After the loop: the gradients of the rounds' weights. Those of a shared weight are summed.
-  void round_weight_gradients(const Part& p) {
-    for (int64_t k = 0; k < s.rounds; ++k) {
-      const bool on_x = s.on_x(k);
-      const Matrix<const T> dgate{w.dgate[k], s.ld_out(k)};
-      const Matrix<const T> operand{on_x ? w.h_operand[k / 2] : w.x_operand[k / 2 + 1],
-                                    on_x ? s.ldh : s.ldx};
-      const auto repeated = [&](T* const* d) {
-        return d[k] && first_use(d, k) < k;
-      };
-      if (s.rank) {
-        weight_gradient(p, g.dA[k], s.out(k), s.rank, dgate, {r.factors + k * w.rows * s.rp, s.rp},
-                        repeated(g.dA));
-        weight_gradient(p, g.dF[k], s.rank, s.in(k), {w.dfactors[k], s.ldr}, operand,
-                        repeated(g.dF));
-      } else {
-        weight_gradient(p, g.dA[k], s.out(k), s.in(k), dgate, operand, repeated(g.dA));
-      }
-      bias_gradient(p, g.dbias[k], s.out(k), dgate, repeated(g.dbias));
     }
   }
 };

@@ -1,4 +1,5 @@
-// The packed weights and the intermediate gradients of a recurrence's backward pass.
+// The packed weights and the intermediate gradients of a recurrence's backward pass, and what one
+// thread has of them.
 #pragma once
 #include "cpu/gemm/column_sums.h"
 #include "cpu/gemm/gemm.h"
@@ -100,6 +101,16 @@ struct BackwardWorkspace {
       (s.on_x(k) ? x_operand[k / 2 + 1] : h_operand[k / 2 + 1]) = Buffer<T>(rows * s.ld_out(k));
     }
   }
+};
+
+// What one thread computes of the backward pass, and its workspaces.
+template <class T, class E>
+struct BackwardPart : Share {
+  T* zoneout;  // (2, ldh)  for h and for c
+  E* scratch;  // of gemm_transposed
+  E* left;     // a left operand as elements of the products
+  T* sums;     // (2, sums_size)  of column_sums
+  Strip<T> dh = {}, dx = {}, dh_carried = {}, dc_carried = {}, dh_of_cell = {};
 };
 
 }  // namespace FUSEDSEQ_ISA
