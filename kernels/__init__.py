@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # operator: the module that launches it
 MODULES = {
@@ -44,7 +45,33 @@ def register(key: str) -> None:
     library = torch.library.Library("fusedseq", "IMPL")
     for op in MODULES:
         library.impl(op, _launcher(op), key)
+    if key == "CPU":  # where attention without options is an operator of its own
+        library.impl("attention_plain", _attention_plain, key)
+        library.impl("attention_plain_backward", _attention_plain_backward, key)
+        library.impl("attention_plain_inference", lambda *given: _attention_plain(*given)[0], key)
     _registered.append(library)
+
+
+# The arguments of attention_backward behind q, k and v, of a call without options, up to its scale
+# and behind it.
+_BEFORE_SCALE = (None,) * 6 + (True, None)
+_BEHIND_SCALE = (False, 0, 0.0, None, 0.0, -1, -1, None, None, 0, 0)
+
+
+def _attention_plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    before = (*_BEFORE_SCALE[:-1], None, None)  # with key_rows
+    out, lse = torch.ops.fusedseq.attention(q, k, v, *before, scale, *_BEHIND_SCALE)
+    return out, lse
+
+
+def _attention_plain_backward(
+    dout: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, needs: int
+) -> tuple[Tensor, ...]:
+    """Computes the output again, which the operator on the CPU does not need."""
+    out, _ = _attention_plain(q, k, v, scale)
+    backward = torch.ops.fusedseq.attention_backward
+    grads = backward(dout, out, lse, q, k, v, *_BEFORE_SCALE, scale, *_BEHIND_SCALE, needs)
+    return tuple(grads[:3])
 
 
 def module(op: str) -> Any:

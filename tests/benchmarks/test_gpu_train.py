@@ -75,7 +75,7 @@ def test_pieces_arrive_one_by_one_and_a_damaged_one_is_rejected(run, tmp_path):
         copied = tmp_path / f"copied-{number}"
         copied.mkdir()
         data = (tmp_path / "shards" / piece).read_bytes()
-        (copied / piece).write_bytes(data[:-1] + b"?")
+        (copied / piece).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         with pytest.raises(ValueError, match=f"{piece} is not the piece that run.json lists"):
             unpack(with_checksums(copied, pieces), tmp_path / "arriving", tmp_path / "out", "run")
         (copied / piece).write_bytes(data)
