@@ -52,26 +52,30 @@ def register(key: str) -> None:
     _registered.append(library)
 
 
-# The arguments of attention_backward behind q, k and v, of a call without options, up to its scale
-# and behind it.
-_BEFORE_SCALE = (None,) * 6 + (True, None)
+# The options of a call of attention that has none, as its operators take them: those between v and
+# the seed, without key_rows, and those behind the scale.
+_BEFORE_SEED = (None, None, None, None, None, None, True)
 _BEHIND_SCALE = (False, 0, 0.0, None, 0.0, -1, -1, None, None, 0, 0)
 
 
 def _attention_plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    before = (*_BEFORE_SCALE[:-1], None, None)  # with key_rows
-    out, lse = torch.ops.fusedseq.attention(q, k, v, *before, scale, *_BEHIND_SCALE)
+    key_rows = seed = None
+    options = *_BEFORE_SEED, key_rows, seed, scale, *_BEHIND_SCALE
+    out, lse = torch.ops.fusedseq.attention(q, k, v, *options)
     return out, lse
 
 
 def _attention_plain_backward(
     dout: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, needs: int
 ) -> tuple[Tensor, ...]:
-    """Computes the output again, which the operator on the CPU does not need."""
+    """Computes the output again: attention_backward reads it, attention_plain_backward does not."""
     out, _ = _attention_plain(q, k, v, scale)
-    backward = torch.ops.fusedseq.attention_backward
-    grads = backward(dout, out, lse, q, k, v, *_BEFORE_SCALE, scale, *_BEHIND_SCALE, needs)
-    return tuple(grads[:3])
+    seed = None
+    options = *_BEFORE_SEED, seed, scale, *_BEHIND_SCALE
+    dq, dk, dv, *_ = torch.ops.fusedseq.attention_backward(
+        dout, out, lse, q, k, v, *options, needs
+    )
+    return dq, dk, dv
 
 
 def module(op: str) -> Any:

@@ -233,7 +233,9 @@ def on_cuda(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> s
         forward, reverse = directions_of_call(*args, **kwargs)
         return f"two calls of lstm: {lstm_on_cuda(**forward)}; {lstm_on_cuda(**reverse)}"
     if name == "projected_lstm":
-        return f"{BY_PRODUCT}: {lstm_on_cuda(**arguments_of_lstm(*args, **kwargs))}"
+        bound = inspect.signature(reference.projected_lstm).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return f"{BY_PRODUCT}: {lstm_on_cuda(**arguments_of_lstm(bound.arguments))}"
     if name in recurrence_plan.LOOP_ALONE:
         return recurrence_plan.LOOP_ALONE[name]
     if "lstm" in name or name == "gru":

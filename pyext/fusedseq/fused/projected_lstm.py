@@ -131,31 +131,19 @@ def by_lstm(a: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     return linear(y, W_hr), (projected, c)
 
 
-def arguments_of_lstm(
-    x: Tensor,
-    W_ih: Tensor,
-    W_hh: Tensor,
-    W_hr: Tensor,
-    b: Tensor | None,
-    h0: Tensor,
-    c0: Tensor,
-    lengths: Tensor | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """The arguments of the `lstm` that `by_lstm` calls, by name; tensors of the right shapes, whose
-    values are undefined."""
-    (T, B, X), (P, H) = x.shape, W_hr.shape
-    tensors = {
-        "x": x.new_empty(T, B, X + P),
-        "W_ih": W_ih.new_empty(4 * H, X + P),
-        "W_hh": W_hh.new_empty(4 * H, H),
-        "b": b,
-        "h0": h0.new_empty(B, H),
-        "c0": c0,
-        "lengths": lengths,
+def arguments_of_lstm(a: Named) -> Named:
+    """The arguments of the `lstm` that `by_lstm` calls, by name; its tensors have the right shapes
+    and undefined values.    a: the arguments of the call by name, defaults included
+    """
+    (T, B, X), (P, H) = a["x"].shape, a["W_hr"].shape
+    kept = ("b", "c0", "lengths", "starts", "reverse", "zoneout_c", "training")
+    return {
+        "x": a["x"].new_empty(T, B, X + P),
+        "W_ih": a["x"].new_empty(4 * H, X + P),
+        "W_hh": a["x"].new_empty(4 * H, H),
+        "h0": a["x"].new_empty(B, H),
+        **{name: a[name] for name in kept},
     }
-    kept = ("starts", "reverse", "zoneout_c", "training")
-    return tensors | {name: options[name] for name in kept if name in options}
 
 
 def fake(named: Named) -> tuple[Tensor, ...]:
