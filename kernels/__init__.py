@@ -72,9 +72,7 @@ def _attention_plain_backward(
     out, _ = _attention_plain(q, k, v, scale)
     seed = None
     options = *_BEFORE_SEED, seed, scale, *_BEHIND_SCALE
-    dq, dk, dv, *_ = torch.ops.fusedseq.attention_backward(
-        dout, out, lse, q, k, v, *options, needs
-    )
+    dq, dk, dv, *_ = torch.ops.fusedseq.attention_backward(dout, out, lse, q, k, v, *options, needs)
     return dq, dk, dv
 
 
