@@ -14,6 +14,7 @@
 #include "cpu/recurrence/cells.h"
 #include "cpu/recurrence/zoneout.h"
 #include "cpu/simd/elementary_functions.h"
+#include "cpu/simd/streaming.h"
 #include "math/mogrifier.h"
 
 namespace fusedseq {
@@ -30,6 +31,7 @@ class RecurrentBackward {
         w(g, s, parts, Cell::TERMS),
         parts(parts),
         by_rows(shares_rows<E>(s, r, parts)),
+        exchanges(parts > 1 && !by_rows),
         products(g, s, w, parts, by_rows),
         barrier(parts) {}
 
@@ -63,6 +65,7 @@ class RecurrentBackward {
   BackwardWorkspace<T, E> w;
   const int parts;
   const bool by_rows;
+  const bool exchanges;  // whether the parts own columns, and read those of the others
   const BackwardProducts<T, E, Cell> products;
   Barrier barrier;
 
@@ -73,7 +76,9 @@ class RecurrentBackward {
 
   // Waits until all parts have come here, unless no part needs what another one computes.
   void wait(const Part& p) {
-    if (!by_rows) barrier.wait(p.parts());
+    if (by_rows) return;
+    stream_fence();
+    barrier.wait(p.parts());
   }
 
   // Packs columns of the weights, this time as right operands of dz W.
@@ -107,6 +112,7 @@ class RecurrentBackward {
     p.dh_carried = w.dh_carried.of(Cell::WHOLE_ROWS ? p.cell_units : p.own.p, p.begin);
     p.dc_carried = w.dc_carried.of(p.cell_units, p.begin);
     p.dh_of_cell = w.dh_of_cell.of(p.own.h, p.begin);
+    p.dz_row = w.dz_row.of(p.own.h, p.begin);
   }
 
   // Generates the mask of the state's dropout and loads dh and dc.
@@ -190,7 +196,7 @@ class RecurrentBackward {
         T* carried = p.dh_carried.at(b, j);
         Vec<T> d = zero;
         if (alive) d = Vec<T>::load(carried) + Vec<T>::load(g.dy + row * s.P + j, s.P - j);
-        d.store(w.dprojected + row * s.ldp + j);
+        store(w.dprojected + row * s.ldp + j, d, exchanges);
         if (alive) zero.store(carried);
       }
     }
@@ -247,6 +253,8 @@ class RecurrentBackward {
     const T* c_before = r.cells + (before * s.B + b) * s.Hp;  // (Hp,)  not of the first step
     const T* h_old = Cell::HAS_C ? nullptr : products.h_before(t, b);  // (H,) or null
     const Update<T> update = update_of(r, p.own.h, t, b, p.zoneout, s.ldh);
+    T* const to = exchanges ? p.dz_row.at(0, 0) : out;
+    const int64_t ld_slot = exchanges ? p.dz_row.ld_slot : s.H;
     for (int64_t j = p.own.h.begin; j < p.own.h.end; j += LANES<T>) {
       const int64_t n = s.H - j;
       Vec<T> a[SLOTS], dz[SLOTS], of_vectors[Cell::TERMS + 1];
@@ -274,10 +282,13 @@ class RecurrentBackward {
       (d_h + past_h).store(carried_h);
       if (Cell::HAS_C) (d_c + past_c).store(carried_c);
       for (int slot = 0; slot < SLOTS; ++slot)
-        dz[slot].store(out + slot * s.H + j, n);
+        dz[slot].store(to + slot * ld_slot + j, n);
       for (int term = 0; term < Cell::TERMS; ++term)
         of_vectors[term].store(terms + term * s.H + j, n);
     }
+    for (int slot = 0; exchanges && slot < SLOTS; ++slot)
+      stream_row(to + slot * ld_slot + p.own.h.begin, out + slot * s.H + p.own.h.begin,
+                 p.own.h.size());
   }
 
   // The part's columns of the weights through which the gradient of round k goes first and last: A
@@ -310,7 +321,7 @@ class RecurrentBackward {
         Vec<T> d = Vec<T>::load(d_operand.at(b, j));
         const Vec<T> dg = mogrify_backward(Vec<T>::load(products.gate(k, row) + j), operand, d);
         d.store(d_operand.at(b, j));
-        dg.store(d_out + b * ld + j);
+        store(d_out + b * ld + j, dg, exchanges);
       }
     wait(p);
 

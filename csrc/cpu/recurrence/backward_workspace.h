@@ -31,6 +31,7 @@ struct BackwardWorkspace {
 
   // Gradients of the data.
   Buffer<T> dz;                    // (T, B, ldz)  of the gates' pre-activations
+  Strips<T> dz_row;                // (SLOTS, H)  a row of it, on its way there
   Buffer<T> terms;                 // (T, B, ld_terms)  see cells.h
   Strips<T> dh;                    // (B, P)  of the operand h, within a step
   Strips<T> dx;                    // (B, X)  of the operand x, within a step
@@ -78,6 +79,7 @@ struct BackwardWorkspace {
         W_hh(s.gates * packed_size<E>(s.H, s.P)),
         W_hr(r.W_hr ? packed_size<E>(s.P, s.H) : 0),
         dz(rows * ldz),
+        dz_row(1, s.H, s.slots, parts),
         terms(rows * ld_terms),
         dh(s.B, s.P, 1, parts),
         dx(s.rounds ? s.B : 0, s.X, 1, parts),
@@ -110,7 +112,7 @@ struct BackwardPart : Share {
   E* scratch;  // of gemm_transposed
   E* left;     // a left operand as elements of the products
   T* sums;     // (2, sums_size)  of column_sums
-  Strip<T> dh = {}, dx = {}, dh_carried = {}, dc_carried = {}, dh_of_cell = {};
+  Strip<T> dh = {}, dx = {}, dh_carried = {}, dc_carried = {}, dh_of_cell = {}, dz_row = {};
 };
 
 }  // namespace FUSEDSEQ_ISA

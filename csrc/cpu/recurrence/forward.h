@@ -16,7 +16,8 @@
 // LSTM) follow each other. Rows of saved tensors are padded to PAD elements, rows of workspaces
 // also to avoid cache conflicts (see buffer.h), so that all loops run over whole vectors. What a
 // part alone reads and changes is in a strip of its own, and of what all parts read, each has a
-// copy of its own: see strips.h.
+// copy of its own: see strips.h. Streaming stores write what other parts or only the backward pass
+// read: see streaming.h.
 //
 // What limits it: with 20 rows and more the multiply-add units; with one row reading the weights
 // from the L3 cache, which happens once a step. Without rounds the product x W_ih^T is computed for
@@ -30,6 +31,7 @@
 #include "cpu/recurrence/strips.h"
 #include "cpu/recurrence/zoneout.h"
 #include "cpu/simd/elementary_functions.h"
+#include "cpu/simd/streaming.h"
 #include "math/mogrifier.h"
 
 namespace fusedseq {
@@ -48,6 +50,9 @@ class RecurrentForward {
                     : s.B <= CHUNK / 2  ? CHUNK / s.B
                     : s.B < 2 * CHUNK   ? 2 * CHUNK / s.B
                                         : 1),
+        exchanges(parts > 1 && !by_rows),
+        streams_y(exchanges && !Cell::WHOLE_ROWS && is_streamed(s.P)),
+        streams_saved(r.gates && is_streamed(SLOTS * s.Hp)),
         barrier(parts),
         kept(r, s, Cell::WHOLE_ROWS ? steps_of_z() : 0),
         weights(r, s, parts),
@@ -99,12 +104,19 @@ class RecurrentForward {
       p.h = h_in[(t + 1) % 2].gather(p.state, p.copy);
     }
     store_last_state(p);
+    stream_fence();
   }
 
  private:
   static constexpr int GATES = Cell::GATES, SLOTS = Cell::SLOTS;
   using Weights = ForwardWeights<T, E, Cell>;
   using Weight = typename Weights::Weight;
+
+  // Whether a tensor (T, B, width) is written with streaming stores: if it would fill a core's L2
+  // cache.
+  bool is_streamed(int64_t width) const {
+    return s.steps * s.B * width * int64_t(sizeof(T)) >= int64_t(1) << 20;
+  }
 
   // A cell that needs its whole row reads c before the step again after it has stored the new c.
   static constexpr int C_SLOTS = Cell::WHOLE_ROWS ? 2 : 1;
@@ -128,6 +140,10 @@ class RecurrentForward {
   // so many steps at once: enough rows that W_ih is seldom read, and few enough that the block's
   // gates are still in the L2 cache when their step comes. 0: each step computes its own.
   const int64_t input_block;
+  const bool exchanges;  // whether the parts own columns, and read those of the others
+  // Whether y, and the results of the cells and of the rounds that backward reads, are written with
+  // streaming stores.
+  const bool streams_y, streams_saved;
   Barrier barrier;
   const Kept<T> kept;
   Weights weights;
@@ -152,7 +168,9 @@ class RecurrentForward {
 
   // Waits until all parts have come here, unless no part needs what another one computes.
   void wait(const Part& p) {
-    if (!by_rows) barrier.wait(p.parts());
+    if (by_rows) return;
+    stream_fence();
+    barrier.wait(p.parts());
   }
 
   // Finds the strips of a thread.
@@ -237,14 +255,15 @@ class RecurrentForward {
         Vec<T> g = Vec<T>::load(gate.at(b, j));
         if (bias) g = g + Vec<T>::load(bias + j, s.out(k) - j);
         g = sigmoid(g);
-        if (saved) g.store(saved + b * s.round_width + j);
+        if (saved) store(saved + b * s.round_width + j, g, streams_saved);
         if (on_x) {
           T* x = p.x_mogrified.at(b, j);
           const Vec<T> before = k == 0 ? load_input(r, t, b, j) : Vec<T>::load(x);
-          mogrify(g, before).store(x);
+          store(x, mogrify(g, before), exchanges);
         } else {
           T* h = p.h_mogrified.at(b, j);
-          mogrify(g, Vec<T>::load(k == 1 ? p.h_in[t % 2].at(b, j) : h)).store(h);
+          const Vec<T> before = Vec<T>::load(k == 1 ? p.h_in[t % 2].at(b, j) : h);
+          store(h, mogrify(g, before), exchanges);
         }
       }
     wait(p);
@@ -357,7 +376,7 @@ class RecurrentForward {
         }
         Cell::forward(a, h_new, c_new, VectorsAt<T>{r.vectors, s.H, j});
         for (int slot = 0; saved && slot < SLOTS; ++slot)
-          a[slot].store(saved + slot * s.Hp + j);
+          store(saved + slot * s.Hp + j, a[slot], streams_saved);
       }
 
       // The new state. A row whose sequence has ended retains its state.
@@ -365,13 +384,14 @@ class RecurrentForward {
       if (Cell::HAS_C) {
         const Vec<T> c = alive ? mix(update.c, unit, c_new, c_old) : c_old;
         c.store(c_of(p, t + 1, b, j));
-        if (saved_c) c.store(saved_c + j);
+        if (saved_c) store(saved_c + j, c, streams_saved);
       }
       if (r.W_hr)
-        (alive ? h_new : zero).store(p.h_of_cell.at(b, j));
+        store(p.h_of_cell.at(b, j), alive ? h_new : zero, exchanges);
       else
         store_state(next, j, alive ? mix(update.h, unit, h_new, h_old) : h_old);
     }
+    if (!r.W_hr) stream_y(p, next);
   }
 
   // Where row b's state h after step t is stored.
@@ -379,23 +399,30 @@ class RecurrentForward {
     int64_t b;
     T *y, *carried, *next_in;  // indexed by the unit, which has to be one of the thread's own
     bool alive, next_resets;   // whether the next step starts from zero
+    bool streams_y;            // whether stream_y stores y
   };
   StateRow state_row(const Part& p, int64_t t, int64_t b) const {
-    const bool is_last = t == nth_step(r, s.steps - 1);
+    const bool is_last = t == nth_step(r, s.steps - 1), alive = !has_ended(r.lengths, t, b);
+    const bool next_resets = !is_last && resets(r, step_after(r, t), b);
     return {b,
             r.y + (t * s.B + b) * s.P,
             p.h_carried.at(b, 0),
             p.h_in[(t + 1) % 2].at(b, 0),
-            !has_ended(r.lengths, t, b),
-            !is_last && resets(r, step_after(r, t), b)};
+            alive,
+            next_resets,
+            streams_y && alive && !next_resets};
   }
   // Stores the units from j on of the state, and of the output: zero where the sequence has ended.
   HD void store_state(const StateRow& to, int64_t j, Vec<T> h) const {
     const Vec<T> zero(T(0));
-    (to.alive ? h : zero).store(to.y + j, s.P - j);
+    if (!to.streams_y) (to.alive ? h : zero).store(to.y + j, s.P - j);
     if (to.next_resets) h = zero;
     h.store(to.carried + j);
-    drop_state(h, to.b, j).store(to.next_in + j);
+    store(to.next_in + j, drop_state(h, to.b, j), exchanges);
+  }
+  // Stores the part's columns of a row of y, which are those of the state, unless store_state has.
+  HD void stream_y(const Part& p, const StateRow& to) const {
+    if (to.streams_y) stream_row(to.carried + p.state.begin, to.y + p.state.begin, p.state.size());
   }
 
   // The state after step t from what the cells have computed, with a projection.
@@ -411,6 +438,7 @@ class RecurrentForward {
       const T* h = to.alive ? to.next_in : to.carried;
       for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>)
         store_state(to, j, Vec<T>::load(h + j));
+      stream_y(p, to);
     }
   }
 
