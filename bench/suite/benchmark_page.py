@@ -47,6 +47,11 @@ about 11 minutes on 2 cores. [GPU status](gpu-status.md) has what was measured o
 - **Peak memory** is that of one call: results, saved tensors, gradients and workspace, without the
   inputs. What a recurrence saves for backward is its gates and states.
 - A case with a star was disturbed: other processes used more than 0.1 core while it was measured.
+- A case with ‡ was measured on cores that shared no cache: in most rounds a cache line took more
+  than 100 ns from one to the other, where cores with a common cache take some 35. The host of a
+  virtual machine may place its processors in either way, and change it at any time. A call whose
+  threads exchange much, as those of a recurrence do, is slower then. Cases measured before
+  28 November 2026 do not say which of the two it was.
 """
 AMD = """
 !!! note "MKL on AMD processors"
@@ -277,9 +282,10 @@ def over_fp32(machine):
         target = TARGETS_OVER_FP32.get(entry["op"])
         runs = "" if result["date"] == exact[0]["date"] else ", two runs"
         met = "" if target is None else f"≥ {target:g}×: {report.MARK[theirs / ours >= target]}"
-        disturbed = " *" * (metrics.disturbed(entry) or metrics.disturbed(exact[1]))
+        marks = " *" * (metrics.disturbed(entry) or metrics.disturbed(exact[1]))
+        marks += " ‡" * (metrics.far_apart(entry) or metrics.far_apart(exact[1]))
         times = [report.three_digits(t * 1e3) for t in (ours, theirs)]
-        lines.append([name + disturbed, *times, f"{theirs / ours:.2f}×{runs}", met])
+        lines.append([name + marks, *times, f"{theirs / ours:.2f}×{runs}", met])
     return [OVER_FP32, report.markdown_table(lines)] if len(lines) > 1 else []
 
 

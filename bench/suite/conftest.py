@@ -11,6 +11,7 @@ import torch
 
 from bench.suite import machine, mkl, report, roofline
 from bench.suite.case_list import CASES
+from bench.suite.line_exchange import LineExchange
 from bench.suite.second_process import SecondProcess
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,7 @@ class Session:
         self.started = time.perf_counter()
         self.gemm, self.lifted_gemm = {}, {}
         self.facts = machine.facts(self.device)
+        self.line_exchange = LineExchange()
         self.second = self.start_second_process() if self.mkl == mkl.BOTH else None
         if self.mkl == mkl.BOTH:
             self.mkl = mkl.MODES[0]

@@ -56,7 +56,7 @@ def test_case(case, benchmark, session):
         limit = {"name": f"torch {case.roofline}", "bytes": moved}
     session.measure_gemm_rates(case.dtype)
 
-    times, busy = time_rounds(calls, benchmark, session)
+    times, busy, exchanges = time_rounds(calls, benchmark, session)
     if limit:
         limit["rounds"] = times.pop("roof")
         del calls["roof"]
@@ -77,6 +77,7 @@ def test_case(case, benchmark, session):
         "bytes": case.traffic * case.dtype.itemsize,
         "roof": limit,
         "others busy": busy,
+        "line exchange": exchanges,
         "left out": left_out,
         "bars": [[target.against, target.value] for target in case.targets]
         if session.device == "cpu"
@@ -110,21 +111,27 @@ def run_under_codspeed(case, args, kwargs, benchmark, session):
 def time_rounds(calls, benchmark, session):
     """Times all calls in interleaved rounds.
 
-    Returns {provider: [seconds]}, `fused` first, and the number of cores that other processes used.
+    Returns {provider: [seconds]}, `fused` first, the number of cores that other processes used,
+    and the nanoseconds of a cache line from core to core before each round.
     """
     fused = calls["fused"]
     # The order rotates by one after each round, so that no call always has the same predecessor.
     remote = [name for name, call in calls.items() if isinstance(call, second_process.Call)]
     order = deque(name for name in calls if name != "fused" and name not in remote)
     times = {name: [] for name in (*order, *remote)}
+    exchanges, in_parallel = [], torch.zeros(1 << 18)  # enough elements for all threads
 
     def time_others():
-        # The second process has its turn at the start of a round. An untimed call then wakes the
-        # threads of this process: the first call after a pause takes up to some milliseconds more.
+        # The exchange and the second process have their turn at the start of a round. An untimed
+        # call then wakes the threads of this process: the first call after a pause takes up to some
+        # milliseconds more.
+        exchanges.append(session.line_exchange.nanoseconds())
         for name in remote:
             times[name].append(calls[name].seconds())
         if remote:
             fused()
+        else:
+            in_parallel.add_(1)
         for name in order:
             times[name].append(roofline.seconds(calls[name], session.device))
         order.rotate()
@@ -139,7 +146,8 @@ def time_rounds(calls, benchmark, session):
         roofline.synchronize(session.device)
 
     benchmark.pedantic(timed, setup=time_others, rounds=min(MAX_ROUNDS, max(MIN_ROUNDS, rounds)))
-    return {"fused": list(benchmark.stats.stats.data), **times}, neighbours.busy()
+    known = [round(time, 1) for time in exchanges[1:] if time is not None]
+    return {"fused": list(benchmark.stats.stats.data), **times}, neighbours.busy(), known
 
 
 def check(case, args, kwargs):

@@ -4,6 +4,8 @@
 the times and the targets (under the key "bars") of one benchmark case.
 """
 
+import statistics
+
 BASELINES = (
     "eager",
     "torch",
@@ -11,6 +13,7 @@ BASELINES = (
 MEMORY = "memory of "  # prefix of a target on the peak memory of a provider
 UNTHROTTLED = ", MKL unthrottled"  # suffix of a baseline that the second process has timed
 BUSY = 0.1  # cores: if other processes use more, an entry counts as disturbed
+FAR = 100  # nanoseconds: if a cache line takes longer from core to core, they share no cache
 
 
 def gain(entry, against):
@@ -94,6 +97,17 @@ def verdicts(result, entry):
 def disturbed(entry):
     """Returns whether other processes were busy while the entry was measured."""
     return (entry["others busy"] or 0.0) > BUSY
+
+
+def far_apart(entry):
+    """Returns whether the cores shared no cache in most rounds; older entries do not say so."""
+    exchanges = entry.get("line exchange")
+    return bool(exchanges) and statistics.median(exchanges) > FAR
+
+
+def marked(entry):
+    """Returns the marks behind a case's name: disturbed by other processes, cores far apart."""
+    return " *" * disturbed(entry) + " ‡" * far_apart(entry)
 
 
 def slower(old, new, threshold):

@@ -83,7 +83,7 @@ def cells(result, entry, lifted=None):
     fractions = metrics.fractions_of_roofline(result, entry)
     verdicts = metrics.verdicts(result, entry)
     return [
-        entry["name"].removesuffix("-forward") + " *" * metrics.disturbed(entry),
+        entry["name"].removesuffix("-forward") + metrics.marked(entry),
         entry["mode"],
         *map(milliseconds, COLUMNS),
         unthrottled_gain(lifted or metrics.unthrottled(entry)),
@@ -119,6 +119,11 @@ def notes(result):
         lines.append(
             f"*: other processes used more than {metrics.BUSY} core while this case was measured; "
             "do not quote its times"
+        )
+    if any(map(metrics.far_apart, result["rows"])):
+        lines.append(
+            "‡: the first and the last core shared no cache in most rounds of this case: a cache "
+            f"line took more than {metrics.FAR} ns from one to the other"
         )
     if not result["full"]:
         lines.append(
