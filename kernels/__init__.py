@@ -11,7 +11,6 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
 
 # operator: the module that launches it
 MODULES = {
@@ -45,35 +44,7 @@ def register(key: str) -> None:
     library = torch.library.Library("fusedseq", "IMPL")
     for op in MODULES:
         library.impl(op, _launcher(op), key)
-    if key == "CPU":  # where attention without options is an operator of its own
-        library.impl("attention_plain", _attention_plain, key)
-        library.impl("attention_plain_backward", _attention_plain_backward, key)
-        library.impl("attention_plain_inference", lambda *given: _attention_plain(*given)[0], key)
     _registered.append(library)
-
-
-# The options of a call of attention that has none, as its operators take them: those between v and
-# the seed, without key_rows, and those behind the scale.
-_BEFORE_SEED = (None, None, None, None, None, None, True)
-_BEHIND_SCALE = (False, 0, 0.0, None, 0.0, -1, -1, None, None, 0, 0)
-
-
-def _attention_plain(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    key_rows = seed = None
-    options = *_BEFORE_SEED, key_rows, seed, scale, *_BEHIND_SCALE
-    out, lse = torch.ops.fusedseq.attention(q, k, v, *options)
-    return out, lse
-
-
-def _attention_plain_backward(
-    dout: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, needs: int
-) -> tuple[Tensor, ...]:
-    """Computes the output again: attention_backward reads it, attention_plain_backward does not."""
-    out, _ = _attention_plain(q, k, v, scale)
-    seed = None
-    options = *_BEFORE_SEED, seed, scale, *_BEHIND_SCALE
-    dq, dk, dv, *_ = torch.ops.fusedseq.attention_backward(dout, out, lse, q, k, v, *options, needs)
-    return dq, dk, dv
 
 
 def module(op: str) -> Any:

@@ -20,7 +20,7 @@ import torch
 from fusedseq import fused, kernels, reference
 from fusedseq.fused import check
 
-from tests.support import interpreter, sampling, slow
+from tests.support import interpreter, sampling, slow, triton_on_cpu
 from tests.support.placement import exact
 
 HALVES = ["bfloat16", "float16"]
@@ -60,7 +60,7 @@ def pytest_configure(config):
         return
     interpreter.enable()
     with warnings.catch_warnings(action="ignore"):  # torch warns that C++ kernels are replaced
-        kernels.register("CPU")
+        triton_on_cpu.register()
     check.DTYPES["cpu"] = check.TRITON["cpu"] = tuple(
         getattr(torch, name) for name in DTYPES["triton"]
     )

@@ -4,14 +4,15 @@ Threads that share a call exchange cache lines. Where two CPUs share a cache, a 
 nanoseconds, between the groups of cores of a large processor ("CCX") or between sockets several
 times as long. A virtual machine does not say which of the two it has, and its host may move a
 virtual CPU at any time, so that the same call has one speed now and another one later. So the suite
-measures it before every round, and the tables mark the cases that were measured without a common
-cache.
+measures it between the rounds of a case, and the tables mark the cases that were measured without a
+common cache.
 """
 
 import ctypes
 import os
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -30,8 +31,30 @@ class LineExchange:
         """Returns the time of one line in nanoseconds; None if it cannot be measured here."""
         if self.function is None:
             return None
-        time = self.function(*self.cpus, BATCHES)
-        return time if time > 0 else None
+        found = self.function(*self.cpus, BATCHES)
+        return found if found > 0 else None
+
+    def every(self, seconds):
+        """Returns Samples that are at least so many seconds apart."""
+        return Samples(self, seconds)
+
+
+class Samples:
+    """What a LineExchange has measured during one case: `times`, in nanoseconds."""
+
+    def __init__(self, exchange, seconds):
+        self.exchange, self.seconds = exchange, seconds
+        self.times, self._next = [], 0.0
+
+    def measure(self):
+        """Measures, unless the last time was a moment ago; returns whether it did."""
+        if self.exchange.function is None or time.perf_counter() < self._next:
+            return False
+        found = self.exchange.nanoseconds()
+        if found is not None:
+            self.times.append(round(found, 1))
+        self._next = time.perf_counter() + self.seconds
+        return True
 
 
 def compiled():

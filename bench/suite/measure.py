@@ -112,26 +112,24 @@ def time_rounds(calls, benchmark, session):
     """Times all calls in interleaved rounds.
 
     Returns {provider: [seconds]}, `fused` first, the number of cores that other processes used,
-    and the nanoseconds of a cache line from core to core before each round.
+    and the nanoseconds of a cache line from core to core, now and then between rounds.
     """
     fused = calls["fused"]
     # The order rotates by one after each round, so that no call always has the same predecessor.
     remote = [name for name, call in calls.items() if isinstance(call, second_process.Call)]
     order = deque(name for name in calls if name != "fused" and name not in remote)
     times = {name: [] for name in (*order, *remote)}
-    exchanges, in_parallel = [], torch.zeros(1 << 18)  # enough elements for all threads
+    exchanges = session.line_exchange.every(0.3)
 
     def time_others():
-        # The exchange and the second process have their turn at the start of a round. An untimed
-        # call then wakes the threads of this process: the first call after a pause takes up to some
-        # milliseconds more.
-        exchanges.append(session.line_exchange.nanoseconds())
+        # The second process has its turn at the start of a round, and now and then the exchange. An
+        # untimed call then wakes the threads of this process: the first call after a pause takes up
+        # to some milliseconds more.
+        paused = exchanges.measure()
         for name in remote:
             times[name].append(calls[name].seconds())
-        if remote:
+        if remote or paused:
             fused()
-        else:
-            in_parallel.add_(1)
         for name in order:
             times[name].append(roofline.seconds(calls[name], session.device))
         order.rotate()
@@ -146,8 +144,8 @@ def time_rounds(calls, benchmark, session):
         roofline.synchronize(session.device)
 
     benchmark.pedantic(timed, setup=time_others, rounds=min(MAX_ROUNDS, max(MIN_ROUNDS, rounds)))
-    known = [round(time, 1) for time in exchanges[1:] if time is not None]
-    return {"fused": list(benchmark.stats.stats.data), **times}, neighbours.busy(), known
+    fused_times = list(benchmark.stats.stats.data)
+    return {"fused": fused_times, **times}, neighbours.busy(), exchanges.times
 
 
 def check(case, args, kwargs):

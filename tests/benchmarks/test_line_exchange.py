@@ -21,6 +21,13 @@ def test_a_line_takes_time_but_no_microseconds_at_best(exchange):
     assert min(times) < 10_000
 
 
+def test_samples_are_apart(exchange):
+    rare, always = exchange.every(3600), exchange.every(0)
+    assert [rare.measure() for _ in range(3)] == [True, False, False]
+    assert [always.measure() for _ in range(3)] == [True] * 3
+    assert (len(rare.times), len(always.times)) == (1, 3)
+
+
 def test_a_cpu_that_is_not_allowed_gives_no_time(exchange):
     exchange.cpus = [exchange.cpus[0], 1023]
     assert exchange.nanoseconds() is None
@@ -28,7 +35,9 @@ def test_a_cpu_that_is_not_allowed_gives_no_time(exchange):
 
 def test_without_a_compiler_there_is_no_time(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert LineExchange().nanoseconds() is None
+    exchange = LineExchange()
+    assert exchange.nanoseconds() is None
+    assert not exchange.every(0).measure()
 
 
 @pytest.mark.parametrize(
