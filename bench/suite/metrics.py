@@ -105,9 +105,13 @@ def far_apart(entry):
     return bool(exchanges) and statistics.median(exchanges) > FAR
 
 
-def marked(entry):
-    """Returns the marks behind a case's name: disturbed by other processes, cores far apart."""
-    return " *" * disturbed(entry) + " ‡" * far_apart(entry)
+def marked(entry, lifted=None):
+    """Returns the marks behind a case's name: disturbed by other processes, cores far apart.
+
+    lifted: the entry of the same case with MKL unthrottled, if it is in the same line
+    """
+    far = far_apart(entry) or (lifted is not None and far_apart(lifted))
+    return " *" * disturbed(entry) + " ‡" * far
 
 
 def slower(old, new, threshold):

@@ -83,7 +83,7 @@ def cells(result, entry, lifted=None):
     fractions = metrics.fractions_of_roofline(result, entry)
     verdicts = metrics.verdicts(result, entry)
     return [
-        entry["name"].removesuffix("-forward") + metrics.marked(entry),
+        entry["name"].removesuffix("-forward") + metrics.marked(entry, lifted),
         entry["mode"],
         *map(milliseconds, COLUMNS),
         unthrottled_gain(lifted or metrics.unthrottled(entry)),

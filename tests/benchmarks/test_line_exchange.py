@@ -51,3 +51,9 @@ def test_the_mark_follows_most_rounds(times, marks):
 
 def test_a_case_can_have_both_marks():
     assert metrics.marked({"others busy": 0.5, "line exchange": [200.0]}) == " * ‡"
+
+
+def test_the_mark_is_that_of_both_runs_of_a_line():
+    near, far = ({"others busy": 0.0, "line exchange": [time]} for time in (30.0, 200.0))
+    assert metrics.marked(near, far) == metrics.marked(far, near) == " ‡"
+    assert metrics.marked(near, near) == ""
