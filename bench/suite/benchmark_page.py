@@ -47,12 +47,11 @@ about 11 minutes on 2 cores. [GPU status](gpu-status.md) has what was measured o
 - **Peak memory** is that of one call: results, saved tensors, gradients and workspace, without the
   inputs. What a recurrence saves for backward is its gates and states.
 - A case with a star was disturbed: other processes used more than 0.1 core while it was measured.
-- A case with ‡ was measured on cores that shared no cache, with MKL as installed or unthrottled: most
-  of the time a cache line took more than 100 ns from one to the other, where cores with a common
-  cache take some 35. The host of a
-  virtual machine may place its processors in either way, and change it at any time. A call whose
-  threads exchange much, as those of a recurrence do, is slower then. Cases measured before
-  28 November 2026 do not say which of the two it was.
+- A case with ‡ was measured on cores that shared no cache, with MKL as installed or unthrottled:
+  most of the time a cache line took more than 100 ns from one to the other, where cores with a
+  common cache take some 35. The host of a virtual machine may place its processors in either way,
+  and change it at any time. A call whose threads exchange much, as those of a recurrence do, is
+  slower then. Cases measured before 28 November 2026, 10:00, do not say which of the two it was.
 """
 AMD = """
 !!! note "MKL on AMD processors"
