@@ -11,6 +11,7 @@ from fusedseq import fused
 from fusedseq.testing import (
     attention_case,
     bias_activation_dropout_case,
+    check,
     hidden_state_case,
     linear_case,
     linear_cross_entropy_case,
@@ -28,10 +29,10 @@ pytestmark = pytest.mark.cpu
 WIDTHS = (1, 3, 8, 16, 17, 24, 31, 40, 49, 63, 65, 72, 88, 97, 130, 152, 200, 264, 333, 513, 650)
 
 
-def assert_independent_of_threads(case, threads, dtype=torch.float32):
-    """Compares results and gradients of 2 to 5 threads with those of one."""
+def assert_independent_of_threads(case, threads, dtype=torch.float32, most=5):
+    """Compares results and gradients of 2 to `most` threads with those of one."""
     found = []
-    for count in range(1, 6):
+    for count in range(1, most + 1):
         threads(count)
         results, gradients = run(getattr(fused, case.op), *case.inputs(dtype=dtype))
         found.append((*results, *gradients))
@@ -91,6 +92,32 @@ def test_recurrences_of_many_rows(B, threads):
     ):
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             assert_independent_of_threads(case, threads, dtype)
+
+
+# Sequences that end early, an empty one, and steps at which a row starts again.
+ORDER = {"lengths": [50, 1, 30, 0, 49], "starts": [(0, 1), (3, 0), (29, 2), (49, 4)]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        lstm_case(50, 5, 7, 1050, **ORDER),
+        lstm_case(50, 5, 7, 1050, zoneout_h=0.3, zoneout_c=0.2, seed=3, reverse=True),
+        mogrifier_lstm_case(50, 5, 30, 1050, 3, **ORDER, state_dropout=0.4, seed=3),
+        mogrifier_lstm_case(50, 5, 30, 1050, 2, rank=9),
+        projected_lstm_case(50, 5, 7, 1060, P=1050, **ORDER),
+        hidden_state_case("gru", 50, 5, 7, 1050, **ORDER),
+        lstm_with_vectors_case("layer_norm_lstm", 50, 5, 7, 1050, **ORDER),
+    ],
+    ids=str,
+)
+def test_recurrences_larger_than_a_cache(case, threads):
+    """What is saved, and y, are large enough for streaming stores, and y's rows are not aligned."""
+    assert_independent_of_threads(case, threads, most=3)
+    threads(2)
+    args, kwargs = case.inputs()
+    check(case.op, args, kwargs)
 
 
 @PRODUCTS
