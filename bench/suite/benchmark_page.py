@@ -282,8 +282,7 @@ def over_fp32(machine):
         target = TARGETS_OVER_FP32.get(entry["op"])
         runs = "" if result["date"] == exact[0]["date"] else ", two runs"
         met = "" if target is None else f"≥ {target:g}×: {report.MARK[theirs / ours >= target]}"
-        marks = " *" * (metrics.disturbed(entry) or metrics.disturbed(exact[1]))
-        marks += " ‡" * (metrics.far_apart(entry) or metrics.far_apart(exact[1]))
+        marks = metrics.marked(entry, exact[1])
         times = [report.three_digits(t * 1e3) for t in (ours, theirs)]
         lines.append([name + marks, *times, f"{theirs / ours:.2f}×{runs}", met])
     return [OVER_FP32, report.markdown_table(lines)] if len(lines) > 1 else []

@@ -100,18 +100,16 @@ def disturbed(entry):
 
 
 def far_apart(entry):
-    """Returns whether the cores shared no cache in most rounds; older entries do not say so."""
+    """Returns whether the cores shared no cache most of the time; older entries do not say."""
     exchanges = entry.get("line exchange")
     return bool(exchanges) and statistics.median(exchanges) > FAR
 
 
-def marked(entry, lifted=None):
-    """Returns the marks behind a case's name: disturbed by other processes, cores far apart.
-
-    lifted: the entry of the same case with MKL unthrottled, if it is in the same line
-    """
-    far = far_apart(entry) or (lifted is not None and far_apart(lifted))
-    return " *" * disturbed(entry) + " ‡" * far
+def marked(*entries):
+    """Returns the marks behind the name of a line with these entries, of which some may be None:
+    a star if other processes disturbed one, and ‡ if one was measured on cores far apart."""
+    known = [entry for entry in entries if entry is not None]
+    return " *" * any(map(disturbed, known)) + " ‡" * any(map(far_apart, known))
 
 
 def slower(old, new, threshold):

@@ -122,7 +122,7 @@ def notes(result):
         )
     if any(map(metrics.far_apart, result["rows"])):
         lines.append(
-            "‡: the first and the last core shared no cache in most rounds of this case: a cache "
+            "‡: the first and the last core shared no cache most of the time of this case: a cache "
             f"line took more than {metrics.FAR} ns from one to the other"
         )
     if not result["full"]:
