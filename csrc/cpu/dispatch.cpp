@@ -26,10 +26,12 @@ extern const cpu::Kernels kernels;
 }
 namespace avx512_bf16 {
 extern const cpu::Bf16Kernels kernels;
-}
+extern const cpu::Int8Rows int8_rows;
+}  // namespace avx512_bf16
 namespace avx512_amx {
 extern const cpu::Bf16Kernels kernels;
-}
+extern const cpu::Int8Rows int8_rows;
+}  // namespace avx512_amx
 #endif
 #ifdef FUSEDSEQ_AARCH64
 namespace baseline_bf16 {
@@ -45,10 +47,12 @@ struct Candidate {
   bool supported;  // by this processor
 };
 
-// The kernels of an instruction set with those for bfloat16 pairs added, under a new name.
-[[maybe_unused]] Kernels with_bf16(Kernels set, const char* isa, const Bf16Kernels& bf16) {
+// The kernels of an instruction set with those of kernels_bf16.cpp added, under a new name.
+[[maybe_unused]] Kernels with_bf16(Kernels set, const char* isa, const Bf16Kernels& bf16,
+                                   const Int8Rows* int8_rows = nullptr) {
   set.isa = isa;
   set.bf16 = bf16;
+  if (int8_rows) set.int8_rows = *int8_rows;
   return set;
 }
 
@@ -73,9 +77,13 @@ const Candidate* candidates(int& count) {
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("fma");
-  static const Kernels with_pairs = with_bf16(avx512::kernels, "avx512_bf16", avx512_bf16::kernels);
-  static const Kernels with_tiles = with_bf16(avx512::kernels, "avx512_amx", avx512_amx::kernels);
-  const bool has_pairs = has_avx512 && __builtin_cpu_supports("avx512bf16");
+  static const Kernels with_pairs =
+      with_bf16(avx512::kernels, "avx512_bf16", avx512_bf16::kernels, &avx512_bf16::int8_rows);
+  static const Kernels with_tiles =
+      with_bf16(avx512::kernels, "avx512_amx", avx512_amx::kernels, &avx512_amx::int8_rows);
+  // Every processor with the dot product of bfloat16 pairs has that of bytes.
+  const bool has_pairs =
+      has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
   static const Candidate all[] = {
       {&with_tiles, has_pairs && has_amx()},
       {&with_pairs, has_pairs},

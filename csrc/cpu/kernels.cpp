@@ -44,6 +44,7 @@ const cpu::Kernels kernels = {
     linear_backward<float, float>,
     linear_backward<double, double>,
     linear_int8,
+    {product_of_int8_rows, MAX_DOT_ROWS},
     attention<true>,
     attention<false>,
     attention_plan,

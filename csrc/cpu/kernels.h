@@ -78,6 +78,27 @@ inline int64_t padded(int64_t n) {
 // of a weight of 8 bits is scale[n] times whole numbers; there is no backward for it.
 enum class WeightType { full, bf16, int8 };
 
+// C (M, N) (+)= A (M, K) W^T + bias, where row n of W is scale[n] times the numbers of 8 bits W[n].
+struct Int8Product {
+  int64_t M, K, N;
+  const float* A;  // (M, lda)
+  int64_t lda;
+  const int8_t* W;     // (N, K)
+  const float* scale;  // (N,)
+  const float* bias;   // (N,) or null
+  float* C;            // (M, ldc)
+  int64_t ldc;
+  // Without accumulation: whether the vector that an end of a row is in is written whole, with
+  // zeros.
+  bool whole_vectors;
+  bool accumulate;
+};
+// What computes such a product without converting W first: for up to so many rows of A.
+struct Int8Rows {
+  void (*multiply)(const Int8Product&);
+  int64_t most;
+};
+
 // A recurrence over `steps` time steps (T in the shapes); with rounds > 0, which only the cell
 // `lstm` can have, a Mogrifier LSTM. G, Z, N, V and S stand for gates_of(cell), slots_of(cell),
 // biases_of(cell), vectors_of(cell) and statistics_of(cell), Hp, Xp and rp for padded(H), padded(X)
@@ -118,14 +139,15 @@ struct Recurrence {
   const float *W_ih_scale, *W_hh_scale;
   const float* const* A_scale;  // `rounds` pointers, as A and F are
   const float* const* F_scale;
-  T* y;            // (T, B, P)
-  T* h;            // (B, P)  the last hidden state
-  T* c;            // (B, H)  the last cell state
-  T* gates;        // (T, B, Z, Hp)  activated gates, saved
-  T* cells;        // (T, B, Hp)  the cell state after each step, saved
-  T* statistics;   // (T, B, S)  of layer normalization, saved
-  T* round_gates;  // (T, B, sum of padded widths)  the rounds' sigmoids, saved
-  T* factors;      // (rounds, T, B, rp)  operand times F^T, saved
+  Int8Rows int8_rows;  // multiplies by them
+  T* y;                // (T, B, P)
+  T* h;                // (B, P)  the last hidden state
+  T* c;                // (B, H)  the last cell state
+  T* gates;            // (T, B, Z, Hp)  activated gates, saved
+  T* cells;            // (T, B, Hp)  the cell state after each step, saved
+  T* statistics;       // (T, B, S)  of layer normalization, saved
+  T* round_gates;      // (T, B, sum of padded widths)  the rounds' sigmoids, saved
+  T* factors;          // (rounds, T, B, rp)  operand times F^T, saved
 };
 
 template <class T>
@@ -171,6 +193,7 @@ struct LinearInt8 {
   const float* scale;  // (N,)
   const float* b;      // (N,) or null
   float* y;            // (M, N)
+  Int8Rows rows;
 };
 
 // The kernel that runs an attention call. pyext/fusedseq/fused/explain.py lists them in this order.
@@ -374,6 +397,7 @@ struct Kernels {
   void (*linear_backward_f32)(const Linear<float>&, Parallel, int threads);
   void (*linear_backward_f64)(const Linear<double>&, Parallel, int threads);
   void (*linear_int8)(const LinearInt8&, Parallel, int threads);
+  Int8Rows int8_rows;
   void (*attention)(const Attention&, Parallel, int threads);
   void (*attention_backward)(const Attention&, Parallel, int threads);
   AttentionPlan (*attention_plan)(const Attention&);

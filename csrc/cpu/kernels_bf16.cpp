@@ -1,7 +1,9 @@
-// The kernels whose products multiply pairs of bfloat16 numbers. This file is compiled for each
-// instruction set that has such an instruction, under a name of its own; dispatch.cpp adds the
-// functions to the table of the wider set that they belong to.
+// The kernels whose products multiply pairs of bfloat16 numbers, and on x86 the product with
+// weights of 8 bits by dot products of bytes. This file is compiled for each instruction set that
+// has such an instruction, under a name of its own; dispatch.cpp adds the functions to the table of
+// the wider set that they belong to.
 #include "cpu/attention/attention.h"
+#include "cpu/gemm/int8_digits.h"
 #include "cpu/gemm/linear.h"
 #include "cpu/gemm/rate.h"
 #include "cpu/kernels.h"
@@ -27,6 +29,11 @@ const cpu::Bf16Kernels kernels = {
     attention_in_pairs<false>,
     gemm_rate<bf16_pair>,
 };
+
+#ifdef __AVX512VNNI__
+extern const cpu::Int8Rows int8_rows;
+const cpu::Int8Rows int8_rows = {product_of_digits, MAX_DIGIT_ROWS};
+#endif
 
 }  // namespace FUSEDSEQ_ISA
 }  // namespace fusedseq

@@ -50,7 +50,8 @@ Int8Output linear_int8(const Int8Inputs& i) {
     const int parts = useful < threads() ? int(useful) : threads();
     cpu::kernels().linear_int8(
         {M, K, N, numbers(x), static_cast<const int8_t*>(W.const_data_ptr()), numbers(scale),
-         i.b ? numbers(b) : nullptr, static_cast<float*>(y.mutable_data_ptr())},
+         i.b ? numbers(b) : nullptr, static_cast<float*>(y.mutable_data_ptr()),
+         cpu::kernels().int8_rows},
         parallel, parts);
   }
   return {as_type(y, i.x.scalar_type())};

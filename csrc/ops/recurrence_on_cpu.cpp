@@ -84,6 +84,7 @@ struct KernelArguments {
       second_scales.resize(r.rounds);
       r.A_scale = first_scales.data();
       r.F_scale = second_scales.data();
+      r.int8_rows = cpu::kernels().int8_rows;
     }
     r.b = i.b ? in(*i.b) : nullptr;
     r.vectors = i.vectors ? in(*i.vectors) : nullptr;

@@ -159,6 +159,11 @@ def isa(question: str) -> str:
     return str(function().decode())
 
 
+def multiplies_bytes() -> bool:
+    """Whether the CPU kernels multiply few rows by weights in 8 bits with dot products of bytes."""
+    return isa("used") in ("avx512_bf16", "avx512_amx")
+
+
 def multiplies_bf16() -> bool:
     """Returns whether the CPU kernels in use have products of bfloat16 numbers."""
     return isa("used").endswith(("_bf16", "_amx"))

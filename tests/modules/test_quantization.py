@@ -9,7 +9,7 @@ import io
 import fusedseq
 import pytest
 import torch
-from fusedseq import fused, nn, reference
+from fusedseq import _load, fused, nn, reference
 from fusedseq.fused import explain, int8_weight
 from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
 from fusedseq.quantization import Int8Weight, quantize_
@@ -18,8 +18,8 @@ from fusedseq.testing.budget import assert_within_budget
 from tests.support.rounded_weights import weight, with_rounded_weights
 
 pytestmark = pytest.mark.cpu
-ROWS = (1, 2, 3, 8, 9, 150)  # of both kernels: dot products up to 8, panels above
-DEPTHS = (1, 15, 16, 65, 650)
+ROWS = (1, 2, 3, 8, 9, 48, 150)  # of both kernels: dot products up to 8 or 48, panels above
+DEPTHS = (1, 15, 16, 64, 65, 650)
 WIDTHS = (1, 7, 8, 9, 65)
 
 
@@ -91,6 +91,52 @@ def test_the_value_of_a_row_does_not_depend_on_the_threads():
         torch.set_num_threads(threads)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("scale", [2.0**-120, 2.0**-100, 1.0, 2.0**100], ids=str)
+def test_rows_of_every_magnitude_are_as_exact_as_in_fp32(scale):
+    """Rows whose largest numbers differ by many powers of two, each with numbers up to 2^22 times
+    as small as its largest."""
+    rows, K = 7, 650
+    x = torch.randn(rows, K) * torch.exp2(torch.randint(-22, 1, (rows, K)).float())
+    x *= torch.exp2(torch.arange(rows) * 4.0 - 12)[:, None] * scale
+    x[1] = 0
+    W = Int8Weight.from_float(weight(33, K))
+    exact = x.double() @ (W.int8.double() * W.scale.double()[:, None]).T
+    error = (fused.linear(x, W).double() - exact).abs()
+    magnitude = x.double().abs() @ (W.int8.double().abs() * W.scale.double()[:, None]).T
+    weights = W.dequantize().double().abs().sum(1)
+    largest = x.double().abs().amax(1, keepdim=True) * weights
+    subnormal = 2.0**-126 * (1 + weights)
+    assert (error <= 2**-23 * (largest / K**0.5 + 8 * magnitude) + subnormal).all()
+
+
+def test_a_product_of_whole_numbers_is_exact():
+    x = torch.randint(-2000, 2001, (5, 129)).float()
+    x[:, :3] = torch.tensor([-(2.0**13), 2.0**13 - 1, 0.0])
+    W = Int8Weight(torch.randint(-127, 128, (19, 129), dtype=torch.int8), torch.ones(19), x.dtype)
+    assert torch.equal(fused.linear(x, W), (x.long() @ W.int8.long().T).float())
+
+
+@pytest.mark.parametrize("K", [1, 64, 650])
+def test_infinite_numbers_and_nan_stay_in_their_rows(K):
+    x = torch.randn(6, K)
+    x[1, K // 2], x[2, 0], x[4, K - 1] = float("nan"), float("inf"), -3e38
+    W = Int8Weight(torch.randint(1, 128, (19, K), dtype=torch.int8), torch.ones(19), x.dtype)
+    found, wanted = fused.linear(x, W), torch.nn.functional.linear(x, W.dequantize())
+    assert found[1].isnan().all()
+    assert torch.equal(found[2], wanted[2])
+    assert torch.equal(found[4].isinf(), wanted[4].isinf())
+    for i in (0, 3, 5):
+        assert torch.equal(found[i : i + 1], fused.linear(x[i : i + 1], W))
+
+
+def test_an_element_does_not_depend_on_the_other_rows_and_columns():
+    x, W = torch.randn(8, 200), Int8Weight.from_float(weight(40, 200))
+    found = fused.linear(x, W)
+    for rows, columns in ((slice(3, 4), slice(5, 6)), (slice(1, 3), slice(0, 17))):
+        part = Int8Weight(W.int8[columns], W.scale[columns], W.dtype)
+        assert torch.equal(fused.linear(x[rows], part), found[rows, columns])
 
 
 @pytest.mark.parametrize(
@@ -289,7 +335,9 @@ def test_an_exported_program_keeps_the_product():
 
 def test_explain_says_what_multiplies():
     x, W = torch.randn(1, 6), Int8Weight.from_float(weight(5, 6))
-    assert "csrc/cpu/gemm/linear_int8.h" in explain(fused.linear, x, W)
+    found = explain(fused.linear, x, W)
+    assert "csrc/cpu/gemm/linear_int8.h" in found
+    assert ("three digits" in found) == _load.multiplies_bytes()
     assert "csrc/cpu/gemm/linear.h" in explain(fused.linear, x.double(), W)
     assert "csrc/cpu/gemm/linear.h" in explain(fused.linear, x, W.dequantize())
     W_ih, W_hh = (Int8Weight.from_float(weight(16, n)) for n in (3, 4))

@@ -7,15 +7,10 @@
 #pragma once
 #include "cpu/gemm/dot_products.h"
 #include "cpu/gemm/pack.h"
+#include "cpu/kernels.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
-
-// Rows of a weight, one behind the other, and the scale of each of them.
-struct Int8Rows {
-  const int8_t* numbers;
-  const float* scale;
-};
 
 // Vectors of whole numbers that one step of a dot product reads of each row: a cache line, or less
 // where vectors are short.
@@ -73,52 +68,56 @@ HD void dot_tile(int64_t K, const float* A, int64_t lda, const int8_t* const* B,
       sums[m * N + n] = c[m][n];
 }
 
-// C (M, N) (+)= A (M, K) W (N, K)^T + bias (N,), which may be null. The value of an element does
-// not depend on M, N or its position.
-HD void product_of_int8_rows(int64_t M, int64_t K, int64_t N, Matrix<const float> A, Int8Rows W,
-                             const float* bias, Output<float> C) {
+// Computes a product from its tiles, of DOT_ROWS rows of A or one, and DOT_COLUMNS rows of W.
+// tile: (first row of A, whether there are two, the rows of W, sums), see dot_tile
+template <class F>
+HD void each_dot_tile(const cpu::Int8Product& p, F tile) {
   constexpr int COLUMNS = DOT_COLUMNS<float>;
-  for (int64_t n0 = 0; n0 < N; n0 += COLUMNS) {
+  for (int64_t n0 = 0; n0 < p.N; n0 += COLUMNS) {
     // If fewer rows of W are left than a tile has, the first one takes the empty places.
-    const int64_t columns = N - n0 < COLUMNS ? N - n0 : COLUMNS;
+    const int64_t columns = p.N - n0 < COLUMNS ? p.N - n0 : COLUMNS;
     const int8_t* rows[COLUMNS];
     for (int64_t n = 0; n < COLUMNS; ++n)
-      rows[n] = W.numbers + (n0 + (n < columns ? n : 0)) * K;
-    for (int64_t m0 = 0; m0 < M; m0 += DOT_ROWS) {
-      // Two rows of A, or the last one alone.
-      const bool two = m0 + DOT_ROWS <= M;
+      rows[n] = p.W + (n0 + (n < columns ? n : 0)) * p.K;
+    for (int64_t m0 = 0; m0 < p.M; m0 += DOT_ROWS) {
+      const bool two = m0 + DOT_ROWS <= p.M;
       Vec<float> sums[LANES<float>];
-      if (two) {
-        dot_tile<DOT_ROWS>(K, A.p + m0 * A.ld, A.ld, rows, sums);
-      } else {
-        dot_tile<1>(K, A.p + m0 * A.ld, A.ld, rows, sums);
-        for (int i = COLUMNS; i < LANES<float>; ++i)
-          sums[i] = Vec<float>(0.f);
-      }
+      tile(m0, two, rows, sums);
       float dots[LANES<float>];
       horizontal_sums(sums).store(dots);
       for (int64_t m = 0; m < (two ? DOT_ROWS : 1); ++m)
         for (int64_t n = 0; n < columns; ++n) {
-          float* c = C.p + (m0 + m) * C.ld + n0 + n;
-          const float added = C.accumulate ? *c : bias ? bias[n0 + n] : 0.f;
-          *c = dots[m * COLUMNS + n] * W.scale[n0 + n] + added;
+          float* c = p.C + (m0 + m) * p.ldc + n0 + n;
+          const float added = p.accumulate ? *c : p.bias ? p.bias[n0 + n] : 0.f;
+          *c = dots[m * COLUMNS + n] * p.scale[n0 + n] + added;
         }
     }
   }
-  if (C.whole_vectors && !C.accumulate)
-    for (int64_t m = 0; m < M; ++m)
-      for (int64_t n = N; n < round_up<float>(N); ++n)
-        C.p[m * C.ld + n] = 0.f;
+  if (p.whole_vectors && !p.accumulate)
+    for (int64_t m = 0; m < p.M; ++m)
+      for (int64_t n = p.N; n < round_up<float>(p.N); ++n)
+        p.C[m * p.ldc + n] = 0.f;
+}
+
+// The value of an element does not depend on M, N or its position.
+void product_of_int8_rows(const cpu::Int8Product& p) {
+  each_dot_tile(p,
+                [&](int64_t m, bool two, const int8_t* const* W, Vec<float>(&sums)[LANES<float>]) {
+                  if (two) return dot_tile<DOT_ROWS>(p.K, p.A + m * p.lda, p.lda, W, sums);
+                  dot_tile<1>(p.K, p.A + m * p.lda, p.lda, W, sums);
+                  for (int i = DOT_COLUMNS<float>; i < LANES<float>; ++i)
+                    sums[i] = Vec<float>(0.f);
+                });
 }
 
 // Packs rows of W as columns, as `pack` does, multiplied by their scales.
-HD void pack_scaled(Int8Rows W, int64_t K, int64_t columns, float* to) {
-  pack(W.numbers, 1, K, K, columns, to);
+HD void pack_scaled(const int8_t* W, const float* scales, int64_t K, int64_t columns, float* to) {
+  pack(W, 1, K, K, columns, to);
   for (int64_t n0 = 0; n0 < columns; n0 += PANEL<float>) {
     const int64_t width = columns - n0 < PANEL<float> ? columns - n0 : PANEL<float>;
     const int64_t padded = round_up<float>(width);
     for (int64_t j = 0; j < padded; j += LANES<float>) {
-      const Vec<float> scale = Vec<float>::load(W.scale + n0 + j, width - j);
+      const Vec<float> scale = Vec<float>::load(scales + n0 + j, width - j);
       for (int64_t k = 0; k < K; ++k) {
         float* p = to + k * padded + j;
         (Vec<float>::load(p) * scale).store(p);

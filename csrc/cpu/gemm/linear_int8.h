@@ -2,7 +2,7 @@
 //
 // What limits it: for few rows reading W, a quarter as many bytes as in fp32. Hence two ways of
 // computing y, by the number of rows M:
-//   - at most MAX_DOT_ROWS rows: the dot products of int8_rows.h.
+//   - few rows: the dot products of int8_rows.h or of int8_digits.h.
 //   - all others: as in gemm.h, the numbers converted while they are packed. Complete sums are
 //     multiplied by the scale.
 #pragma once
@@ -26,16 +26,16 @@ void linear_int8_panels(const cpu::LinearInt8& l, int64_t begin, int64_t end, fl
 }
 
 void linear_int8(const cpu::LinearInt8& l, cpu::Parallel run, int threads) {
-  const bool dots = l.M <= MAX_DOT_ROWS, few = l.M <= CHUNK;
+  const bool dots = l.M <= l.rows.most, few = l.M <= CHUNK;
   const int64_t panel = packed_size<float>(l.K, PANEL<float>);
   // Like linear: one panel for each part if there are few rows, else all of W.
   Buffer<float> packed(dots ? 0 : few ? panel * threads : packed_size<float>(l.K, l.N));
   parallel(run, threads, [&](int64_t begin, int64_t end) {
     const Range own = own_columns<float>(l.N, begin, end, threads);
     if (dots)
-      return product_of_int8_rows(
-          l.M, l.K, own.size(), {l.x, l.K}, {l.W + own.begin * l.K, l.scale + own.begin},
-          l.b ? l.b + own.begin : nullptr, {l.y + own.begin, l.N, false, false});
+      return l.rows.multiply({l.M, l.K, own.size(), l.x, l.K, l.W + own.begin * l.K,
+                              l.scale + own.begin, l.b ? l.b + own.begin : nullptr, l.y + own.begin,
+                              l.N, false, false});
     const int64_t step = few ? PANEL<float> : own.size();
     for (int64_t n = own.begin; n < own.end; n += step)
       linear_int8_panels(l, n, n + step < own.end ? n + step : own.end,

@@ -25,10 +25,7 @@
 #pragma once
 #include "cpu/gemm/gemm.h"
 #include "cpu/recurrence/cells.h"
-#include "cpu/recurrence/forward_weights.h"
-#include "cpu/recurrence/kept.h"
-#include "cpu/recurrence/sizes.h"
-#include "cpu/recurrence/strips.h"
+#include "cpu/recurrence/forward_workspace.h"
 #include "cpu/recurrence/zoneout.h"
 #include "cpu/simd/elementary_functions.h"
 #include "cpu/simd/streaming.h"
@@ -45,50 +42,25 @@ class RecurrentForward {
       : r(r),
         s(r),
         parts(parts),
-        by_rows(!Weights::are_in_panels(r) && shares_rows<E>(s, r, parts)),
-        input_block(s.rounds || by_rows ? 0
-                    : s.B <= CHUNK / 2  ? CHUNK / s.B
-                    : s.B < 2 * CHUNK   ? 2 * CHUNK / s.B
-                                        : 1),
-        exchanges(parts > 1 && !by_rows),
-        streams_y(exchanges && !Cell::WHOLE_ROWS && is_streamed(s.P)),
-        streams_saved(r.gates && is_streamed(SLOTS * s.Hp)),
-        barrier(parts),
-        kept(r, s, Cell::WHOLE_ROWS ? steps_of_z() : 0),
+        plan(r, s, parts),
+        w(r, s, plan, parts),
         weights(r, s, parts),
-        z(Cell::WHOLE_ROWS ? 0 : steps_of_z() * s.B, s.H, SLOTS, parts),
-        c(Cell::HAS_C ? s.B : 0, s.H, C_SLOTS, parts),
-        h_carried(s.B, s.P, 1, parts),
-        gate_of_x(s.rounds ? s.B : 0, s.X, 1, parts),
-        gate_of_h(s.rounds > 1 ? s.B : 0, s.H, 1, parts),
-        h_in{{s.B, s.P, parts}, {s.B, s.P, parts}},
-        h_of_cell(r.W_hr ? s.B : 0, s.H, parts),
-        h_mogrified(s.rounds > 1 ? s.B : 0, s.H, parts),
-        x_mogrified(s.rounds ? s.B : 0, s.X, parts),
-        copy_of_h(s.B * std::max(s.ldh, s.ldp)),
-        copies_size(by_rows || parts == 1 ? 0 : copy_of_h + (s.rounds ? s.B * s.ldx : 0)),
-        copies(copies_size * parts),
-        state_mask(r.state.threshold ? s.B * s.ldh : 0),
-        zoneout(2 * s.ldh * parts),
-        left(left_size<E, T>(s.widest())),
-        lefts(left * parts) {}
+        barrier(parts) {}
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    Part p{{{s, begin, end, parts, by_rows, PANEL<E>, Cell::WHOLE_ROWS}, lefts + left * begin},
-           zoneout + 2 * s.ldh * begin};
-    prepare_strips(p);
+    Part p = w.part({s, begin, end, parts, plan.by_rows, PANEL<E>, Cell::WHOLE_ROWS}, s);
     weights.pack(p.packed);
     prepare_state(p);
     barrier.wait(p.parts());
 
-    p.h = h_in[nth_step(r, 0) % 2].gather(p.state, p.copy);
+    p.h = w.h_in[nth_step(r, 0) % 2].gather(p.state, p.copy_of_h);
     for (int64_t n = 0; n < s.steps; ++n) {
       const int64_t t = nth_step(r, n);
-      if (!input_block) {
+      if (!plan.input_block) {
         p.first_kept = t;
-      } else if (n % input_block == 0) {
-        const int64_t steps = s.steps - n < input_block ? s.steps - n : input_block;
+      } else if (n % plan.input_block == 0) {
+        const int64_t steps = std::min(s.steps - n, plan.input_block);
         p.first_kept = r.reverse ? s.steps - n - steps : n;
         add_inputs(p, p.first_kept, steps);
       }
@@ -97,11 +69,11 @@ class RecurrentForward {
       gates(p, t);
       wait(p);
       if (r.W_hr) {
-        p.h = h_of_cell.gather(p.own.h, p.copy);
+        p.h = w.h_of_cell.gather(p.own.h, p.copy_of_h);
         project(p, t);
         wait(p);
       }
-      p.h = h_in[(t + 1) % 2].gather(p.state, p.copy);
+      p.h = w.h_in[(t + 1) % 2].gather(p.state, p.copy_of_h);
     }
     store_last_state(p);
     stream_fence();
@@ -109,93 +81,32 @@ class RecurrentForward {
 
  private:
   static constexpr int GATES = Cell::GATES, SLOTS = Cell::SLOTS;
-  using Weights = ForwardWeights<T, E, Cell>;
-  using Weight = typename Weights::Weight;
-
-  // Whether a tensor (T, B, width) is written with streaming stores: if it would fill a core's L2
-  // cache.
-  bool is_streamed(int64_t width) const {
-    return s.steps * s.B * width * int64_t(sizeof(T)) >= int64_t(1) << 20;
-  }
-
-  // A cell that needs its whole row reads c before the step again after it has stored the new c.
-  static constexpr int C_SLOTS = Cell::WHOLE_ROWS ? 2 : 1;
-
-  // What one thread computes, and its workspaces.
-  struct Part : Weights::Own {
-    T* zoneout;              // (2, ldh)  for h and for c
-    int64_t first_kept = 0;  // the first step whose pre-activations are in z
-    Range state = {};        // the columns of the state that it computes
-    T* copy = nullptr;       // (copies_size,)
-    Strip<T> z = {}, c = {}, h_carried = {}, gate_of_x = {}, gate_of_h = {};
-    Strip<T> h_in[2] = {}, h_of_cell = {}, h_mogrified = {}, x_mogrified = {};
-    Matrix<const T> h = {}, x = {};  // all columns of the next products' operands
-  };
+  using Part = ForwardPart<T, E, Cell>;
+  using Weight = typename ForwardWeights<T, E, Cell>::Weight;
 
   const cpu::Recurrence<T>& r;
   const Sizes<T> s;
   const int parts;
-  const bool by_rows;
-  // Without rounds the inputs' product does not depend on the state. It is computed for a block of
-  // so many steps at once: enough rows that W_ih is seldom read, and few enough that the block's
-  // gates are still in the L2 cache when their step comes. 0: each step computes its own.
-  const int64_t input_block;
-  const bool exchanges;  // whether the parts own columns, and read those of the others
-  // Whether y, and the results of the cells and of the rounds that backward reads, are written with
-  // streaming stores.
-  const bool streams_y, streams_saved;
+  const ForwardPlan<T, E, Cell> plan;
+  ForwardWorkspace<T, E, Cell> w;
+  ForwardWeights<T, E, Cell> weights;
   Barrier barrier;
-  const Kept<T> kept;
-  Weights weights;
-  // What one thread alone uses. Where the cells need whole rows, the states are those of its rows.
-  Strips<T> z;          // (steps of a block, B, SLOTS, H)  the gates' pre-activations
-  Strips<T> c;          // (B, C_SLOTS, H)  the cell state
-  Strips<T> h_carried;  // (B, P)  the state that goes from step to step
-  Strips<T> gate_of_x;  // (B, X)  of a round on x
-  Strips<T> gate_of_h;  // (B, H)  of a round on h
-  // What all threads read.
-  Exchange<T> h_in[2];        // (B, P)  the state with its dropout, of step t in h_in[t % 2]
-  Exchange<T> h_of_cell;      // (B, H)  what a projection reads
-  Exchange<T> h_mogrified;    // (B, H)
-  Exchange<T> x_mogrified;    // (B, X)
-  const int64_t copy_of_h;    // the elements of a thread's copy of h; behind it is that of x
-  const int64_t copies_size;  // the elements of both, 0 where no thread needs copies
-  Buffer<T> copies;           // (parts, copies_size)
-  Buffer<T> state_mask;       // (B, ldh)  the factors of the state's dropout
-  Buffer<T> zoneout;          // (parts, 2, ldh)
-  const int64_t left;         // the elements of a converted left operand, see gemm.h
-  Buffer<E> lefts;            // (parts, left)
 
   // Waits until all parts have come here, unless no part needs what another one computes.
   void wait(const Part& p) {
-    if (by_rows) return;
+    if (plan.by_rows) return;
     stream_fence();
     barrier.wait(p.parts());
   }
 
-  // Finds the strips of a thread.
-  void prepare_strips(Part& p) {
-    p.state = Cell::WHOLE_ROWS ? p.cell_units : p.own.p;
-    p.z = z.of(p.own.h, p.begin);
-    p.c = c.of(p.cell_units, p.begin);
-    p.h_carried = h_carried.of(p.state, p.begin);
-    p.gate_of_x = gate_of_x.of(p.own.x, p.begin);
-    p.gate_of_h = gate_of_h.of(p.own.h, p.begin);
-    p.h_in[0] = h_in[0].join(p.state, p.begin);
-    p.h_in[1] = h_in[1].join(p.state, p.begin);
-    p.h_of_cell = h_of_cell.join(p.own.h, p.begin);
-    p.h_mogrified = h_mogrified.join(p.own.h, p.begin);
-    p.x_mogrified = x_mogrified.join(p.own.x, p.begin);
-    p.copy = copies + copies_size * p.begin;
-  }
-
   // Generates the mask of the state's dropout and loads h0 and c0.
   void prepare_state(const Part& p) {
-    memset(p.zoneout, 0, 2 * s.ldh * sizeof(T));  // so that no load reads uninitialised padding
+    memset(p.zoneout, 0,
+           w.zoneout_size * sizeof(T));  // so that no load reads uninitialised padding
     for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b) {
       if (r.state.threshold)
         mask_values(r.state, b, s.H, p.cell_units.begin, p.cell_units.end, T(r.state.scale), T(0),
-                    state_mask + b * s.ldh + p.cell_units.begin);
+                    w.state_mask + b * s.ldh + p.cell_units.begin);
       const int64_t first = nth_step(r, 0);
       const bool reset = resets(r, first, b);
       for (int64_t j = p.cell_units.begin; Cell::HAS_C && j < p.cell_units.end; j += LANES<T>)
@@ -211,12 +122,12 @@ class RecurrentForward {
   // The cell state of row b before step t, from unit j on. For t + 1: after step t, also in
   // reverse.
   T* c_of(const Part& p, int64_t t, int64_t b, int64_t j) const {
-    return p.c.at(b, j, t % C_SLOTS);
+    return p.c.at(b, j, t % w.C_SLOTS);
   }
 
   // Returns the state with its dropout, for the units from j on in row b.
   HD Vec<T> drop_state(Vec<T> h, int64_t b, int64_t j) const {
-    return r.state.threshold ? h * Vec<T>::load(state_mask + b * s.ldh + j, s.H - j) : h;
+    return r.state.threshold ? h * Vec<T>::load(w.state_mask + b * s.ldh + j, s.H - j) : h;
   }
 
   // Round k of step t: the operand that it scales is multiplied by twice the sigmoid of a product
@@ -238,7 +149,7 @@ class RecurrentForward {
     // The product of the part's rows. With a low rank there are two, and the second needs all
     // columns of the first.
     if (s.rank) {
-      T* u = kept.factors(k, t) + first * s.rp;  // (rows, rp)
+      T* u = w.kept.factors(k, t) + first * s.rp;  // (rows, rp)
       weights.multiply(p, rows, s.in(k), p.own.r.size(), left, weights.first_of_round(p, k),
                        {u + p.own.r.begin, s.rp, true, false}, last);
       wait(p);
@@ -255,22 +166,22 @@ class RecurrentForward {
         Vec<T> g = Vec<T>::load(gate.at(b, j));
         if (bias) g = g + Vec<T>::load(bias + j, s.out(k) - j);
         g = sigmoid(g);
-        if (saved) store(saved + b * s.round_width + j, g, streams_saved);
+        if (saved) store(saved + b * s.round_width + j, g, plan.streams_saved);
         if (on_x) {
           T* x = p.x_mogrified.at(b, j);
           const Vec<T> before = k == 0 ? load_input(r, t, b, j) : Vec<T>::load(x);
-          store(x, mogrify(g, before), exchanges);
+          store(x, mogrify(g, before), plan.exchanges);
         } else {
           T* h = p.h_mogrified.at(b, j);
           const Vec<T> before = Vec<T>::load(k == 1 ? p.h_in[t % 2].at(b, j) : h);
-          store(h, mogrify(g, before), exchanges);
+          store(h, mogrify(g, before), plan.exchanges);
         }
       }
     wait(p);
     if (on_x)
-      p.x = x_mogrified.gather(p.own.x, p.copy + copy_of_h);
+      p.x = w.x_mogrified.gather(p.own.x, p.copy_of_x);
     else
-      p.h = h_mogrified.gather(p.own.h, p.copy);
+      p.h = w.h_mogrified.gather(p.own.h, p.copy_of_h);
   }
 
   // The part's columns of rows of z, from row `first` on, (+)= operand (rows, K) times a weight.
@@ -306,13 +217,10 @@ class RecurrentForward {
     add_products_of_x(p, 0, steps * s.B, {r.x + t * s.B * s.X, s.X}, z_of(p, t));
   }
 
-  // The steps whose pre-activations are in z at the same time.
-  int64_t steps_of_z() const { return std::clamp(input_block, int64_t(1), s.steps); }
-
   // The pre-activations of step t, which is in the present block, and of the steps behind it. Where
   // the cells need whole rows, they are computed where the gates are kept.
   Strip<T> z_of(const Part& p, int64_t t) const {
-    if (Cell::WHOLE_ROWS) return {kept.gates(t, p.first_kept), SLOTS * s.Hp, s.Hp, 0};
+    if (Cell::WHOLE_ROWS) return {w.kept.gates(t, p.first_kept), SLOTS * s.Hp, s.Hp, 0};
     return {p.z.p + (t - p.first_kept) * s.B * p.z.ld, p.z.ld, p.z.ld_slot, p.z.first};
   }
 
@@ -321,7 +229,7 @@ class RecurrentForward {
     const int64_t first = p.rows.begin, rows = p.rows.size();
     const Strip<T> z = z_of(p, t);
     const Matrix<const T> h{p.h.p + first * p.h.ld, p.h.ld};
-    if (!input_block) {
+    if (!plan.input_block) {
       const Matrix<const T> x = s.rounds ? Matrix<const T>{p.x.p + first * p.x.ld, p.x.ld}
                                          : Matrix<const T>{r.x + (t * s.B + first) * s.X, s.X};
       add_products_of_x(p, first, rows, x, z);
@@ -352,7 +260,7 @@ class RecurrentForward {
         alive ? update_of(r, p.cell_units, t, b, p.zoneout, s.ldh) : Update<T>{};
     if constexpr (Cell::WHOLE_ROWS) {
       const T* before = !Cell::HAS_C ? next.carried : reset ? nullptr : c_of(p, t, b, 0);
-      T* statistics = kept.statistics(t) + b * Cell::STATISTICS;
+      T* statistics = w.kept.statistics(t) + b * Cell::STATISTICS;
       const WholeRow<T, Cell> row{{s.H, s.Hp, T(r.eps), r.b, r.vectors, before, z.at(b, 0),
                                    c_of(p, t + 1, b, 0), statistics}};
       alive ? row.forward(next.y) : row.clear();
@@ -376,7 +284,7 @@ class RecurrentForward {
         }
         Cell::forward(a, h_new, c_new, VectorsAt<T>{r.vectors, s.H, j});
         for (int slot = 0; saved && slot < SLOTS; ++slot)
-          store(saved + slot * s.Hp + j, a[slot], streams_saved);
+          store(saved + slot * s.Hp + j, a[slot], plan.streams_saved);
       }
 
       // The new state. A row whose sequence has ended retains its state.
@@ -384,10 +292,10 @@ class RecurrentForward {
       if (Cell::HAS_C) {
         const Vec<T> c = alive ? mix(update.c, unit, c_new, c_old) : c_old;
         c.store(c_of(p, t + 1, b, j));
-        if (saved_c) store(saved_c + j, c, streams_saved);
+        if (saved_c) store(saved_c + j, c, plan.streams_saved);
       }
       if (r.W_hr)
-        store(p.h_of_cell.at(b, j), alive ? h_new : zero, exchanges);
+        store(p.h_of_cell.at(b, j), alive ? h_new : zero, plan.exchanges);
       else
         store_state(next, j, alive ? mix(update.h, unit, h_new, h_old) : h_old);
     }
@@ -410,7 +318,7 @@ class RecurrentForward {
             p.h_in[(t + 1) % 2].at(b, 0),
             alive,
             next_resets,
-            streams_y && alive && !next_resets};
+            plan.streams_y && alive && !next_resets};
   }
   // Stores the units from j on of the state, and of the output: zero where the sequence has ended.
   HD void store_state(const StateRow& to, int64_t j, Vec<T> h) const {
@@ -418,7 +326,7 @@ class RecurrentForward {
     if (!to.streams_y) (to.alive ? h : zero).store(to.y + j, s.P - j);
     if (to.next_resets) h = zero;
     h.store(to.carried + j);
-    store(to.next_in + j, drop_state(h, to.b, j), exchanges);
+    store(to.next_in + j, drop_state(h, to.b, j), plan.exchanges);
   }
   // Stores the part's columns of a row of y, which are those of the state, unless store_state has.
   HD void stream_y(const Part& p, const StateRow& to) const {

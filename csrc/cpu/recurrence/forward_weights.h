@@ -117,10 +117,10 @@ class ForwardWeights {
     if (!in_panels)
       return gemm_chunk<E>(M, depth<E>(K), columns, left, weight.packed, C, nullptr, next.packed);
     if constexpr (std::is_same<E, float>::value)
-      if (M <= MAX_DOT_ROWS && r.weights == cpu::WeightType::int8)
-        return product_of_int8_rows(
-            M, K, columns, {left.p, left.sm},
-            {static_cast<const int8_t*>(weight.W) + weight.first, weight.scale}, nullptr, C);
+      if (r.weights == cpu::WeightType::int8 && M <= r.int8_rows.most)
+        return r.int8_rows.multiply(
+            {M, K, columns, left.p, left.sm, static_cast<const int8_t*>(weight.W) + weight.first,
+             weight.scale, nullptr, C.p, C.ld, C.whole_vectors, C.accumulate});
     if (M <= MAX_DOT_ROWS && fills_vectors<E>(K) && are_elements(K))
       return product_of_rows<E>(M, depth<E>(K), columns, {left.p, left.sm},
                                 {in_memory(weight), depth<E>(K)}, nullptr, C);

@@ -79,7 +79,7 @@ void pack_weight(const cpu::Recurrence<T>& r, const void* W, int64_t first, int6
       return pack(static_cast<const bfloat16*>(W) + first, sk, sn, K, columns, to);
   if constexpr (std::is_same<E, float>::value)
     if (r.weights == cpu::WeightType::int8)
-      return pack_scaled({static_cast<const int8_t*>(W) + first, scale}, K, columns, to);
+      return pack_scaled(static_cast<const int8_t*>(W) + first, scale, K, columns, to);
   pack(static_cast<const T*>(W) + first, sk, sn, K, columns, to);
 }
 

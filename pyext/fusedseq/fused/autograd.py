@@ -293,9 +293,9 @@ def unchecked(op: str, *inputs: Any) -> Any:
         return NotImplemented
 
 
-def unchecked_by_name(op: str, named: Named) -> Any:
-    """`unchecked` with the operator's inputs taken from a mapping by their names."""
-    return unchecked(op, *[named[name] for name in _inputs[op]])
+def inputs_of(op: str) -> tuple[str, ...]:
+    """The names of an operator's inputs, in order."""
+    return _inputs[op]
 
 
 restarting = {call.__code__, unchecked.__code__}  # the functions that catch SwitchedOff

@@ -330,7 +330,10 @@ def in_8_bits(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[str, str] |
         others = [t for t in tree_leaves(given) if type(t) is torch.Tensor]
         is_random = given.get("training", True) and any(given.get(n) for n in PROBABILITIES)
         has_kernel = int8_weight.has_recurrence(x, weights, others, is_random)
-    return (file, "the weights read as numbers of 8 bits") if has_kernel else None
+    how = "the weights read as numbers of 8 bits"
+    if _load.multiplies_bytes():
+        how += ", and few rows as three digits of 8 bits for each number"
+    return (file, how) if has_kernel else None
 
 
 def multiplies_in_bf16(name: str, dtype: str, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -1,12 +1,13 @@
 """Weights of 8 bits: a tensor subclass that the operators take in place of a float weight."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusedseq.fused import autograd, transforms
+from fusedseq.fused import autocast, autograd, transforms
 from fusedseq.fused.schema import Named
 
 LARGEST = 127  # of the whole numbers, so that a weight and its negative are rounded alike
@@ -212,8 +213,71 @@ def call(op: str, named: Named, weights: Iterable[str]) -> Any:
     inputs = dict(named)
     for name in weights:
         W = named[name]
-        inputs[name], inputs[f"{name}_scale"] = (None, None) if W is None else (W.int8, W.scale)
+        parts_of = (None, None) if W is None else (W.int8, W.scale)
+        inputs[name], inputs[scale_name(op, name)] = parts_of
     return autograd.without_gradients(f"{op}_int8", inputs)
+
+
+def unchecked(op: str, *inputs: Any) -> Any:
+    """`autograd.unchecked` of `linear`, or of a recurrence that draws no masks. Weights in 8 bits
+    are multiplied as they are.
+    """
+    found = autograd.unchecked(op, *inputs)
+    return _unchecked_int8(op, inputs) if found is NotImplemented else found
+
+
+def unchecked_by_name(op: str, named: Named) -> Any:
+    """`unchecked` with the operator's inputs taken from a mapping by their names."""
+    return unchecked(op, *[named[name] for name in autograd.inputs_of(op)])
+
+
+def _unchecked_int8(op: str, values: tuple[Any, ...]) -> Any:
+    """The results of `<op>_int8` for arguments that were not checked yet: NotImplemented unless
+    this function and the operator find them valid, and a weight has 8 bits.
+    """
+    x = values[0]
+    if transforms.is_transformed() or torch.is_grad_enabled() or type(x) is not Tensor:
+        return NotImplemented
+    weights = [W for W in values if type(W) is Int8Weight]
+    if not weights or x.device.type not in DEVICES or autocast.is_on(x.device.type):
+        return NotImplemented
+    # Without this, each attribute of a weight takes a call of its __torch_function__.
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = x.dtype
+        if not all(W.dtype == dtype for W in weights):
+            return NotImplemented
+    inputs: list[Any] = []
+    for position, is_scale in _sources(op):
+        value = None if position is None else values[position]
+        if type(value) is Int8Weight:
+            value = value.scale if is_scale else value.int8
+        elif is_scale:
+            value = None
+        inputs.append(value)
+    try:
+        return autograd.overloads[f"{op}_int8"](*inputs)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return NotImplemented  # the checks in Python say what is wrong
+
+
+@functools.cache
+def _sources(op: str) -> tuple[tuple[int | None, bool], ...]:
+    """Of each input of `<op>_int8` without masks: the position of the input of `op` that it comes
+    from, None for the seed, and whether it is the scales of that weight.
+    """
+    names = autograd.inputs_of(op)
+    scales = {scale_name(op, name): i for i, name in enumerate(names)}
+    return tuple(
+        (scales[name], True)
+        if name not in names
+        else (None if name == "seed" else names.index(name), False)
+        for name in autograd.inputs_of(f"{op}_int8")
+    )
+
+
+def scale_name(op: str, weight: str) -> str:
+    """The name of an input of `<op>_int8`, the scales of a weight."""
+    return "scale" if op == "linear" else f"{weight}_scale"
 
 
 def fake(named: Named) -> Tensor:

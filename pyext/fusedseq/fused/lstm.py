@@ -67,7 +67,7 @@ def lstm(
     """
     if draws_nothing(weight_drop, training) and is_zero(zoneout_h) and is_zero(zoneout_c):
         layer = W_ih, W_hh, b, h0, c0, lengths
-        found = autograd.unchecked(OP, x, starts, reverse, *layer, None, 0.0, variational)
+        found = int8_weight.unchecked(OP, x, starts, reverse, *layer, None, 0.0, variational)
         if found is not NotImplemented:
             y, h, c, *_ = found
             return y, (h, c)
@@ -142,7 +142,7 @@ def draws_nothing(p: Any, training: Any) -> bool:
 
 
 def unchecked(op: str, a: Named, vectors: Mapping[str, int] | None = None) -> Any:
-    """`autograd.unchecked` of a recurrence that draws no masks; NotImplemented for one that does.
+    """`int8_weight.unchecked` of a recurrence that draws no masks, and NotImplemented for others.
 
     a: the arguments of the public function by name
     vectors: the parameter vectors that make up the input `norm`, in order, and their elements for
@@ -164,7 +164,7 @@ def unchecked(op: str, a: Named, vectors: Mapping[str, int] | None = None) -> An
             if t.shape != (n * H,) or (t.dtype, t.device) != kind:
                 return NotImplemented
         inputs["norm"] = torch.cat(parts)
-    return autograd.unchecked_by_name(op, inputs)
+    return int8_weight.unchecked_by_name(op, inputs)
 
 
 def check_layer(

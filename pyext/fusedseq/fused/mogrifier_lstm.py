@@ -107,7 +107,7 @@ def computed(given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     needs_no_check = type(given["seed"]) is int and not has_zoneout
     if needs_no_check and all(draws_nothing(given[p], given["training"]) for p in DROPOUTS):
         of_full_rank: Named = {"Q_factor": None, "R_factor": None}
-        found = autograd.unchecked_by_name(OP, given | WITHOUT_MASKS | of_full_rank)
+        found = int8_weight.unchecked_by_name(OP, given | WITHOUT_MASKS | of_full_rank)
         if found is not NotImplemented:
             y, h, c, *_ = found
             return y, (h, c)
