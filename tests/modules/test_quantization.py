@@ -10,7 +10,7 @@ import fusedseq
 import pytest
 import torch
 from fusedseq import _load, fused, nn, reference
-from fusedseq.fused import explain, int8_weight
+from fusedseq.fused import check, explain, int8_weight
 from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
 from fusedseq.quantization import Int8Weight, quantize_
 from fusedseq.testing.budget import assert_within_budget
@@ -91,6 +91,22 @@ def test_the_value_of_a_row_does_not_depend_on_the_threads():
         torch.set_num_threads(threads)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+def test_the_operator_alone_checks_a_valid_product(monkeypatch):
+    """The checks in Python take longer than a small product."""
+    x, W = torch.randn(2, 5), Int8Weight.from_float(weight(3, 5))
+    monkeypatch.setattr(check, "tensor", lambda *_: pytest.fail("checked in Python"))
+    with torch.inference_mode():
+        fused.linear(x, W, torch.randn(3))
+    monkeypatch.undo()
+    for wrong, error in (
+        ((x[:, :4], W), "x must be .* with W's K = 5"),
+        ((x.double(), W), "W must be of the dtype of x"),
+        ((x, W, torch.randn(4)), r"b must be \(N,\) = \(3,\)"),
+    ):
+        with torch.inference_mode(), pytest.raises((ValueError, TypeError), match=error):
+            fused.linear(*wrong)
 
 
 @pytest.mark.parametrize("scale", [2.0**-120, 2.0**-100, 1.0, 2.0**100], ids=str)

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from fusedseq import fused, nn
-from fusedseq.fused import int8_weight
+from fusedseq.fused import check, int8_weight
 from fusedseq.quantization import Int8Weight, quantize_
 
 from tests.support import direct_calls
@@ -105,6 +105,27 @@ def test_what_reads_the_weights_as_they_are(monkeypatch):
     assert calls(1, 1, grad=True) == []
     assert calls(1, 1, W_hh.dequantize()) == []
     assert calls(1, 1, element=torch.float64) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lstm", "layer-normalized", "gru", "layer-normalized gru", "rnn", "wide mogrifier"],
+)
+def test_the_operator_alone_checks_a_call_without_masks(monkeypatch, name):
+    """The checks in Python, which take longer than a small product, run only if it refuses."""
+
+    def refuse(op, *_):
+        raise AssertionError(f"the arguments of {op} were checked in Python")
+
+    model = RECURRENCES[name]().eval()
+    quantize_(model)
+    for function in ("tensor", "shape"):
+        monkeypatch.setattr(check, function, refuse)
+    x = torch.randn(2, 3, model.input_size)
+    with torch.no_grad():
+        model(x)
+    with pytest.raises(AssertionError, match="checked in Python"), torch.no_grad():
+        model(x.double())
 
 
 INT8_CALLS = list(direct_calls.recurrences_in_8_bits())

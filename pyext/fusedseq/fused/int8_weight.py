@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fusedseq.fused import autocast, autograd, transforms
+from fusedseq.fused.gradient import overloads
 from fusedseq.fused.schema import Named
 
 LARGEST = 127  # of the whole numbers, so that a weight and its negative are rounded alike
@@ -213,8 +214,7 @@ def call(op: str, named: Named, weights: Iterable[str]) -> Any:
     inputs = dict(named)
     for name in weights:
         W = named[name]
-        parts_of = (None, None) if W is None else (W.int8, W.scale)
-        inputs[name], inputs[scale_name(op, name)] = parts_of
+        inputs[name], inputs[f"{name}_scale"] = (None, None) if W is None else (W.int8, W.scale)
     return autograd.without_gradients(f"{op}_int8", inputs)
 
 
@@ -255,7 +255,7 @@ def _unchecked_int8(op: str, values: tuple[Any, ...]) -> Any:
             value = None
         inputs.append(value)
     try:
-        return autograd.overloads[f"{op}_int8"](*inputs)
+        return overloads[f"{op}_int8"](*inputs)
     except (RuntimeError, TypeError, ValueError, IndexError):
         return NotImplemented  # the checks in Python say what is wrong
 
@@ -266,18 +266,13 @@ def _sources(op: str) -> tuple[tuple[int | None, bool], ...]:
     from, None for the seed, and whether it is the scales of that weight.
     """
     names = autograd.inputs_of(op)
-    scales = {scale_name(op, name): i for i, name in enumerate(names)}
-    return tuple(
-        (scales[name], True)
-        if name not in names
-        else (None if name == "seed" else names.index(name), False)
-        for name in autograd.inputs_of(f"{op}_int8")
-    )
 
+    def source(name: str) -> tuple[int | None, bool]:
+        if name in names:
+            return None if name == "seed" else names.index(name), False
+        return names.index("W" if op == "linear" else name.removesuffix("_scale")), True
 
-def scale_name(op: str, weight: str) -> str:
-    """The name of an input of `<op>_int8`, the scales of a weight."""
-    return "scale" if op == "linear" else f"{weight}_scale"
+    return tuple(source(name) for name in autograd.inputs_of(f"{op}_int8"))
 
 
 def fake(named: Named) -> Tensor:
