@@ -108,8 +108,7 @@ def test_what_reads_the_weights_as_they_are(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["lstm", "layer-normalized", "gru", "layer-normalized gru", "rnn", "wide mogrifier"],
+    "name", ["lstm", "layer-normalized", "gru", "layer-normalized gru", "rnn", "wide mogrifier"]
 )
 def test_the_operator_alone_checks_a_call_without_masks(monkeypatch, name):
     """The checks in Python, which take longer than a small product, run only if it refuses."""
