@@ -101,7 +101,7 @@ HD void digit_tile(int64_t K, const DigitRow* A, const int8_t* const* W, Vec<flo
   const int8_t* digits[M];
   for (int m = 0; m < M; ++m)
     digits[m] = A[m].digits;
-  const int8_t* next = W[0] + N * K;  // the rows of the next tile, most often
+  const int8_t* next = W[0] + 3 * N * K;  // rows of a later tile, most often
   for (int64_t k = 0; k < K; k += BYTES) {
     const __mmask64 mask = K - k >= BYTES ? ~uint64_t(0) : (uint64_t(1) << (K - k)) - 1;
     Integers a[M][DIGITS];
