@@ -23,6 +23,18 @@ README_MARKS = (
     "<!-- end of numbers -->",
 )
 TITLE = "Speed-up over PyTorch on a CPU"
+# {what README.md calls them: (the measurements' attribute, a pattern of the cases' names)}
+RANGES = {
+    "a plain LSTM": ("fp32", r"lstm-T\d+-B\d+-\d+-\d+"),
+    "a GRU": ("fp32", r"gru-T\d+-B\d+-\d+-\d+"),
+    "a bidirectional LSTM": ("fp32", r"bidirectional_lstm-T\d+-B\d+-\d+-\d+"),
+    "attention of 5 positions and batch 8": ("fp32", r"attention-L5-B8-N1-D\d+"),
+    "in bf16 a plain LSTM": ("bf16", r"lstm-T\d+-B\d+-\d+-\d+-bfloat16"),
+    "in bf16 a Mogrifier LSTM of batches from 20 on": (
+        "bf16",
+        r"mogrifier_lstm-T\d+-B[2-9]\d-\d+-r5-bfloat16",
+    ),
+}
 
 
 def front_speedups(machine):
@@ -129,6 +141,27 @@ def readme_gains(machine):
     return f"The same speed-ups on {where}: {'; '.join(gains)}."
 
 
+def readme_ranges(machines):
+    """Returns a sentence with the smallest and the largest speed-up of some operators."""
+    ranges = []
+    for label, (dtype, pattern) in RANGES.items():
+        found = [
+            measurements.speedup(entry)[0]
+            for machine in machines
+            for name, (_, entry) in (
+                machine.bf16 if dtype == "bf16" else machine.cases["as-installed"]
+            ).items()
+            if re.fullmatch(pattern, name)
+        ]
+        if found:
+            ranges.append(f"{label} {min(found):.2f} to {max(found):.2f}× ({len(found)})")
+    return (
+        "The smallest and the largest speed-up of all sizes (their number) on these machines, over "
+        "the faster of PyTorch's own operator and eager code, MKL as installed: "
+        f"{'; '.join(ranges)}."
+    )
+
+
 def operator_line(machine, name):
     if name not in machine.cases["as-installed"]:
         return None
@@ -176,7 +209,8 @@ def files(results, root):
     found |= {root / "docs/assets" / name: svg for name, svg in pictures(front).items()}
     readme = root / "README.md"
     if readme.exists():
-        numbers = readme_numbers(front), *map(readme_gains, filter(has_readme_cases, machines[1:]))
+        others = filter(has_readme_cases, machines[1:])
+        numbers = readme_numbers(front), *map(readme_gains, others), readme_ranges(machines)
         found[readme] = with_numbers(readme.read_text(), "\n\n".join(numbers))
     return found
 

@@ -403,6 +403,23 @@ def test_readme_has_the_gains_of_other_machines_in_a_sentence():
                 assert f"{gain:.2f}×" in sentence
 
 
+def test_readme_has_the_least_and_the_largest_gain_over_all_sizes_and_machines():
+    def entry(fused, torch):
+        return {"median": {"fused": fused, "torch": torch}}
+
+    slow, fast = measurements.Measurements("slow"), measurements.Measurements("fast")
+    slow.cases["as-installed"] = {
+        "lstm-T1-B2-3-4": ({}, entry(2, 1)),
+        "lstm-T1-B2-3-4-forward": ({}, entry(9, 1)),
+        "lstm-T1-B2-3-4-starts": ({}, entry(9, 1)),
+    }
+    slow.bf16 = {"lstm-T1-B2-3-4-bfloat16": ({}, entry(1, 1.25))}
+    fast.cases["as-installed"] = {"lstm-T5-B20-30-40": ({}, entry(1, 3))}
+    fast.cases["unthrottled"] = {"lstm-T5-B20-30-40": ({}, entry(1, 9))}
+    sentence = pages.readme_ranges([slow, fast])
+    assert "a plain LSTM 0.50 to 3.00× (2); in bf16 a plain LSTM 1.25 to 1.25× (1)." in sentence
+
+
 def test_a_training_step_below_its_target_is_among_the_missed_ones():
     entry = {"ratio": {"fused / baselines": 1.2, "fused / compiled": 5.0}}
     pairs = {"en-es/base": ({}, entry)}
