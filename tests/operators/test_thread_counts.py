@@ -135,8 +135,8 @@ def test_linear(M, number, threads):
 def test_linear_cross_entropy(V, reduction, threads):
     options = {"reduction": reduction, "label_smoothing": 0.1, "return_details": True}
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        for N in (30, 310):
-            case = linear_cross_entropy_case(N, 20, V, weighted=True, **options)
+        for N, E in ((30, 20), (310, 20), (6, 64), (48, 64)):
+            case = linear_cross_entropy_case(N, E, V, weighted=True, **options)
             assert_independent_of_threads(case, threads, dtype)
 
 

@@ -7,6 +7,9 @@
 //     MAX_LOGITS_BYTES, until their statistics are known, and then become their own gradients dz.
 //     Three products; each chunk reads W twice and adds to dW.
 //
+// Few rows multiply W where it is, as in linear.h: packing it would take as long as some of the
+// products.
+//
 // A result does not depend on the number of parts of the work. The columns are divided into groups,
 // whose number depends on V alone: a part owns whole groups, each group has its own statistics, and
 // these are combined in order. dx is a sum over all columns, so it is split by its own columns.
@@ -31,6 +34,9 @@ class CrossEntropy {
       : l(l),
         parts(parts),
         gradients(l.dx || l.dW || l.db),
+        dots(SAME && l.N <= MAX_DOT_ROWS && suits_dot_products<E, S>(l.E)),
+        transposed(SAME && !dots && is_transposed<E, S>(l.N, l.E)),
+        reads_W(SAME && l.N <= CHUNK && l.E % LANES<E> == 0),
         scale(T(1 / l.temperature)),
         barrier(parts) {
     choose_schedule();
@@ -41,6 +47,7 @@ class CrossEntropy {
   // the parts where the statistics of all columns are combined, and columns of x for dx.
   void run(int64_t begin, int64_t end) {
     const Range own{first_column(begin), first_column(end)};
+    if (transposed) pack(l.x, 1, l.E, l.E, l.N, packed_of(begin));
     for (int64_t r0 = 0; r0 < l.N; r0 += rows) {
       const int64_t r1 = r0 + rows < l.N ? r0 + rows : l.N, n = r1 - r0;
 
@@ -77,6 +84,8 @@ class CrossEntropy {
   // A block of logits is SUB rows by COLUMNS columns and stays in the L2 cache.
   using dZ = typename std::conditional<NUMBERS<E> == 2, bfloat16, T>::type;
   static constexpr bool REPLACED = std::is_same<dZ, T>::value;
+  // Whether all numbers in memory are elements of the products.
+  static constexpr bool SAME = std::is_same<E, T>::value && std::is_same<S, T>::value;
   static constexpr int64_t COLUMNS = 512, SUB = 288;
   // Logits that stay in memory: at most so many bytes, but chunks of at least MIN_ROWS rows, so
   // that the three products take longer than reading W and dW. At most MAX_ROWS rows; without
@@ -102,13 +111,16 @@ class CrossEntropy {
   const cpu::LinearCrossEntropy<T, S>& l;
   int parts;
   bool gradients;          // whether any gradient is needed
+  bool dots;               // whether the logits are dot products with the rows of W
+  bool transposed;         // whether they are W x^T, with the rows of W where they are
+  bool reads_W;            // whether dx is dz W, with the rows of W where they are
   T scale;                 // of the logits, 1 / temperature
   int64_t group;           // columns of a group, a multiple of MIN_GROUP
   int64_t rows;            // in a chunk
   int64_t ld;              // the row length of `logits`
   Buffer<T> logits;        // (rows, ld) with gradients, else (parts, SUB, ld)
   Buffer<dZ> dlogits;      // (rows, ld) unless they replace the logits
-  Buffer<E> packed;        // (parts, packed_size(E, COLUMNS))  a block's columns of W^T
+  Buffer<E> packed;        // (parts, packed_size(E, COLUMNS))  a block's columns of W^T, or x^T
   Buffer<E> packed_rows;   // (COLUMNS, E)  a block's rows of W, of which each part packs columns
   Buffer<E> scratch;       // (parts, scratch_size)  of gemm_transposed
   int64_t left;            // the elements of a converted left operand, see gemm.h
@@ -148,7 +160,7 @@ class CrossEntropy {
     logits = Buffer<T>(gradients ? rows * ld : parts * SUB * ld);
     if (gradients && !REPLACED) dlogits = Buffer<dZ>(rows * ld);
     packed = Buffer<E>(parts * packed_size<E>(l.E, COLUMNS));
-    if (l.dx) packed_rows = Buffer<E>(packed_size<E>(COLUMNS, l.E));
+    if (l.dx && !reads_W) packed_rows = Buffer<E>(packed_size<E>(COLUMNS, l.E));
     if (l.dW) scratch = Buffer<E>(parts * scratch_size);
     const int64_t of_x = left_size<E, S>(l.E), of_logits = left_size<E, dZ>(COLUMNS);
     left = of_x > of_logits ? of_x : of_logits;
@@ -180,17 +192,27 @@ class CrossEntropy {
     return gradients ? logits + row * ld + block.begin : logits + part * SUB * ld;
   }
 
+  E* packed_of(int64_t part) { return packed + part * packed_size<E>(l.E, COLUMNS); }
+
   void pack_block(int64_t part, Range block) {
-    pack(l.W + block.begin * l.E, 1, l.E, l.E, block.size(),
-         packed + part * packed_size<E>(l.E, COLUMNS));
+    if (!dots && !transposed)
+      pack(l.W + block.begin * l.E, 1, l.E, l.E, block.size(), packed_of(part));
   }
 
   // z (s1 - s0, ld) = the logits of rows [s0, s1) and of a packed block. The columns that pad a row
   // to whole vectors are set to LOWEST, which neither a maximum nor a sum of exp notices.
   void compute_logits(int64_t part, Range block, int64_t s0, int64_t s1, T* z) {
-    gemm<E, S>(s1 - s0, l.E, block.size(), {l.x + s0 * l.E, l.E},
-               packed + part * packed_size<E>(l.E, COLUMNS), {z, ld, true, false},
-               lefts + part * left, l.b ? l.b + block.begin : nullptr);
+    const T* const bias = l.b ? l.b + block.begin : nullptr;
+    const S* const W = l.W + block.begin * l.E;
+    if constexpr (SAME) {
+      if (dots) linear_dots<E, S>(l.N, l.E, block.size(), l.x, W, bias, z, ld);
+      if (transposed)
+        linear_transposed<E, S>({l.N, l.E, ld, l.x, W, nullptr, z}, bias, packed_of(part), 0,
+                                block.size());
+    }
+    if (!dots && !transposed)
+      gemm<E, S>(s1 - s0, l.E, block.size(), {l.x + s0 * l.E, l.E}, packed_of(part),
+                 {z, ld, true, false}, lefts + part * left, bias);
     for (int64_t i = 0; i < s1 - s0; ++i) {
       T* const row = z + i * ld;
       if (l.temperature != 1)
@@ -325,9 +347,13 @@ class CrossEntropy {
       return dlogits + row * ld + column;
   }
 
-  // dx = dz W for the columns `own` of x and the rows [r0, r1) of a chunk. The first block of W's
-  // rows writes and the others add.
+  // dx = dz W for the columns `own` of x and the rows [r0, r1) of a chunk. Of packed rows of W the
+  // first block writes and the others add.
   void add_dx(int64_t part, Range own, int64_t r0, int64_t r1) {
+    if constexpr (SAME)
+      if (reads_W)
+        return product<E>(r1 - r0, l.V, own.size(), {gradients_of(0, 0), ld, 1},
+                          {l.W + own.begin, l.E}, {l.dx + r0 * l.E + own.begin, l.E}, false);
     E* const rows_of_W = packed_rows + depth<E>(COLUMNS) * own.begin;
     for (int64_t c = 0; c < l.V; c += COLUMNS) {
       const int64_t n = l.V - c < COLUMNS ? l.V - c : COLUMNS;
