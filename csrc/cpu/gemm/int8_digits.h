@@ -135,8 +135,8 @@ HD void digit_tile(int64_t K, const DigitRow* A, const int8_t* const* W, Vec<flo
     }
 }
 
-// Elements [n, n + columns) of M rows of C, from the first of which on `row` is: as many dot
-// products as a vector has lanes.
+// Elements [n, n + columns) of the rows [row, row + M) of C: as many dot products as a vector has
+// lanes.
 template <int M>
 HD void multiply_digits(const cpu::Int8Product& p, const DigitRow* rows, int64_t row, int64_t n,
                         int64_t columns) {
