@@ -126,7 +126,7 @@ void linear_dots(int64_t M, int64_t K, int64_t rows, const S* x, const S* W, con
 }
 
 // Columns [begin, end) of y by the transposed product: rows of W, where they are, times the panel
-// of packed x^T (K, M).
+// of packed x^T (K, M), where M does not count rows_left_to_dot_products.
 template <class E, class S>
 void linear_transposed(const cpu::Linear<S>& l, const Sum<E>* b, const E* panel, int64_t begin,
                        int64_t end) {

@@ -47,7 +47,8 @@ class CrossEntropy {
   // the parts where the statistics of all columns are combined, and columns of x for dx.
   void run(int64_t begin, int64_t end) {
     const Range own{first_column(begin), first_column(end)};
-    if (transposed) pack(l.x, 1, l.E, l.E, l.N, packed_of(begin));
+    if (transposed)
+      pack(l.x, 1, l.E, l.E, l.N - rows_left_to_dot_products<E, S>(l.N, l.E), packed_of(begin));
     for (int64_t r0 = 0; r0 < l.N; r0 += rows) {
       const int64_t r1 = r0 + rows < l.N ? r0 + rows : l.N, n = r1 - r0;
 
