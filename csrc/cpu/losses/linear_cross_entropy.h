@@ -207,9 +207,16 @@ class CrossEntropy {
     const S* const W = l.W + block.begin * l.E;
     if constexpr (SAME) {
       if (dots) linear_dots<E, S>(l.N, l.E, block.size(), l.x, W, bias, z, ld);
-      if (transposed)
-        linear_transposed<E, S>({l.N, l.E, ld, l.x, W, nullptr, z}, bias, packed_of(part), 0,
-                                block.size());
+      if (transposed) {
+        cpu::Linear<S> product{};
+        product.M = l.N;
+        product.K = l.E;
+        product.N = ld;
+        product.x = l.x;
+        product.W = W;
+        product.y = z;
+        linear_transposed<E, S>(product, bias, packed_of(part), 0, block.size());
+      }
     }
     if (!dots && !transposed)
       gemm<E, S>(s1 - s0, l.E, block.size(), {l.x + s0 * l.E, l.E}, packed_of(part),
