@@ -88,15 +88,13 @@ struct Int8Product {
   const float* bias;   // (N,) or null
   float* C;            // (M, ldc)
   int64_t ldc;
-  // Without accumulation: whether the vector that an end of a row is in is written whole, with
-  // zeros.
-  bool whole_vectors;
+  bool whole_vectors;  // whether to write zeros behind column N of C, unless it accumulates
   bool accumulate;
 };
-// What computes such a product without converting W first: for up to so many rows of A.
+// A function that computes such a product without converting W first.
 struct Int8Rows {
   void (*multiply)(const Int8Product&);
-  int64_t most;
+  int64_t most;  // the most rows of A for which it is the fastest way
 };
 
 // A recurrence over `steps` time steps (T in the shapes); with rounds > 0, which only the cell
@@ -139,7 +137,7 @@ struct Recurrence {
   const float *W_ih_scale, *W_hh_scale;
   const float* const* A_scale;  // `rounds` pointers, as A and F are
   const float* const* F_scale;
-  Int8Rows int8_rows;  // multiplies by them
+  Int8Rows int8_rows;  // multiplies by weights of 8 bits
   T* y;                // (T, B, P)
   T* h;                // (B, P)  the last hidden state
   T* c;                // (B, H)  the last cell state

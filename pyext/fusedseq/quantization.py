@@ -22,8 +22,8 @@ def quantize_(
     of torch.nn.Linear and of this package's recurrent modules (without proj_size),
     MultiheadAttention and LanguageModel, wherever they are in the model. Biases, embeddings, and
     weights that another module shares, such as a tied output layer's, stay as they are. Activations
-    are not rounded to 8 bits, which makes torch's dynamic quantization, where they are, the faster
-    one but for single rows.
+    are not rounded to 8 bits. torch's dynamic quantization rounds them, and is faster except for
+    linear layers of one or two rows.
 
     model: in inference mode
     filter_fn: (module, its name in the model) -> whether its weights are rounded; default all

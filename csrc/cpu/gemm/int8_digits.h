@@ -161,7 +161,7 @@ HD void multiply_digits(const cpu::Int8Product& p, const DigitRow* rows, int64_t
   }
 }
 
-// As product_of_int8_rows. A row of A that is not finite is multiplied in fp32.
+// Computes what product_of_int8_rows does. A row of A that is not finite is multiplied in fp32.
 void product_of_digits(const cpu::Int8Product& p) {
   if (p.K > MAX_DIGIT_DEPTH) return product_of_int8_rows(p);
   const int64_t blocks = (p.K + BYTES - 1) / BYTES, size = (blocks + 1) * DIGITS * BYTES;
@@ -186,10 +186,7 @@ void product_of_digits(const cpu::Int8Product& p) {
       multiply_digits<2>(p, rows, m, n, columns);
     if (m < p.M) multiply_digits<1>(p, rows, m, n, columns);
   }
-  if (p.whole_vectors && !p.accumulate)
-    for (int64_t m = 0; m < p.M; ++m)
-      for (int64_t n = p.N; n < round_up<float>(p.N); ++n)
-        p.C[m * p.ldc + n] = 0.f;
+  fill_last_vectors(p);
   for (int64_t m = 0; m < p.M; ++m)
     if (rows[m].unit == 0) {
       cpu::Int8Product row = p;

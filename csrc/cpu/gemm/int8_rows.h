@@ -68,10 +68,16 @@ HD void dot_tile(int64_t K, const float* A, int64_t lda, const int8_t* const* B,
       sums[m * N + n] = c[m][n];
 }
 
-// Computes a product from its tiles, of DOT_ROWS rows of A or one, and DOT_COLUMNS rows of W.
-// tile: (first row of A, whether there are two, the rows of W, sums), see dot_tile
-template <class F>
-HD void each_dot_tile(const cpu::Int8Product& p, F tile) {
+// Writes zeros behind the last column of C, up to whole vectors, where the product asks for them.
+HD void fill_last_vectors(const cpu::Int8Product& p) {
+  if (!p.whole_vectors || p.accumulate) return;
+  for (int64_t m = 0; m < p.M; ++m)
+    for (int64_t n = p.N; n < round_up<float>(p.N); ++n)
+      p.C[m * p.ldc + n] = 0.f;
+}
+
+// Computes a product whose values do not depend on M, N or their positions.
+void product_of_int8_rows(const cpu::Int8Product& p) {
   constexpr int COLUMNS = DOT_COLUMNS<float>;
   for (int64_t n0 = 0; n0 < p.N; n0 += COLUMNS) {
     // If fewer rows of W are left than a tile has, the first one takes the empty places.
@@ -80,9 +86,16 @@ HD void each_dot_tile(const cpu::Int8Product& p, F tile) {
     for (int64_t n = 0; n < COLUMNS; ++n)
       rows[n] = p.W + (n0 + (n < columns ? n : 0)) * p.K;
     for (int64_t m0 = 0; m0 < p.M; m0 += DOT_ROWS) {
+      // Two rows of A, or the last one alone.
       const bool two = m0 + DOT_ROWS <= p.M;
       Vec<float> sums[LANES<float>];
-      tile(m0, two, rows, sums);
+      if (two) {
+        dot_tile<DOT_ROWS>(p.K, p.A + m0 * p.lda, p.lda, rows, sums);
+      } else {
+        dot_tile<1>(p.K, p.A + m0 * p.lda, p.lda, rows, sums);
+        for (int i = COLUMNS; i < LANES<float>; ++i)
+          sums[i] = Vec<float>(0.f);
+      }
       float dots[LANES<float>];
       horizontal_sums(sums).store(dots);
       for (int64_t m = 0; m < (two ? DOT_ROWS : 1); ++m)
@@ -93,21 +106,7 @@ HD void each_dot_tile(const cpu::Int8Product& p, F tile) {
         }
     }
   }
-  if (p.whole_vectors && !p.accumulate)
-    for (int64_t m = 0; m < p.M; ++m)
-      for (int64_t n = p.N; n < round_up<float>(p.N); ++n)
-        p.C[m * p.ldc + n] = 0.f;
-}
-
-// The value of an element does not depend on M, N or its position.
-void product_of_int8_rows(const cpu::Int8Product& p) {
-  each_dot_tile(p,
-                [&](int64_t m, bool two, const int8_t* const* W, Vec<float>(&sums)[LANES<float>]) {
-                  if (two) return dot_tile<DOT_ROWS>(p.K, p.A + m * p.lda, p.lda, W, sums);
-                  dot_tile<1>(p.K, p.A + m * p.lda, p.lda, W, sums);
-                  for (int i = DOT_COLUMNS<float>; i < LANES<float>; ++i)
-                    sums[i] = Vec<float>(0.f);
-                });
+  fill_last_vectors(p);
 }
 
 // Packs rows of W as columns, as `pack` does, multiplied by their scales.

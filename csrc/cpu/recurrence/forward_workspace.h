@@ -66,7 +66,7 @@ struct ForwardWorkspace {
   const int64_t ld_copy_of_h;  // the elements of a row of a thread's copy of h
   const int64_t copies_size;   // the elements of its copies of h and x, 0 where it needs none
   const int64_t left_size;     // the elements of a converted left operand, see gemm.h
-  const int64_t zoneout_size;
+  const int64_t zoneout_size;  // the elements of a thread's factors of zoneout
 
   // What one thread alone uses. Where the cells need whole rows, the states are those of its rows.
   Strips<T> z;          // (steps_of_z, B, SLOTS, H)  the gates' pre-activations
