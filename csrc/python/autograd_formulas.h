@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -115,6 +116,10 @@ struct Formula {
   virtual void drop_unread([[maybe_unused]] Stack& inputs, Stack& outputs) const {
     for (size_t i = 0; i < outputs.size(); ++i)
       if (!reads_output[i]) outputs[i] = {};
+  }
+  // Returns true if the gradients were computed in forward and no longer have to change.
+  virtual bool are_ready(const SavedCall& /*call*/, variable_list& /*gradients*/) const {
+    return false;
   }
   // Writes the arguments of `backward`; returns false for a call that Python has to handle.
   virtual bool arguments(const SavedCall& call, Stack& to) const {
@@ -292,7 +297,9 @@ struct ResidualLayerNorm : Formula {
 // The gradients were computed with the loss: linear_cross_entropy_scale multiplies them by the
 // gradient of the loss.
 struct LinearCrossEntropy : Formula {
-  const size_t needs = input("needs"), log_prob = output("log_prob"), lse = output("lse");
+  const size_t x = input("x"), needs = input("needs"), loss = output("loss"),
+               log_prob = output("log_prob"), lse = output("lse");
+  const size_t computed[3] = {output("dx"), output("dW"), output("db")};
 
   LinearCrossEntropy()
       : Formula("linear_cross_entropy", "linear_cross_entropy_scale",
@@ -300,11 +307,28 @@ struct LinearCrossEntropy : Formula {
   // Python computes the gradients anew if log_prob or lse has one, or if not all were computed with
   // the loss.
   bool arguments(const SavedCall& call, Stack& to) const override {
-    const int64_t computed = call.inputs[needs].toInt(), needed = bits(call);
+    return suffice(call) && Formula::arguments(call, to, bits(call));
+  }
+  // The gradient of a loss that is differentiated itself is one, and a product by one only copies:
+  // for few rows that takes as long as one of the products, and memory for W once more. So the
+  // saved tensors are given away, except where they are kept for another backward (retain_graph).
+  bool are_ready(const SavedCall& call, variable_list& gradients) const override {
+    if (torch::autograd::get_current_graph_task_keep_graph() || !suffice(call)) return false;
+    const Tensor& dloss = call.output_gradients[loss];
+    if (!dloss.is_cpu() || dloss.item().toDouble() != 1) return false;
+    const auto type = call.inputs[x].toTensor().scalar_type();
+    if (type != at::kFloat && type != at::kDouble) return false;  // they have to be converted
+    for (size_t i = 0; i < gradients.size(); ++i)
+      if (call.needs[differentiable[i]]) gradients[i] = call.outputs[computed[i]].toTensor();
+    return true;
+  }
+
+ private:
+  // Returns whether the gradients that were computed with the loss are all that backward needs.
+  bool suffice(const SavedCall& call) const {
     if (call.output_gradients[log_prob].defined() || call.output_gradients[lse].defined())
       return false;
-    if ((needed & computed) != needed) return false;
-    return Formula::arguments(call, to, needed);
+    return (bits(call) & ~call.inputs[needs].toInt()) == 0;
   }
 };
 

@@ -332,8 +332,9 @@ struct Recorded : torch::autograd::Function<Recorded> {
     if (!any) return found;
     Stack stack;
     // With grad mode on, the gradients must be differentiable themselves.
-    if (at::GradMode::is_enabled() || duals || !formula.arguments(call, stack))
-      return gradients_in_python(op, call);
+    if (at::GradMode::is_enabled() || duals) return gradients_in_python(op, call);
+    if (formula.are_ready(call, found)) return found;
+    if (!formula.arguments(call, stack)) return gradients_in_python(op, call);
     call_below_autograd(formula.backward, stack);
     for (size_t i = 0; i < found.size(); ++i)
       found[i] = stack[i].toTensor();

@@ -1,13 +1,10 @@
 """The two implementations of autograd for operators with short calls.
 
 fusedseq._autograd records a call in C++, fused/autograd.py in Python. Both must give the same bits;
-further tests say which calls are recorded in C++, and check what autograd promises: saved tensors
-may not be modified, hooks see them, the graph is freed, errors keep their class.
+further tests say which calls are recorded in C++, and that errors keep their class.
 """
 
 import copy
-import gc
-import weakref
 
 import pytest
 import torch
@@ -15,7 +12,8 @@ from fusedseq import _load, fused, reference
 from fusedseq.fused import autograd
 from fusedseq.nn.heads import heads
 from fusedseq.testing import CASES, convert, differentiable, run
-from torch.utils.checkpoint import checkpoint
+
+from tests.support.autograd import LINEAR, leaves, recorded
 
 SMALL = (
     "activation_regularization",
@@ -41,10 +39,6 @@ SMALL = (
 )
 # Sparse gradients are always recorded in Python.
 RECORDED = [case for case in CASES if case.op in SMALL and not case.id.endswith("sparse")]
-LINEAR = torch.ones(3, 4), torch.ones(5, 4), torch.ones(5)
-recorded = pytest.mark.skipif(
-    autograd.recorder is None, reason="fusedseq._autograd is for another torch or Python"
-)
 
 
 @pytest.fixture
@@ -56,10 +50,6 @@ def in_python(monkeypatch):
         monkeypatch.setattr(autograd, "recorder", None)
 
     return send
-
-
-def leaves(*tensors):
-    return [t.detach().clone().requires_grad_() for t in tensors]
 
 
 def test_a_build_for_this_torch_records_in_cpp():
@@ -138,31 +128,6 @@ def test_second_derivatives_equal_the_oracles():
 
 
 @recorded
-def test_the_weight_of_an_embedding_may_change_before_its_backward():
-    """Its gradient does not depend on it: an optimizer may step first."""
-    W = torch.randn(5, 3, requires_grad=True)
-    y = fused.embedding(torch.tensor([1, 4, 1]), W)
-    assert y.grad_fn.name() == "FusedseqEmbeddingBackward"
-    with torch.no_grad():
-        W.zero_()
-    y.sum().backward()
-    assert W.grad[:, 0].tolist() == [0, 2, 0, 0, 1]
-
-
-def test_hooks_of_saved_tensors_get_no_tensor_without_data():
-    W = torch.randn(5, 3, requires_grad=True)
-    with torch.autograd.graph.save_on_cpu():
-        y = fused.embedding(torch.tensor([1, 4, 1]), W, p=0.5, seed=3)
-    (second,) = torch.autograd.grad(y.square().sum(), W, create_graph=True)
-    (found,) = torch.autograd.grad(second.sum(), W)
-    V = W.detach().requires_grad_()
-    y = reference.embedding(torch.tensor([1, 4, 1]), V, p=0.5, seed=3)
-    (first,) = torch.autograd.grad(y.square().sum(), V, create_graph=True)
-    torch.testing.assert_close(second, first)
-    torch.testing.assert_close(found, *torch.autograd.grad(first.sum(), V))
-
-
-@recorded
 def test_none_and_huge_numbers_are_left_to_python():
     """None in place of a bool is not optional, and an int may be too large for a double."""
     x, seed = torch.ones(2, 3), torch.tensor(1)
@@ -170,58 +135,6 @@ def test_none_and_huge_numbers_are_left_to_python():
     assert autograd._recorded["dropout"](x, 10**400, seed) is NotImplemented
     with pytest.raises(ValueError, match=r"^dropout: p must be in \[0, 1\]"):
         fused.dropout(x, 10**400, 1)
-
-
-def test_saved_tensors_may_not_be_modified_and_are_freed():
-    x, W, b = leaves(*LINEAR)
-    y = fused.linear(x, W, b)
-    with torch.no_grad():
-        W.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
-    y = fused.linear(x, W, b).sum()
-    y.backward(retain_graph=True)
-    first = x.grad.clone()
-    y.backward()
-    assert torch.equal(x.grad, 2 * first)
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-        y.backward()
-
-
-def test_inputs_are_freed_with_the_graph():
-    x = torch.randn(3, 4, requires_grad=True)
-    inner = x * 2
-    alive = weakref.ref(inner)
-    y = fused.residual_layer_norm(inner, inner.detach().clone())
-    del inner
-    y.sum().backward()
-    del y
-    gc.collect()
-    assert alive() is None
-
-
-def test_saved_tensor_hooks_are_called():
-    seen = []
-    given = leaves(*LINEAR)
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda t: seen.append(t.shape) or t.clone(), lambda t: t
-    ):
-        y = fused.linear(*given)
-    grads = torch.autograd.grad(y.sum(), given)
-    assert {given[0].shape, given[1].shape} <= {*seen}
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(grads, torch.autograd.grad(fused.linear(*given).sum(), given), strict=True)
-    )
-
-
-def test_checkpointing_recomputes():
-    given = leaves(*LINEAR)
-    wanted = torch.autograd.grad(fused.linear(*given).square().sum(), given)
-    got = torch.autograd.grad(
-        checkpoint(fused.linear, *given, use_reentrant=False).square().sum(), given
-    )
-    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 class Named(torch.Tensor):
@@ -395,21 +308,3 @@ def test_errors_of_a_kernel_keep_their_class(error):
 def test_errors_of_torch_keep_their_class():
     with pytest.raises(IndexError, match=r"^Dimension out of range"):
         autograd.recorder.heads(torch.ones(2), 3, 2, True)
-
-
-def change_in_place(device):
-    x, W = torch.randn(2, 3, 4, device=device), torch.randn(5, 4, device=device, requires_grad=True)
-    y = fused.linear(x, W, torch.zeros(5, device=device))
-    y.view(-1)[::2].mul_(2)
-    y.sum().backward()
-    factors = torch.tensor([2.0, 1.0], device=device).repeat(15).view(6, 5)
-    torch.testing.assert_close(W.grad, factors.T @ x.view(6, 4))
-
-
-def test_a_program_may_change_a_result_in_place():
-    change_in_place("cpu")
-
-
-@pytest.mark.triton
-def test_a_program_may_change_a_result_of_torchs_product_in_place(device):
-    change_in_place(device)

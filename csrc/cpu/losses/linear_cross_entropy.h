@@ -7,7 +7,7 @@
 //     MAX_LOGITS_BYTES, until their statistics are known, and then become their own gradients dz.
 //     Three products; each chunk reads W twice and adds to dW.
 //
-// Few rows multiply W where it is, as in linear.h: packing it would take as long as some of the
+// Few rows multiply W where it is, as in few_rows.h: packing it would take as long as some of the
 // products.
 //
 // A result does not depend on the number of parts of the work. The columns are divided into groups,
@@ -34,8 +34,7 @@ class CrossEntropy {
       : l(l),
         parts(parts),
         gradients(l.dx || l.dW || l.db),
-        dots(SAME && l.N <= MAX_DOT_ROWS && suits_dot_products<E, S>(l.E)),
-        transposed(SAME && !dots && is_transposed<E, S>(l.N, l.E)),
+        few_rows(l.N, l.E, l.x),
         reads_W(SAME && l.N <= CHUNK && l.E % LANES<E> == 0),
         scale(T(1 / l.temperature)),
         barrier(parts) {
@@ -47,8 +46,6 @@ class CrossEntropy {
   // the parts where the statistics of all columns are combined, and columns of x for dx.
   void run(int64_t begin, int64_t end) {
     const Range own{first_column(begin), first_column(end)};
-    if (transposed)
-      pack(l.x, 1, l.E, l.E, l.N - rows_left_to_dot_products<E, S>(l.N, l.E), packed_of(begin));
     for (int64_t r0 = 0; r0 < l.N; r0 += rows) {
       const int64_t r1 = r0 + rows < l.N ? r0 + rows : l.N, n = r1 - r0;
 
@@ -112,8 +109,7 @@ class CrossEntropy {
   const cpu::LinearCrossEntropy<T, S>& l;
   int parts;
   bool gradients;          // whether any gradient is needed
-  bool dots;               // whether the logits are dot products with the rows of W
-  bool transposed;         // whether they are W x^T, with the rows of W where they are
+  FewRows<E, S> few_rows;  // the logits, with the rows of W where they are
   bool reads_W;            // whether dx is dz W, with the rows of W where they are
   T scale;                 // of the logits, 1 / temperature
   int64_t group;           // columns of a group, a multiple of MIN_GROUP
@@ -121,7 +117,7 @@ class CrossEntropy {
   int64_t ld;              // the row length of `logits`
   Buffer<T> logits;        // (rows, ld) with gradients, else (parts, SUB, ld)
   Buffer<dZ> dlogits;      // (rows, ld) unless they replace the logits
-  Buffer<E> packed;        // (parts, packed_size(E, COLUMNS))  a block's columns of W^T, or x^T
+  Buffer<E> packed;        // (parts, packed_size(E, COLUMNS))  a block's columns of W^T
   Buffer<E> packed_rows;   // (COLUMNS, E)  a block's rows of W, of which each part packs columns
   Buffer<E> scratch;       // (parts, scratch_size)  of gemm_transposed
   int64_t left;            // the elements of a converted left operand, see gemm.h
@@ -160,7 +156,7 @@ class CrossEntropy {
   void allocate_workspaces() {
     logits = Buffer<T>(gradients ? rows * ld : parts * SUB * ld);
     if (gradients && !REPLACED) dlogits = Buffer<dZ>(rows * ld);
-    packed = Buffer<E>(parts * packed_size<E>(l.E, COLUMNS));
+    if (!few_rows) packed = Buffer<E>(parts * packed_size<E>(l.E, COLUMNS));
     if (l.dx && !reads_W) packed_rows = Buffer<E>(packed_size<E>(COLUMNS, l.E));
     if (l.dW) scratch = Buffer<E>(parts * scratch_size);
     const int64_t of_x = left_size<E, S>(l.E), of_logits = left_size<E, dZ>(COLUMNS);
@@ -196,29 +192,16 @@ class CrossEntropy {
   E* packed_of(int64_t part) { return packed + part * packed_size<E>(l.E, COLUMNS); }
 
   void pack_block(int64_t part, Range block) {
-    if (!dots && !transposed)
-      pack(l.W + block.begin * l.E, 1, l.E, l.E, block.size(), packed_of(part));
+    if (!few_rows) pack(l.W + block.begin * l.E, 1, l.E, l.E, block.size(), packed_of(part));
   }
 
   // z (s1 - s0, ld) = the logits of rows [s0, s1) and of a packed block. The columns that pad a row
   // to whole vectors are set to LOWEST, which neither a maximum nor a sum of exp notices.
   void compute_logits(int64_t part, Range block, int64_t s0, int64_t s1, T* z) {
     const T* const bias = l.b ? l.b + block.begin : nullptr;
-    const S* const W = l.W + block.begin * l.E;
-    if constexpr (SAME) {
-      if (dots) linear_dots<E, S>(l.N, l.E, block.size(), l.x, W, bias, z, ld);
-      if (transposed) {
-        cpu::Linear<S> product{};
-        product.M = l.N;
-        product.K = l.E;
-        product.N = ld;
-        product.x = l.x;
-        product.W = W;
-        product.y = z;
-        linear_transposed<E, S>(product, bias, packed_of(part), 0, block.size());
-      }
-    }
-    if (!dots && !transposed)
+    if (few_rows)
+      few_rows.multiply(block.size(), l.W + block.begin * l.E, bias, z, ld);
+    else
       gemm<E, S>(s1 - s0, l.E, block.size(), {l.x + s0 * l.E, l.E}, packed_of(part),
                  {z, ld, true, false}, lefts + part * left, bias);
     for (int64_t i = 0; i < s1 - s0; ++i) {
