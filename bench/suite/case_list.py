@@ -189,7 +189,12 @@ CASES = [
     decoding(1, 8, 200, 64, Target("torch", 1.2)),
     *(
         decoding(*sizes, full=True)
-        for sizes in ((1, 8, 50, 64), (32, 8, 200, 64), (1, 12, 1024, 64))
+        for sizes in (
+            (1, 8, 50, 64),
+            (32, 8, 200, 64),
+            (1, 12, 1024, 64),
+            (8, 12, 1024, 64),  # keys and values of 50 MB
+        )
     ),
     encoder_layer(64, 20, 512, Target("torch", 1.6)),
     *(

@@ -27,6 +27,7 @@ CASES = {
     "attention-L1-S50-B1-N8-D64-forward": 1.2,
     "attention-L1-S200-B32-N8-D64-forward": 1.2,
     "attention-L1-S1024-B1-N12-D64-forward": 1.2,
+    "attention-L1-S1024-B8-N12-D64-forward": 1.2,
 }
 PRESETS = {
     "words/base": 2.1,

@@ -2,7 +2,9 @@
 // is read once and where it is: staging or transposing would cost more than a product of so few
 // rows.
 //
-// What limits it: the memory bandwidth of reading the keys and values.
+// What limits it: the memory bandwidth of reading the keys and values. The hardware prefetcher does
+// not cross pages, so the keys that follow are prefetched where they come from memory. Measured on
+// two cores of a Zen 4 EPYC with 50 MB of keys and values: 1.1 to 1.2 times as fast as without.
 #pragma once
 #include "cpu/attention/operands.h"
 #include "cpu/attention/work_split.h"
@@ -24,6 +26,9 @@ class AttentionThin {
   static constexpr int CHUNK = 4;  // vectors of a result that are accumulated in registers
   const cpu::Attention& a;
   const Problem p{a};
+  // Whether keys and values come from memory, or from the far end of the L3 cache.
+  static constexpr int64_t FAR_BYTES = int64_t(8) << 20;
+  const bool far = 2 * a.B * a.N_kv * a.S * a.D * int64_t(sizeof(E)) > FAR_BYTES;
 
   // The memory of one thread. rows: all queries of a unit.
   struct Workspace {
@@ -46,20 +51,34 @@ class AttentionThin {
           qr(p.relative ? rows * p.Rp : 0) {}
   };
 
-  // s (LANES,) = the products of q with LANES keys.
-  template <class X>
-  HD void dots(const T* q, const X* const* keys, T* s) const {
+  // The keys or the values of a unit, where they are.
+  struct Rows {
+    const E* first;  // of batch row 0 if key_rows is given
+    int64_t stride;
+    const int64_t* key_rows;  // (S,) or null
+    int64_t batch_stride;
+    HD const E* operator[](int64_t j) const {
+      return first + j * stride + (key_rows ? key_rows[j] * batch_stride : 0);
+    }
+  };
+  HD Rows rows_of(const void* x, const int64_t* strides, int64_t b, int64_t g) const {
+    return {p.row(x, strides, a.key_rows ? 0 : b, g, p.first_key(b)), strides[2],
+            a.key_rows ? a.key_rows + b * a.S : nullptr, strides[0]};
+  }
+
+  // s (LANES,) = the products of q with LANES keys. CHUNK vectors of one key at a time, so that
+  // memory is read in order. Prefetches the rows `next`.
+  template <bool PREFETCH, class X>
+  HD void dots(const T* q, const X* const* keys, const E* const* next, T* s) const {
     V sum[LANES<T>];
 #pragma GCC unroll 16
     for (int t = 0; t < LANES<T>; ++t)
       sum[t] = V(T(0));
     int64_t d = 0;
-    for (; d + LANES<T> <= a.D; d += LANES<T>) {
-      const V x = V::load(q + d);
-#pragma GCC unroll 16
-      for (int t = 0; t < LANES<T>; ++t)
-        sum[t] = sum[t] + x * load_as(keys[t] + d);
-    }
+    for (; d + CHUNK * LANES<T> <= a.D; d += CHUNK * LANES<T>)
+      add_products<PREFETCH, CHUNK>(q, keys, next, d, sum);
+    for (; d + LANES<T> <= a.D; d += LANES<T>)
+      add_products<PREFETCH, 1>(q, keys, next, d, sum);
     if (d < a.D) {
       const V x = V::load(q + d);
 #pragma GCC unroll 16
@@ -69,35 +88,58 @@ class AttentionThin {
     horizontal_sums(sum).store(s);
   }
 
+  // sum[t] += q times key t, for N vectors from element d on.
+  template <bool PREFETCH, int N, class X>
+  HD void add_products(const T* q, const X* const* keys, const E* const* next, int64_t d,
+                       V (&sum)[LANES<T>]) const {
+    V x[N];
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n)
+      x[n] = V::load(q + d + n * LANES<T>);
+#pragma GCC unroll 16
+    for (int t = 0; t < LANES<T>; ++t)
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        const int64_t at = d + n * LANES<T>;
+        if (PREFETCH) __builtin_prefetch(next[t] + at);
+        sum[t] = sum[t] + x[n] * load_as(keys[t] + at);
+      }
+  }
+
   // s (rows, Wp) = the products of all queries of a unit with keys [base, keys), LANES keys at a
-  // time. Beyond the last key it is repeated.
-  HD void products_with_keys(Workspace& w, int64_t b, int64_t g, int64_t rows, int64_t base,
+  // time. Beyond the last key it is repeated. PREFETCH: the first query prefetches the LANES keys
+  // that follow, or the first values.
+  template <bool PREFETCH>
+  HD void products_with_keys(Workspace& w, const Rows& k, const Rows& v, int64_t rows, int64_t base,
                              int64_t keys) const {
-    const T* q = w.q;
-    const int64_t first = p.first_key(b);
-    T *rotated = w.rotated, *s = w.s - base;
+    T* const s = w.s - base;
     for (int64_t j = base; j < keys; j += LANES<T>) {
-      const E* ks[LANES<T>];
-      const T* rotated_ks[LANES<T>];
+      const E *ks[LANES<T>], *next[LANES<T>];
+      const T* rotated[LANES<T>];
+      const bool is_last = j + LANES<T> >= keys;
       for (int t = 0; t < LANES<T>; ++t) {
-        const int64_t key = j + t < keys ? j + t : keys - 1;
-        ks[t] = p.key(a.k, a.k_strides, b, g, first + key);
-        rotated_ks[t] = rotated + t * p.Dp;
-        if (p.rope) p.stage_row(ks[t], key, true, rotated + t * p.Dp);
+        const int64_t key = j + t < keys ? j + t : keys - 1, after = key + LANES<T>;
+        ks[t] = k[key];
+        if (PREFETCH) next[t] = is_last ? v[key - (j - base)] : k[after < keys ? after : keys - 1];
+        rotated[t] = w.rotated + t * p.Dp;
+        if (p.rope) p.stage_row(ks[t], key, true, w.rotated + t * p.Dp);
       }
       for (int64_t r = 0; r < rows; ++r) {
+        const T* q = w.q + r * p.Dp;
+        T* to = s + r * p.Wp + j;
         if (p.rope)
-          dots(q + r * p.Dp, rotated_ks, s + r * p.Wp + j);
+          dots<false>(q, rotated, next, to);
+        else if (PREFETCH && r == 0)
+          dots<true>(q, ks, next, to);
         else
-          dots(q + r * p.Dp, ks, s + r * p.Wp + j);
+          dots<false>(q, ks, next, to);
       }
     }
   }
 
-  // out (Dp,) = the sum of n values from row `first` on, weighted. CHUNK vectors of the result at a
+  // out (Dp,) = the sum of values [first, first + n), weighted. CHUNK vectors of the result at a
   // time; the last ones may be fewer and not whole.
-  HD void weighted_sum(const T* weights, int64_t b, int64_t g, int64_t first, int64_t n,
-                       T* out) const {
+  HD void weighted_sum(const T* weights, const Rows& v, int64_t first, int64_t n, T* out) const {
     for (int64_t d = 0; d < a.D; d += CHUNK * LANES<T>) {
       V sum[CHUNK];
 #pragma GCC unroll 4
@@ -105,16 +147,17 @@ class AttentionThin {
         sum[c] = V(T(0));
       if (d + CHUNK * LANES<T> <= a.D)
         for (int64_t j = 0; j < n; ++j) {
-          const E* v = p.key(a.v, a.v_strides, b, g, first + j) + d;
+          const E* row = v[first + j] + d;
 #pragma GCC unroll 4
           for (int c = 0; c < CHUNK; ++c)
-            sum[c] = sum[c] + V(weights[j]) * load_as(v + c * LANES<T>);
+            sum[c] = sum[c] + V(weights[j]) * load_as(row + c * LANES<T>);
         }
       else
         for (int64_t j = 0; j < n; ++j) {
-          const E* v = p.key(a.v, a.v_strides, b, g, first + j) + d;
+          const E* row = v[first + j] + d;
           for (int c = 0; c < CHUNK && d + c * LANES<T> < a.D; ++c)
-            sum[c] = sum[c] + V(weights[j]) * load_up_to(v + c * LANES<T>, a.D - d - c * LANES<T>);
+            sum[c] =
+                sum[c] + V(weights[j]) * load_up_to(row + c * LANES<T>, a.D - d - c * LANES<T>);
         }
       for (int c = 0; c < CHUNK && d + c * LANES<T> < p.Dp; ++c)
         sum[c].store(out + d + c * LANES<T>);
@@ -131,7 +174,11 @@ class AttentionThin {
                   true, w.q + r * p.Dp);
     if (p.relative)
       product<T>(rows, a.D, p.Rp, {w.q, p.Dp, 1}, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
-    products_with_keys(w, b, g, rows, block.base, block.end);
+    const Rows k = rows_of(a.k, a.k_strides, b, g), v = rows_of(a.v, a.v_strides, b, g);
+    if (far)
+      products_with_keys<true>(w, k, v, rows, block.base, block.end);
+    else
+      products_with_keys<false>(w, k, v, rows, block.base, block.end);
 
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t h = g * p.group + r / L, i = r % L;
@@ -139,7 +186,7 @@ class AttentionThin {
       T* s = w.s + r * p.Wp;
       if (a.dropped) p.dropout_factors(b, h, i, 1, seen, w.keep);
       const T inverse = p.softmax(s, w.qr + r * p.Rp, w.keep, b, h, i, seen, seen.count());
-      weighted_sum(s, b, g, p.first_key(b) + seen.base, inverse ? seen.count() : 0, w.out);
+      weighted_sum(s, v, seen.base, inverse ? seen.count() : 0, w.out);
       p.store_row(w.out, static_cast<E*>(a.out) + ((p.first_result(b) + i) * a.N + h) * a.D, a.D,
                   inverse);
     }
