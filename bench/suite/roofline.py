@@ -97,7 +97,11 @@ def bind(function, args, kwargs, backward):
     def forward_backward():
         outputs = torch.utils._pytree.tree_leaves(function(*args, **kwargs))
         if not output_gradients:
-            output_gradients.extend(testing.cotangents(outputs))
+            # A loss is differentiated as by backward().
+            output_gradients.extend(
+                torch.ones_like(y) if y.dim() == 0 else g
+                for y, g in zip(outputs, testing.cotangents(outputs), strict=True)
+            )
         return torch.autograd.grad(outputs, leaves, output_gradients)
 
     return forward_backward
