@@ -2,8 +2,6 @@
 // for autograd where an input requires a gradient.
 #pragma once
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <cctype>
 #include <map>
@@ -11,9 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "python/autograd_formulas.h"
-#include "python/mask_and_embedding_formulas.h"
-#include "python/recurrence_formula.h"
+#include "python/conversion.h"
+#include "python/formula_table.h"
 
 namespace fusedseq {
 namespace {
@@ -25,118 +22,6 @@ py::object& python_gradients() {
   // It is never destroyed, because Python may have ended before this library is unloaded.
   static py::object* function = new py::object;
   return *function;
-}
-
-py::object to_python(const IValue& v) {
-  if (is_given(v)) return py::reinterpret_steal<py::object>(THPVariable_Wrap(v.toTensor()));
-  if (v.isDouble()) return py::float_(v.toDouble());
-  if (v.isBool()) return py::bool_(v.toBool());
-  if (v.isInt()) return py::int_(v.toInt());
-  if (v.isString()) return py::str(v.toStringRef());
-  return py::none();
-}
-
-py::object to_python(const variable_list& results) {
-  if (results.size() == 1) return to_python(IValue(results[0]));
-  py::tuple tuple(results.size());
-  for (size_t i = 0; i < results.size(); ++i)
-    tuple[i] = to_python(IValue(results[i]));
-  return tuple;
-}
-
-py::list to_python(const Stack& values) {
-  py::list all;
-  for (const IValue& v : values)
-    all.append(to_python(v));
-  return all;
-}
-
-py::object not_implemented() {
-  return py::reinterpret_borrow<py::object>(Py_NotImplemented);
-}
-
-bool convert_int(PyObject* value, int64_t& to) {
-  int overflow = 0;
-  to = PyLong_AsLongLongAndOverflow(value, &overflow);
-  return !overflow;
-}
-
-// The type of an argument, from its operator's schema.
-struct ArgumentType {
-  c10::TypeKind kind;
-  bool is_optional;
-};
-
-// Converts an argument to the type that the schema asks for. Returns false for a value that only
-// Python can pass on: a tensor of a derived class, or a number that a compiler traces; and for one
-// of which Python decides what it means: None for an argument that is not optional.
-bool from_python(PyObject* value, ArgumentType type, IValue& to) {
-  if (value == Py_None) return type.is_optional;
-  int64_t number = 0;
-  switch (type.kind) {
-    case c10::TypeKind::TensorType:
-      // A number in place of a tensor is a seed. Here it becomes a tensor on the CPU, as in
-      // fused/check.py; for a call on a GPU `Formula::accepts` then returns false.
-      if (PyLong_CheckExact(value)) {
-        if (!convert_int(value, number)) return false;
-        to = at::scalar_tensor(number, at::kLong);
-        return true;
-      }
-      if (!THPVariable_CheckExact(value)) return false;
-      to = THPVariable_Unpack(value);
-      return true;
-    case c10::TypeKind::FloatType:
-      if (PyFloat_Check(value)) {
-        to = PyFloat_AS_DOUBLE(value);
-        return true;
-      }
-      if (!PyLong_CheckExact(value)) return false;
-      to = PyLong_AsDouble(value);
-      if (!PyErr_Occurred()) return true;
-      PyErr_Clear();  // too large for a double
-      return false;
-    case c10::TypeKind::IntType:
-      if (!PyLong_CheckExact(value) || !convert_int(value, number)) return false;
-      to = number;
-      return true;
-    case c10::TypeKind::BoolType:
-      if (!PyBool_Check(value)) return false;
-      to = value == Py_True;
-      return true;
-    case c10::TypeKind::StringType:
-      if (!PyUnicode_Check(value)) return false;
-      to = std::string(py::handle(value).cast<std::string>());
-      return true;
-    default:
-      return false;
-  }
-}
-
-std::map<std::string, std::shared_ptr<const Formula>> make_formulas() {
-  return {
-      {"activation_regularization",
-       std::make_shared<Formula>("activation_regularization",
-                                 "activation_regularization_backward")},
-      {"attention", std::make_shared<Attention>("attention")},
-      {"attention_plain", std::make_shared<Attention>("attention_plain")},
-      {"bias_activation_dropout", std::make_shared<BiasActivationDropout>()},
-      {"bidirectional_lstm", std::make_shared<Recurrence>("bidirectional_lstm")},
-      {"dropout", std::make_shared<RandomMask>("dropout")},
-      {"embedding", std::make_shared<Embedding>()},
-      {"gru", std::make_shared<CheckedRecurrence>("gru", 3, 4)},
-      {"layer_norm_gru", std::make_shared<CheckedRecurrence>("layer_norm_gru", 3, 4, "norm", 6)},
-      {"layer_norm_lstm", std::make_shared<CheckedRecurrence>("layer_norm_lstm", 4, 4, "norm", 10)},
-      {"linear", std::make_shared<Linear>()},
-      {"linear_cross_entropy", std::make_shared<LinearCrossEntropy>()},
-      {"locked_dropout", std::make_shared<RandomMask>("locked_dropout", 3)},
-      {"lstm", std::make_shared<CheckedRecurrence>("lstm", 4, 4)},
-      {"mogrifier_lstm", std::make_shared<MogrifierLstm>()},
-      {"peephole_lstm", std::make_shared<CheckedRecurrence>("peephole_lstm", 4, 4, "peephole", 3)},
-      {"projected_lstm", std::make_shared<Recurrence>("projected_lstm")},
-      {"residual_layer_norm", std::make_shared<ResidualLayerNorm>()},
-      {"rnn", std::make_shared<CheckedRecurrence>("rnn", 1, 1)},
-      {"weight_drop", std::make_shared<RandomMask>("weight_drop", 2)},
-  };
 }
 
 // Whether a tensor has a tangent of forward-mode AD.
