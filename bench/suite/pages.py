@@ -124,8 +124,8 @@ def readme_numbers(machine):
         lines += [line if both else [*line[:3], line[4]]] if line else []
     facts, versions = machine.result["machine"], machine.result["versions"]
     torch = versions["torch"].partition("+")[0]
-    where = f"{measurements.processor(facts)}, {facts['cores']} cores, fp32, torch {torch}."
-    return f"{report.markdown_table(lines)}\n\n{where}"
+    where = f"{measurements.processor(facts)}, {facts['cores']} cores, fp32, torch {torch}"
+    return f"{report.markdown_table(lines)}\n\n{where}, measured {readme_days(machine)}."
 
 
 def readme_gains(machine):
@@ -138,7 +138,21 @@ def readme_gains(machine):
             gains.append(f"{label}: {' and '.join(filter(None, (unthrottled, installed)))}")
     facts = machine.result["machine"]
     where = f"{measurements.processor(facts)}, {facts['cores']} cores"
-    return f"The same speed-ups on {where}: {'; '.join(gains)}."
+    days = readme_days(machine)
+    return f"The same speed-ups on {where}, measured {days}: {'; '.join(gains)}."
+
+
+def readme_days(machine):
+    """Returns on which days the cases in README.md were measured."""
+    days = {
+        pairs[name][0]["date"][:10]
+        for measured in (machine.cases, machine.presets)
+        for pairs in measured.values()
+        for name in README
+        if name in pairs
+    }
+    first, last = min(days), max(days)
+    return f"on {first}" if first == last else f"from {first} to {last}"
 
 
 def readme_ranges(machines):
