@@ -2,6 +2,7 @@
 // need no further checks. Arguments and gradients are connected by the names in the schemas, as in
 // pyext/fusedseq/fused/schema.py.
 #pragma once
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -315,7 +316,9 @@ struct LinearCrossEntropy : Formula {
   bool are_ready(const SavedCall& call, variable_list& gradients) const override {
     if (torch::autograd::get_current_graph_task_keep_graph() || !suffice(call)) return false;
     const Tensor& dloss = call.output_gradients[loss];
-    if (!dloss.is_cpu() || dloss.item().toDouble() != 1) return false;
+    // A fake or a batched tensor, and one that a dispatch mode intercepts, has no value to read.
+    if (!dloss.is_cpu() || at::isTensorSubclassLike(dloss)) return false;
+    if (dloss.item().toDouble() != 1) return false;
     const auto type = call.inputs[x].toTensor().scalar_type();
     if (type != at::kFloat && type != at::kDouble) return false;  // they have to be converted
     for (size_t i = 0; i < gradients.size(); ++i)

@@ -118,6 +118,18 @@ def test_gradients_are_copied_only_where_needed(of, factor, kept):
         torch.testing.assert_close(t.grad, 2 * g)
 
 
+@recorded
+def test_a_gradient_without_a_value_is_multiplied():
+    """Backward cannot ask whether the loss's gradient is one where that is a batch of gradients."""
+    x, W, target, _ = inputs()
+    factors = torch.tensor([1.0, 3.0], dtype=x.dtype)
+    loss = fused.linear_cross_entropy(x, W, target)
+    (batch,) = torch.autograd.grad(loss, W, factors, is_grads_batched=True)
+    loss = fused.linear_cross_entropy(x, W, target)
+    (expected,) = torch.autograd.grad(loss, W)
+    torch.testing.assert_close(batch, factors.view(2, 1, 1) * expected)
+
+
 def change_in_place(device):
     x, W = torch.randn(2, 3, 4, device=device), torch.randn(5, 4, device=device, requires_grad=True)
     y = fused.linear(x, W, torch.zeros(5, device=device))
