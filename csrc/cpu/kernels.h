@@ -299,7 +299,7 @@ struct BiasActivationDropout {
 };
 
 // The cross-entropy of logits z = (x W^T + b) / temperature, whose rows all have a target. S is the
-// type in memory of the two large inputs.
+// type in memory of the two large inputs, and of the gradient of W.
 template <class T, class S = T>
 struct LinearCrossEntropy {
   int64_t N, E, V;
@@ -320,15 +320,16 @@ struct LinearCrossEntropy {
   const T* dlog_prob;   // (N,) or null
   const T* dlse;        // (N,) or null
   T* dx;                // (N, E) or null if not needed
-  T* dW;                // (V, E) or null if not needed
+  S* dW;                // (V, E) or null if not needed
   T* db;                // (V,) or null if not needed
 };
 
 // y = x * factor.
 struct Scale {
   Type type;  // of y
+  Type of_x;  // the same, or the type of computing
   int64_t n;
-  const void* x;  // (n,)  in the type of computing
+  const void* x;  // (n,)
   double factor;
   void* y;  // (n,)
 };

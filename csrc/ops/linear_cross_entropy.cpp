@@ -28,7 +28,8 @@ FUSEDSEQ_DECLARE(LossTensors, LCE_TENSORS)
   FIELD(int64_t, reduction) /* a value of Reduction */
 FUSEDSEQ_DECLARE(Options, LCE_OPTIONS)
 
-// The gradients of x, W and b, formed with the loss as if the loss's own gradient were 1.
+// The gradients of x, W and b in the dtype of x, formed with the loss as if the loss's own gradient
+// were 1.
 #define LCE_GRADIENTS(FIELD)     \
   FIELD(Tensor, dx) /* (N, E) */ \
   FIELD(Tensor, dW) /* (V, E) */ \
@@ -53,7 +54,7 @@ FUSEDSEQ_DECLARE(LossOutputGradients, LCE_OUTPUT_GRADIENTS)
 #define LCE_SCALE(FIELD) \
   LCE_GRADIENTS(FIELD)   \
   FIELD(Tensor, dloss)   \
-  FIELD(Tensor, x) /* only its dtype is used, that of the results */
+  FIELD(Tensor, x) /* only its dtype is used, that of the gradients */
 FUSEDSEQ_DECLARE(ScaleInputs, LCE_SCALE)
 
 template <class T>
@@ -111,7 +112,8 @@ void require_inputs(const char* op, const LossTensors& t, const Options& o) {
 // kernel computes in, and the kernel's arguments, which point to them.
 template <class T, class S = T>
 struct Call {
-  const char* op;  // for error messages
+  const char* op;         // for error messages
+  const ScalarType type;  // of the caller's x
   Tensor x, W, target, b, class_weights;
   bool has_b, weighted;
   Options o;
@@ -123,6 +125,7 @@ struct Call {
 
   Call(const char* op, const LossTensors& t, const Options& o)
       : op(op),
+        type(t.x.scalar_type()),
         x(dense(t.x, in_memory<S>)),
         W(dense(t.W, in_memory<S>)),
         target(dense(t.target)),
@@ -211,26 +214,43 @@ struct Call {
 
   // Runs the kernel, and returns the gradients whose bits are set in `needs`.
   LossGradients gradients(int64_t needs) {
-    const auto gradient = [&](int position, const Sizes& shape) {
-      return output(x, is_needed(needs, position) ? shape : Sizes{0}, computing<T>);
+    const auto gradient = [&](int position, const Sizes& shape, ScalarType formed) {
+      return output(x, is_needed(needs, position) ? shape : Sizes{0}, formed);
     };
-    Tensor dx = gradient(LossGradients::Position::dx, {l.N, E()}),
-           dW = gradient(LossGradients::Position::dW, {V(), E()}),
-           db = gradient(LossGradients::Position::db, {V()});
+    const Tensor dx = gradient(LossGradients::Position::dx, {l.N, E()}, computing<T>),
+                 dW = gradient(LossGradients::Position::dW, {V(), E()}, in_memory<S>),
+                 db = gradient(LossGradients::Position::db, {V()}, computing<T>);
     l.dx = out<T>(dx);
-    l.dW = out<T>(dW);
+    l.dW = out<S>(dW);
     l.db = out<T>(db);
-    if (l.N)
+    if (l.N) {
       run(l, team());
-    else
-      for (const Tensor& t : {dW, db})
-        if (t.numel()) memset(t.mutable_data_ptr(), 0, t.numel() * sizeof(T));
-    if (!is_needed(needs, LossGradients::Position::dx) || has_all_targets()) return {dx, dW, db};
+    } else {
+      if (l.dW) memset(l.dW, 0, dW.numel() * sizeof(S));
+      if (l.db) memset(l.db, 0, db.numel() * sizeof(T));
+    }
+    const bool scatters = is_needed(needs, LossGradients::Position::dx) && !has_all_targets();
+    return {rounded(scatters ? dx_of_all_rows() : dx), rounded(dW), rounded(db)};
+  }
+
+  // The gradient of x (N, E): that of the selected rows, and zero for the others.
+  Tensor dx_of_all_rows() const {
     Tensor all = output(x, {N(), E()}, computing<T>);
     memset(all.mutable_data_ptr(), 0, all.numel() * sizeof(T));
     for (int64_t i = 0; i < l.N; ++i)
       memcpy(out<T>(all) + selected[i] * E(), l.dx + i * E(), E() * sizeof(T));
-    return {all, dW, db};
+    return all;
+  }
+
+  // A tensor in the dtype of the caller's x.
+  Tensor rounded(const Tensor& t) const {
+    if (t.scalar_type() == type) return t;
+    Tensor result = output(t, Sizes(t.sizes().begin(), t.sizes().end()), type);
+    if (t.numel())
+      cpu::kernels().scale({cpu::Type::bf16, cpu::Type::f32, t.numel(), t.const_data_ptr(), 1,
+                            result.mutable_data_ptr()},
+                           parallel);
+    return result;
   }
 };
 
@@ -299,21 +319,20 @@ LossGradients linear_cross_entropy_backward(const LossOutputGradients& g, const 
   return with_call(BACKWARD, t, o, [&](auto&& call) { return backward(call, g, needs.needs); });
 }
 
-// Multiplies the gradients that were formed with the loss by the loss's gradient, and converts them
-// to the dtype of x. The former stay unchanged, as another backward may follow.
+// Multiplies the gradients that were formed with the loss by the loss's gradient. The former stay
+// unchanged, as another backward may follow.
 LossGradients linear_cross_entropy_scale(const ScaleInputs& i, const Needs& needs) {
   require_scalar(SCALE, "dloss", i.dloss);
   const cpu::Type type = kernel_type(SCALE, "x", i.x);
-  const ScalarType formed = type == cpu::Type::f64 ? ScalarType::Double : ScalarType::Float;
   const Tensor dloss = dense(i.dloss, ScalarType::Double);
   const auto scale_one = [&](const char* name, const Tensor& gradient, int position) {
     if (!is_needed(needs.needs, position)) return output(i.x, {0});
     require(gradient.is_contiguous(), SCALE, "dx, dW and db must be contiguous");
-    require_dtype(SCALE, name, gradient, formed);
+    require_dtype(SCALE, name, gradient, i.x.scalar_type());
     Tensor result = output(i.x, Sizes(gradient.sizes().begin(), gradient.sizes().end()));
     if (result.numel())
-      cpu::kernels().scale({type, result.numel(), gradient.const_data_ptr(), *in<double>(dloss),
-                            result.mutable_data_ptr()},
+      cpu::kernels().scale({type, type, result.numel(), gradient.const_data_ptr(),
+                            *in<double>(dloss), result.mutable_data_ptr()},
                            parallel);
     return result;
   };

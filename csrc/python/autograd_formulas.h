@@ -298,8 +298,8 @@ struct ResidualLayerNorm : Formula {
 // The gradients were computed with the loss: linear_cross_entropy_scale multiplies them by the
 // gradient of the loss.
 struct LinearCrossEntropy : Formula {
-  const size_t x = input("x"), needs = input("needs"), loss = output("loss"),
-               log_prob = output("log_prob"), lse = output("lse");
+  const size_t needs = input("needs"), loss = output("loss"), log_prob = output("log_prob"),
+               lse = output("lse");
   const size_t computed[3] = {output("dx"), output("dW"), output("db")};
 
   LinearCrossEntropy()
@@ -319,8 +319,6 @@ struct LinearCrossEntropy : Formula {
     // A fake or a batched tensor, and one that a dispatch mode intercepts, has no value to read.
     if (!dloss.is_cpu() || at::isTensorSubclassLike(dloss)) return false;
     if (dloss.item().toDouble() != 1) return false;
-    const auto type = call.inputs[x].toTensor().scalar_type();
-    if (type != at::kFloat && type != at::kDouble) return false;  // they have to be converted
     for (size_t i = 0; i < gradients.size(); ++i)
       if (call.needs[differentiable[i]]) gradients[i] = call.outputs[computed[i]].toTensor();
     return true;

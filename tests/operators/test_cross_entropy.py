@@ -265,6 +265,20 @@ def test_every_schedule_agrees_with_the_oracle(threads, count, reduction, N, E, 
     check("linear_cross_entropy", args, kwargs)
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("N", [300, 800, 2000], ids=["one product", "one chunk", "chunks"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_way_to_a_bf16_gradient_of_w(threads, count, reduction, N):
+    """The gradient of W is rounded by one product, or after the sums over the rows of one or of
+    several chunks."""
+    threads(count)
+    args, kwargs = linear_cross_entropy_case(N, 40, 1100, ignored=7, reduction=reduction).inputs(
+        dtype=torch.bfloat16
+    )
+    check("linear_cross_entropy", args, kwargs)
+
+
 @pytest.mark.triton
 @pytest.mark.parametrize("block_bytes", [2 << 10, 40 << 10], ids=["classes", "rows"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -24,12 +24,14 @@ void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* 
   if constexpr (std::is_same<S, Sum<E>>::value) {
     gemm<E, S>(M, K, columns, A, packed, {C.p, C.ld, false, false}, scratch, bias, next);
   } else {
-    alignas(64) Sum<E> block[CHUNK * PANEL<E>];
+    alignas(64) Sum<E> block[CHUNK<E> * PANEL<E>];
     each_chunk(M, K, A, scratch, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
       for (int64_t n = 0; n < columns; n += PANEL<E>) {
         const int64_t width = columns - n < PANEL<E> ? columns - n : PANEL<E>;
-        gemm_chunk<E>(rows, depth<E>(K), width, left, packed + depth<E>(K) * n,
-                      {block, PANEL<E>, true, false}, bias ? bias + n : nullptr, next);
+        const E* const panel = packed + depth<E>(K) * n;
+        const bool last = n + PANEL<E> >= columns;
+        gemm_chunk<E>(rows, depth<E>(K), width, left, panel, {block, PANEL<E>, true, false},
+                      bias ? bias + n : nullptr, last ? next : panel + depth<E>(K) * PANEL<E>);
         store_block(rows, width, (const Sum<E>*)block, PANEL<E>, C.p + m * C.ld + n, C.ld);
       }
     });
@@ -59,7 +61,7 @@ void linear(const cpu::Linear<S>& l, cpu::Parallel run, int threads) {
     });
 
   // The workspace: one panel for each part if a chunk has all rows, else W.
-  const bool one_chunk = l.M <= CHUNK;
+  const bool one_chunk = l.M <= CHUNK<E>;
   const int64_t panel = packed_size<E>(l.K, PANEL<E>);
   const int64_t left = stays_in_place<E, S>(l.K, l.K) ? 0 : left_size<E, S>(l.K);
   Buffer<E> packed(one_chunk ? panel * threads : packed_size<E>(l.K, l.N));
@@ -88,7 +90,7 @@ class LinearBackward {
   LinearBackward(const cpu::Linear<S>& l, int parts)
       : l(l),
         parts(parts),
-        few(l.M <= CHUNK && (!SAME || l.K % LANES<E> == 0)),
+        few(l.M <= CHUNK<E> && (!SAME || l.K % LANES<E> == 0)),
         panel(packed_size<E>(l.N, PANEL<E>)),
         left(stays_in_place<E, S>(l.N, l.N) ? 0 : left_size<E, S>(l.N)),
         packed(!l.dx  ? 0

@@ -26,7 +26,7 @@ void linear_int8_panels(const cpu::LinearInt8& l, int64_t begin, int64_t end, fl
 }
 
 void linear_int8(const cpu::LinearInt8& l, cpu::Parallel run, int threads) {
-  const bool dots = l.M <= l.rows.most, few = l.M <= CHUNK;
+  const bool dots = l.M <= l.rows.most, few = l.M <= CHUNK<float>;
   const int64_t panel = packed_size<float>(l.K, PANEL<float>);
   // Like linear: one panel for each part if there are few rows, else all of W.
   Buffer<float> packed(dots ? 0 : few ? panel * threads : packed_size<float>(l.K, l.N));

@@ -163,12 +163,7 @@ void any_tile(TileRegisters& registers, int M, int64_t width, int64_t K, LeftOpe
   const int64_t padded = round_up<T>(width);
   const bool direct = C.whole_vectors || padded == width;
   const Matrix<T> out{direct ? C.p : buffer, direct ? C.ld : padded};
-  // Vectors add the old value of C at the end. Tile registers start from it; then the buffer must
-  // hold it, so that the order of additions does not depend on the width.
-  const bool buffer_starts_from_C = IN_TILE_REGISTERS<E> && !direct && C.accumulate;
-  const bool accumulate = C.accumulate && (direct || buffer_starts_from_C);
-  for (int m = 0; buffer_starts_from_C && m < M; ++m)
-    memcpy(buffer + m * padded, C.p + m * C.ld, width * sizeof(T));
+  const bool accumulate = C.accumulate && direct;
   const auto in_vectors = [&](auto prefetches) {
     constexpr bool PREFETCH = decltype(prefetches)::value;
     switch (padded / L) {
@@ -193,8 +188,7 @@ void any_tile(TileRegisters& registers, int M, int64_t width, int64_t K, LeftOpe
   if (direct) return;
   for (int m = 0; m < M; ++m)
     for (int64_t n = 0; n < width; ++n)
-      C.p[m * C.ld + n] = buffer[m * padded + n] +
-                          (C.accumulate && !buffer_starts_from_C ? C.p[m * C.ld + n] : T(0));
+      C.p[m * C.ld + n] = buffer[m * padded + n] + (C.accumulate ? C.p[m * C.ld + n] : T(0));
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -18,6 +18,7 @@
 #pragma once
 #include "cpu/gemm/linear.h"
 #include "cpu/losses/online_statistics.h"
+#include "cpu/losses/weight_gradient.h"
 #include "cpu/simd/elementary_functions.h"
 
 namespace fusedseq {
@@ -35,7 +36,7 @@ class CrossEntropy {
         parts(parts),
         gradients(l.dx || l.dW || l.db),
         few_rows(l.N, l.E, l.x),
-        reads_W(SAME && l.N <= CHUNK && l.E % LANES<E> == 0),
+        reads_W(SAME && l.N <= CHUNK<E> && l.E % LANES<E> == 0),
         scale(T(1 / l.temperature)),
         barrier(parts) {
     choose_schedule();
@@ -94,8 +95,6 @@ class CrossEntropy {
   // The columns are divided into at most MAX_GROUPS groups of at least MIN_GROUP columns.
   static constexpr int64_t MAX_GROUPS = 64, MIN_GROUP = 32;
   static constexpr int64_t ld_sums = COLUMNS + 16;
-  static constexpr int64_t scratch_size =
-      (TRANSPOSED_SCRATCH<E> + LANES<E> - 1) / LANES<E> * LANES<E>;
 
   // The gradient of a row with respect to its logits before they are divided by the temperature is
   //   target * (P - [the target's column]) + classes * (weights_sum * P - class_weights) + rest * P
@@ -119,12 +118,12 @@ class CrossEntropy {
   Buffer<dZ> dlogits;      // (rows, ld) unless they replace the logits
   Buffer<E> packed;        // (parts, packed_size(E, COLUMNS))  a block's columns of W^T
   Buffer<E> packed_rows;   // (COLUMNS, E)  a block's rows of W, of which each part packs columns
-  Buffer<E> scratch;       // (parts, scratch_size)  of gemm_transposed
   int64_t left;            // the elements of a converted left operand, see gemm.h
   Buffer<E> lefts;         // (parts, left)
-  Buffer<T> sums;          // (parts, 2, ld_sums)  of column_sums
-  Buffer<T> target_logit;  // (rows,)
-  Buffer<T> highest;       // (parts, rows)  the largest logit of a part's columns so far
+  WeightGradient<T, E, S, dZ> dW;
+  Buffer<T> sums;                     // (parts, 2, ld_sums)  of column_sums
+  Buffer<T> target_logit;             // (rows,)
+  Buffer<T> highest;                  // (parts, rows)  the largest logit of a part's columns so far
   Buffer<Statistics<T>> statistics;   // (groups, rows)
   Buffer<Coefficients> coefficients;  // (rows,)
   Barrier barrier;
@@ -158,7 +157,7 @@ class CrossEntropy {
     if (gradients && !REPLACED) dlogits = Buffer<dZ>(rows * ld);
     if (!few_rows) packed = Buffer<E>(parts * packed_size<E>(l.E, COLUMNS));
     if (l.dx && !reads_W) packed_rows = Buffer<E>(packed_size<E>(COLUMNS, l.E));
-    if (l.dW) scratch = Buffer<E>(parts * scratch_size);
+    dW = WeightGradient<T, E, S, dZ>(l, rows, COLUMNS, parts);
     const int64_t of_x = left_size<E, S>(l.E), of_logits = left_size<E, dZ>(COLUMNS);
     left = of_x > of_logits ? of_x : of_logits;
     lefts = Buffer<E>(parts * left);
@@ -317,10 +316,7 @@ class CrossEntropy {
                       coefficients[s - r0]);
 
       // dW += dz^T x and db += the sum of dz, where the first rows of all write and the others add.
-      if (l.dW)
-        gemm_transposed<E>(s1 - s0, l.E, {0, n}, dz, Matrix<const S>{l.x + s0 * l.E, l.E},
-                           Matrix<T>{l.dW + block.begin * l.E, l.E}, s0 > 0,
-                           scratch + part * scratch_size);
+      if (l.dW) dW.add(part, block, s0, s1, dz);
       if (l.db) {
         T* const total = sums + part * 2 * ld_sums;
         column_sums(s1 - s0, dz.p, dz.ld, n, total, total + ld_sums);
@@ -328,6 +324,7 @@ class CrossEntropy {
         add_row((const T*)total, l.db + block.begin, n, T(1));
       }
     }
+    if (l.dW && r1 == l.N) dW.finish(part, block, {gradients_of(0, block.begin), ld});
   }
 
   // Returns where the gradients of a chunk's logits are, from this row and column on.

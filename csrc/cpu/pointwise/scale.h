@@ -1,4 +1,4 @@
-// y = x * factor, stored in another type.
+// y = x * factor, in the same type or rounded to a narrower one.
 #pragma once
 #include "cpu/simd/elements.h"
 #include "cpu/team.h"
@@ -12,11 +12,15 @@ void scale(const cpu::Scale& s, cpu::Parallel run) {
     using S = decltype(of);
     using C = typename Compute<S>::type;
     parallel(run, (s.n + BLOCK - 1) / BLOCK, [&](int64_t begin, int64_t end) {
-      const C* x = static_cast<const C*>(s.x);
-      S* y = static_cast<S*>(s.y);
       const int64_t last = end * BLOCK < s.n ? end * BLOCK : s.n;
-      for (int64_t i = begin * BLOCK; i < last; i += LANES<C>)
-        store_up_to(y + i, Vec<C>::load(x + i, last - i) * Vec<C>(C(s.factor)), last - i);
+      const auto multiply = [&](const auto* x, S* y) {
+        for (int64_t i = begin * BLOCK; i < last; i += LANES<C>)
+          store_up_to(y + i, load_up_to(x + i, last - i) * Vec<C>(C(s.factor)), last - i);
+      };
+      if (s.of_x == s.type)
+        multiply(static_cast<const S*>(s.x), static_cast<S*>(s.y));
+      else
+        multiply(static_cast<const C*>(s.x), static_cast<S*>(s.y));
     });
   });
 }

@@ -48,7 +48,7 @@ class ForwardWeights {
   // a whole: of a single step, which uses no weight twice, and of few rows and weights of 8 bits,
   // which dot products read faster than packed floats.
   static bool are_in_panels(const cpu::Recurrence<T>& r) {
-    if (r.steps == 1) return r.B <= CHUNK;
+    if (r.steps == 1) return r.B <= CHUNK<E>;
     return r.weights == cpu::WeightType::int8 && r.B <= MAX_DOT_ROWS;
   }
 

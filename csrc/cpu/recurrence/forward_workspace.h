@@ -27,10 +27,10 @@ struct ForwardPlan {
   ForwardPlan(const cpu::Recurrence<T>& r, const Sizes<T>& s, int parts)
       : by_rows(!ForwardWeights<T, E, Cell>::are_in_panels(r) && shares_rows<E>(s, r, parts)),
         exchanges(parts > 1 && !by_rows),
-        input_block(s.rounds || by_rows ? 0
-                    : s.B <= CHUNK / 2  ? CHUNK / s.B
-                    : s.B < 2 * CHUNK   ? 2 * CHUNK / s.B
-                                        : 1),
+        input_block(s.rounds || by_rows   ? 0
+                    : s.B <= CHUNK<T> / 2 ? CHUNK<T> / s.B
+                    : s.B < 2 * CHUNK<T>  ? 2 * CHUNK<T> / s.B
+                                          : 1),
         steps_of_z(std::clamp(input_block, int64_t(1), s.steps)),
         streams_y(exchanges && !Cell::WHOLE_ROWS && is_streamed(s, s.P)),
         streams_saved(r.gates && is_streamed(s, Cell::SLOTS * s.Hp)) {}

@@ -126,7 +126,7 @@ def needs_bits(needed: Any) -> int:
 
 
 def computing_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the loss, and of the gradients that are computed with it."""
+    """The dtype of the loss."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -155,8 +155,9 @@ def fake(named: Named) -> tuple[Tensor, ...]:
 
 
 def fake_gradients(named: Named) -> tuple[Tensor, ...]:
+    # On a GPU the gradients are rounded after they were multiplied by the loss's own gradient.
     x, W, needs = named["x"], named["W"], named["needs"]
-    like = x.new_empty(0, dtype=computing_dtype(x.dtype))
+    like = x if x.device.type == "cpu" else x.new_empty(0, dtype=computing_dtype(x.dtype))
     shapes = (x.shape, W.shape, W.shape[:1])
     return tuple(
         like.new_empty(shape if needs >> i & 1 else (0,)) for i, shape in enumerate(shapes)
