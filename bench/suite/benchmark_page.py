@@ -159,6 +159,14 @@ memory: in an earlier run it reached 51 % of the copy bandwidth, below its targe
 baseline of the embedding, the published masked copy, depends on the memory that the allocator has
 available: once the gain was 3.6, below its target of 4.
 """,
+    "intel-xeon-family-6-model-207-2-cores-cpu": """
+The targets were set on Zen 5. A core of this processor runs two threads, and here the second ones
+belong to other virtual machines: within minutes, the same call takes up to twice as long as before.
+The ratios are those of times in the same rounds; a single one may be off by a tenth.
+
+- **fp32**: MKL takes its AVX-512 kernels, so that torch's products are as fast as those here.
+- **bf16**: torch's oneDNN and the kernels here (`avx512_amx`) multiply in AMX tiles.
+""",
     "amd-epyc-family-25-model-17-2-cores-cpu": """
 The targets were set on Zen 5. Zen 4 computes vectors of 512 bits in two halves, so that MKL's AVX2
 kernels are nearly at the limit of its arithmetic, and a faster product gains little.
@@ -189,8 +197,8 @@ tokens. `python -m bench.training.compare speed --data DATA` measures the steps 
 BF16 = """### bf16
 
 The same for bf16 tensors, whose products torch computes with oneDNN, which takes this processor's
-dot products of bfloat16 numbers. So do the kernels here, see [precision](precision.md). MKL and its
-limit play no part in these products.
+instructions for bfloat16 numbers. So do the kernels here, see [precision](precision.md). MKL plays
+no part in these products.
 """
 OVER_FP32 = """How many times as fast the fused operator is in bf16 as in fp32, of the cases above
 that were measured on this machine in both. Those marked "two runs" were measured at different

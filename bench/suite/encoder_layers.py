@@ -15,7 +15,8 @@ from torch.func import functional_call
 from bench.suite.case import BenchmarkCase
 
 HEADS, DROPOUT = 8, 0.1
-TOLERANCE = 1e-3  # of the norm of a result or gradient, in fp32
+# Of the norm of a result or gradient. In bf16, torch's layer and ours both differ by 3 % from fp64.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
 def torch_layer(E):
@@ -85,7 +86,7 @@ def check(case, args):
         out = layer(*given)
         found[name] = (out, *torch.autograd.grad(out, given, testing.cotangents([out])))
     errors = [
-        ((ours - theirs).norm() / theirs.norm() / TOLERANCE).item()
+        ((ours - theirs).norm() / theirs.norm() / TOLERANCE[case.dtype]).item()
         for ours, theirs in zip(found["fused"], found["torch"], strict=True)
     ]
     assert max(errors) <= 1, f"{case.name}: the layers differ by {max(errors):.3g} tolerances"

@@ -80,7 +80,7 @@ struct Table {
   bool zeroed;
 };
 Table table(const Tensor& like, int64_t rows, int64_t columns, ScalarType type, int64_t used) {
-  const int64_t element = type == ScalarType::Double ? 8 : 4;
+  const int64_t element = type == ScalarType::Double ? 8 : type == ScalarType::BFloat16 ? 2 : 4;
   checked_product(BACKWARD, "the gradient", {rows, columns, element});
   const int64_t row_bytes = columns * element, bytes = rows * row_bytes;
   const Sizes shape{rows, columns}, strides{columns, 1};
@@ -118,14 +118,12 @@ void require_backward(const EmbeddingBackward& g) {
 EmbeddingGradient embedding_backward(const EmbeddingBackward& g) {
   const auto& [dy, ids, V, p, seed, keys] = g;
   require_backward(g);
-  const cpu::Type computing = kernel_type(BACKWARD, "dy", dy);
+  const cpu::Type type = kernel_type(BACKWARD, "dy", dy);
   const int64_t E = width(dy, ids);
   const Tensor index = dense(ids), d = dense(dy);
   require_ids(BACKWARD, index, V);
-  const ScalarType type = dy.scalar_type();
-  auto [dW, zeroed] =
-      table(dy, V, E, type == ScalarType::BFloat16 ? ScalarType::Float : type, ids.numel());
-  cpu::Embedding e = arguments(index, V, E, computing, p, seed);
+  auto [dW, zeroed] = table(dy, V, E, dy.scalar_type(), ids.numel());
+  cpu::Embedding e = arguments(index, V, E, type, p, seed);
   const Tensor key = keys ? dense(*keys) : index;
   if (keys) {
     // The word of a Philox block that a key selects is its remainder by 4: it must not be negative.
@@ -135,7 +133,7 @@ EmbeddingGradient embedding_backward(const EmbeddingBackward& g) {
   if (dW.numel())
     cpu::kernels().embedding_backward(e, d.const_data_ptr(), dW.mutable_data_ptr(), zeroed,
                                       parallel, threads());
-  return {as_type(dW, type)};
+  return {dW};
 }
 
 #ifdef FUSEDSEQ_CUDA

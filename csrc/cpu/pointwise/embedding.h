@@ -81,14 +81,14 @@ struct TokensByRow {
   }
 };
 
-// The gradient of the table, in the type of computing (float for bfloat16). Each row is written
-// once and by one thread: zeros, or the sum over its tokens in their order. The sum therefore does
-// not depend on the number of threads.
+// The gradient of the table. Each row is written once and by one thread: zeros, or the sum over its
+// tokens in their order, which is rounded at the end. The sum therefore does not depend on the
+// number of threads.
 template <class S>
-void embedding_backward_type(const cpu::Embedding& e, const S* dy, void* out, bool zeroed,
+void embedding_backward_type(const cpu::Embedding& e, const S* dy, S* dW, bool zeroed,
                              cpu::Parallel run, int threads) {
   using C = typename Compute<S>::type;
-  C* dW = static_cast<C*>(out);  // (V, E)
+  constexpr bool ROUNDED = !std::is_same<S, C>::value;
   const TokensByRow tokens(e);
   const int64_t* const start = tokens.start;
   const int64_t* const order = tokens.order;
@@ -113,23 +113,31 @@ void embedding_backward_type(const cpu::Embedding& e, const S* dy, void* out, bo
   parallel(run, threads, [&](int64_t begin, int64_t end) {
     const int64_t first = begin ? row_at(work * begin / threads) : 0;
     const int64_t last = end < threads ? row_at(work * end / threads) : e.V;
+    const Buffer<C> sums(ROUNDED ? e.E : 0);
     for (int64_t v = first; v < last;) {
       int64_t next = v + 1;
-      C* row = dW + v * e.E;
+      S* const row = dW + v * e.E;
       if (start[v] == start[v + 1]) {
         // A run of rows without tokens.
         while (next < last && start[next] == start[next + 1])
           ++next;
-        if (!zeroed) stream_zeros(reinterpret_cast<char*>(row), (next - v) * e.E * sizeof(C));
+        if (!zeroed) stream_zeros(reinterpret_cast<char*>(row), (next - v) * e.E * sizeof(S));
       } else {
+        C* sum;
+        if constexpr (ROUNDED)
+          sum = sums;
+        else
+          sum = row;
         for (int64_t i = start[v]; i < start[v + 1]; ++i) {
           if (i + ROWS_AHEAD < start[last])
             prefetch_row(dy + order[i + ROWS_AHEAD] * e.E, e.E * sizeof(S));
           if (i == start[v])
-            scale_row_as(dy + order[i] * e.E, row, e.E, scale);
+            scale_row_as(dy + order[i] * e.E, sum, e.E, scale);
           else
-            add_row(dy + order[i] * e.E, row, e.E, scale);
+            add_row(dy + order[i] * e.E, sum, e.E, scale);
         }
+        for (int64_t i = 0; ROUNDED && i < e.E; i += LANES<C>)
+          store_up_to(row + i, Vec<C>::load(sum + i), e.E - i);
       }
       v = next;
     }
@@ -140,8 +148,9 @@ void embedding_backward_type(const cpu::Embedding& e, const S* dy, void* out, bo
 inline void embedding_backward(const cpu::Embedding& e, const void* dy, void* dW, bool zeroed,
                                cpu::Parallel run, int threads) {
   by_type(e.type, [&](auto s) {
-    const auto* gradient = static_cast<const decltype(s)*>(dy);
-    embedding_backward_type(e, gradient, dW, zeroed, run, threads);
+    using S = decltype(s);
+    embedding_backward_type(e, static_cast<const S*>(dy), static_cast<S*>(dW), zeroed, run,
+                            threads);
   });
 }
 
