@@ -295,15 +295,19 @@ class Sums:
             self.db[columns] = self.db[columns] + total if rows.start > 0 else total
 
     def finish(self, factor=None):
-        """Returns dx, dW, db, times a factor. Those of an empty batch, which no block has written,
-        are zeros."""
+        """Returns dx, dW, db, times a factor: bf16 tensors if x is one, else fp32, because in fp16
+        they could be too small before they are multiplied by a loss scale. Those of an empty
+        batch, which no block has written, are zeros."""
         found = self.dx, self.dW, self.db
         for total in found:
             if self.call.N == 0:
                 total.zero_()
             elif factor is not None:
                 total.mul_(factor)
-        return tuple(t if t.dim() == 1 else t[:, : self.call.E].contiguous() for t in found)
+        dtype = torch.bfloat16 if self.call.x.dtype == torch.bfloat16 else torch.float32
+        return tuple(
+            (t if t.dim() == 1 else t[:, : self.call.E].contiguous()).to(dtype) for t in found
+        )
 
 
 def padded(t):

@@ -155,9 +155,10 @@ def fake(named: Named) -> tuple[Tensor, ...]:
 
 
 def fake_gradients(named: Named) -> tuple[Tensor, ...]:
-    # On a GPU the gradients are rounded after they were multiplied by the loss's own gradient.
+    # In fp16 they could be too small before they are multiplied by a loss scale.
     x, W, needs = named["x"], named["W"], named["needs"]
-    like = x if x.device.type == "cpu" else x.new_empty(0, dtype=computing_dtype(x.dtype))
+    dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else computing_dtype(x.dtype)
+    like = x.new_empty(0, dtype=dtype)
     shapes = (x.shape, W.shape, W.shape[:1])
     return tuple(
         like.new_empty(shape if needs >> i & 1 else (0,)) for i, shape in enumerate(shapes)
