@@ -130,6 +130,8 @@ def roundings(op: str, args: Sequence, leaves: Sequence[torch.Tensor]) -> int:
 
     args: the operator's positional arguments    leaves: its inputs that have a gradient
     """
+    if op == "projected_lstm":
+        return 2 * longest_sum(leaves) * len(args[0])  # two products of each of T steps
     if op in RECURRENT:
         return longest_sum(leaves) * len(args[0])  # the products of each of T steps
     if op == "mogrifier_lstm_pair":
