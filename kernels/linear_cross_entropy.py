@@ -295,9 +295,9 @@ class Sums:
             self.db[columns] = self.db[columns] + total if rows.start > 0 else total
 
     def finish(self, factor=None):
-        """Returns dx, dW, db, times a factor: bf16 tensors if x is one, else fp32, because in fp16
-        they could be too small before they are multiplied by a loss scale. Those of an empty
-        batch, which no block has written, are zeros."""
+        """Returns dx, dW and db times a factor: bf16 tensors if x is a bf16 tensor, else fp32
+        tensors. Gradients in fp16 could underflow before they are multiplied by a loss scale. The
+        gradients of an empty batch, which no block has written, are zeros."""
         found = self.dx, self.dW, self.db
         for total in found:
             if self.call.N == 0:

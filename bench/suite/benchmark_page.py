@@ -160,11 +160,11 @@ baseline of the embedding, the published masked copy, depends on the memory that
 available: once the gain was 3.6, below its target of 4.
 """,
     "intel-xeon-family-6-model-207-2-cores-cpu": """
-The targets were set on Zen 5. A core of this processor runs two threads, and here the second ones
-belong to other virtual machines: within minutes, the same call takes up to twice as long as before.
-The gains are those of times in the same rounds; a single one may be off by a tenth. Times of fp32
-and bf16 are not compared, because they are of two runs. All cores share a cache, from which a line
-takes some 80 nanoseconds at any time; ‡ means little here.
+The targets were set on Zen 5. A core of this processor runs two threads, and on this virtual
+machine the second thread of each core seems to belong to other machines: the same call takes much
+longer at one time than at another. A gain compares times of the same rounds. The times in fp32 and in bf16
+are not compared with each other, because they were measured in two runs. All cores share a cache,
+and a cache line takes some 80 nanoseconds from one core to the other, so that ‡ means little here.
 
 - **fp32**: MKL takes its AVX-512 kernels, so that torch's products are as fast as those here.
 - **bf16**: torch's oneDNN and the kernels here (`avx512_amx`) multiply in AMX tiles.
@@ -208,7 +208,7 @@ times, and their ratio includes what has changed between the two.
 """
 # The least of these ratios that is asked for.
 TARGETS_OVER_FP32 = {"attention": 1.0, "mogrifier_lstm": 1.55}
-# Machines on which the same call may take twice as long in another run.
+# Machines on which the times of two runs cannot be compared.
 UNSTEADY = ("intel-xeon-family-6-model-207-2-cores-cpu",)
 BF16_TRAINING = """Whole training steps with `training.precision=bf16`, which is bf16 autocast, on
 the real texts: `fused:bf16` is the model with the operators of fusedseq, `fused` the same in fp32,

@@ -270,8 +270,9 @@ def test_every_schedule_agrees_with_the_oracle(threads, count, reduction, N, E, 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_way_to_a_bf16_gradient_of_w(threads, count, reduction, N):
-    """The gradient of W is rounded by one product, or after the sums over the rows of one or of
-    several chunks."""
+    """The gradient of W is rounded by one product (with AMX for up to 512 rows, else for all rows
+    of a chunk), or after the sums over the rows of one or of several chunks.
+    """
     threads(count)
     args, kwargs = linear_cross_entropy_case(N, 40, 1100, ignored=7, reduction=reduction).inputs(
         dtype=torch.bfloat16

@@ -155,7 +155,7 @@ def fake(named: Named) -> tuple[Tensor, ...]:
 
 
 def fake_gradients(named: Named) -> tuple[Tensor, ...]:
-    # In fp16 they could be too small before they are multiplied by a loss scale.
+    # Gradients in fp16 could underflow before they are multiplied by a loss scale.
     x, W, needs = named["x"], named["W"], named["needs"]
     dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else computing_dtype(x.dtype)
     like = x.new_empty(0, dtype=dtype)
