@@ -32,14 +32,15 @@ test: $(INSTALLED)
 # What CI runs: the tests of `make test` and the slow ones, those of compilers, simulated CUDA kernels,
 # packaging and benchmarks, and the Triton kernels in Triton's interpreter. Of the slowest tests and of
 # the files that compile the CUDA sources for minutes, a part runs, others after each change of the
-# sources: see tests/support/sampling.py. EVERY=1 runs all, SPARSE=3 a third of the part.
+# sources: see tests/support/sampling.py. EVERY=1 runs all, SPARSE=3 a third of the part. UNTIL=SECONDS
+# skips those of the part that `make test-tools` has not started at that time (seconds since 1970).
 SPARSE ?= 1
 SAMPLE = $(if $(EVERY),,--sample=$(SPARSE))
-test-all: test $(if $(ARGS),,test-slow test-tools test-triton)
+test-all: test $(if $(ARGS),,test-slow test-triton test-tools)
 test-slow: $(INSTALLED)
 	$(PYTHON) -m pytest -n auto -m slow tests/operators tests/modules tests/integrations tests/tasks
 test-tools: $(INSTALLED)
-	$(PYTHON) -m pytest -n auto $(SAMPLE) tests/triton tests/simt tests/ptx tests/memory_model tests/packaging tests/benchmarks
+	$(PYTHON) -m pytest -n auto $(SAMPLE) $(if $(UNTIL),--until=$(UNTIL)) tests/triton tests/simt tests/ptx tests/memory_model tests/packaging tests/benchmarks
 test-triton: $(INSTALLED)
 	$(PYTHON) -m pytest -n auto $(SAMPLE) --device triton
 

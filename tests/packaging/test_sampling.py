@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import conftest
 from tests.support import sampling
 
 
@@ -69,3 +70,16 @@ def test_a_changed_source_changes_the_choice(monkeypatch, tmp_path, folder):
         (tmp_path / folder / "kernel.h").write_text(text)
         found.append(sampling.checksum_of_sources())
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("marks", [{"sampled": (4,)}, {"sampled_files": ("x", 2)}, {}])
+@pytest.mark.parametrize(("until", "now"), [(None, 9.0), (5.0, 4.0), (5.0, 6.0)])
+def test_a_sampled_test_does_not_start_after_the_time_of_until(monkeypatch, marks, until, now):
+    found = item("a.py::test", **marks)
+    found.config = SimpleNamespace(getoption={"until": until}.get)
+    monkeypatch.setattr(conftest.time, "time", lambda: now)
+    if marks and now == 6.0:
+        with pytest.raises(pytest.skip.Exception, match="--until"):
+            conftest.pytest_runtest_setup(found)
+    else:
+        conftest.pytest_runtest_setup(found)

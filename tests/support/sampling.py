@@ -6,6 +6,9 @@ that compile the CUDA sources for minutes before their first case.
 
 The files that decide the results of such tests are hashed, and the hash chooses: one state of the
 sources always runs the same cases, and another state runs others.
+
+`--until=SECONDS`: the tests so marked run last, and those that have not started at that time are
+skipped.
 """
 
 import math
@@ -54,6 +57,10 @@ def sample(items: Sequence[Any], checksum: int, factor: int = 1) -> list[Any]:
         for item in items
         if item.nodeid not in skipped_cases and file_of(item) not in skipped_files
     ]
+
+
+def is_sampled(item: Any) -> bool:
+    return any(item.get_closest_marker(name) for name in ("sampled", "sampled_files"))
 
 
 def file_of(item: Any) -> str:
