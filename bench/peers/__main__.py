@@ -3,7 +3,7 @@
 python -m bench.peers [--peers PEER ...] [--op OPERATOR,...] [--seconds S] [--record | --out DIR]
 
 `fusedseq bench --peers` is the same command. Its result file is shown by `python -m
-bench.suite.pages`, in docs/benchmarks.md.
+bench.suite.pages`, in docs/benchmarks.
 """
 
 import argparse

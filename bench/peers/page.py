@@ -1,9 +1,9 @@
-"""The tables of the times beside other libraries, for the terminal and docs/benchmarks.md."""
+"""The tables of the times beside other libraries, for the terminal and docs/benchmarks."""
 
 from bench.peers import installed
 from bench.suite import measurements, metrics, report
 
-METHOD = """### Other libraries
+METHOD = """## Other libraries
 
 The same calls in other libraries that pip installs, in fp32 with {threads} threads each, in one
 process and in interleaved rounds; a library's turn begins when the threads of the others sleep.

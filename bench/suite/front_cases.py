@@ -1,4 +1,6 @@
-"""The benchmark cases of the picture and of the numbers in README.md, with labels for readers."""
+"""The benchmark cases of the picture, of docs/benchmarks.md and of README.md, with labels for
+readers.
+"""
 
 # Benchmark case or TASK/PRESET: (label, what it is compared with where the baseline is torch's own
 # operator).
@@ -24,11 +26,21 @@ TRAINING = {
     "words/base": "Training step, Transformer",
     "ptb/mogrifier-awd": "Training step, Mogrifier LSTM",
 }
-# The cases in README.md: the rest of the tables is in docs/benchmarks.md.
+BF16 = {
+    "mogrifier_lstm-T35-B20-650-r5-bfloat16": "In bf16: Mogrifier LSTM, width 650, batch 20",
+    "lstm-T70-B20-650-650-bfloat16": "In bf16: LSTM, width 650",
+    "linear_cross_entropy-2048-256-100000-bfloat16": (
+        "In bf16: output layer and loss, 100,000 words"
+    ),
+    "attention-L1024-B2-N8-D64-causal-bfloat16": "In bf16: attention, 1,024 positions, causal",
+}
+# The cases in README.md: docs/benchmarks.md has the others.
 README = (
     "mogrifier_lstm-T35-B20-650-r5",
     "lstm-T70-B20-400-1150-weight_drop0.5",
     "attention-L6-B2048-N8-D32",
     "linear_cross_entropy-2048-256-100000",
+    "words/base",
     "ptb/mogrifier-awd",
+    "mogrifier_lstm-T35-B20-650-r5-bfloat16",
 )

@@ -1,5 +1,6 @@
-"""Writes what is generated from the committed results: docs/benchmarks.md, its pictures, the
-numbers in README.md and the gains that `accelerate` reports.
+"""Writes what is generated from the committed results: docs/benchmarks.md and a page for each
+machine in docs/benchmarks, their pictures, the numbers in README.md and the gains that
+`accelerate` reports.
 
 python -m bench.suite.pages [--results DIR] [--root DIR]
 
@@ -12,9 +13,9 @@ import re
 import sys
 from pathlib import Path
 
-from bench.suite import accelerated_gains, measurements, report
-from bench.suite.benchmark_page import markdown
-from bench.suite.front_cases import OPERATORS, README, TRAINING
+from bench.suite import accelerated_gains, benchmark_page, machine_page, measurements
+from bench.suite.benchmark_page import gains_table
+from bench.suite.front_cases import BF16, OPERATORS, README, TRAINING
 from bench.suite.speedup_figure import Speedup, draw
 
 ROOT = Path(__file__).parents[2]
@@ -114,45 +115,20 @@ def has_readme_cases(machine):
     return len(measured & {*README}) >= 3
 
 
-def readme_numbers(machine):
-    """Returns the table of a few numbers for README.md."""
-    both = any(machine.cases["unthrottled"].values())
-    head = ["", "fused", "PyTorch", "speed-up, MKL unthrottled", "speed-up"]
-    lines = [head if both else [*head[:3], head[4]]]
-    for name in README:
-        line = operator_line(machine, name) if name in OPERATORS else training_line(machine, name)
-        lines += [line if both else [*line[:3], line[4]]] if line else []
-    facts, versions = machine.result["machine"], machine.result["versions"]
-    torch = versions["torch"].partition("+")[0]
-    where = f"{measurements.processor(facts)}, {facts['cores']} cores, fp32, torch {torch}"
-    return f"{report.markdown_table(lines)}\n\n{where}, measured {readme_days(machine)}."
-
-
-def readme_gains(machine):
-    """Returns a sentence with the speed-ups of another machine than that of the table."""
-    gains = []
-    for name in README:
-        line = operator_line(machine, name) if name in OPERATORS else training_line(machine, name)
-        if line:
-            label, *_, unthrottled, installed = line
-            gains.append(f"{label}: {' and '.join(filter(None, (unthrottled, installed)))}")
-    facts = machine.result["machine"]
-    where = f"{measurements.processor(facts)}, {facts['cores']} cores"
-    days = readme_days(machine)
-    return f"The same speed-ups on {where}, measured {days}: {'; '.join(gains)}."
+def readme_numbers(machines):
+    """Returns the table of a few gains for README.md, on the machines that have them."""
+    shown = [machine for machine in machines if has_readme_cases(machine)]
+    labels = {case: label for case, (label, _) in OPERATORS.items()} | TRAINING | BF16
+    heads = [f"{machine_page.name(machine)}, {readme_days(machine)}" for machine in shown]
+    return gains_table(shown, {case: labels[case] for case in README}, heads)
 
 
 def readme_days(machine):
     """Returns on which days the cases in README.md were measured."""
-    days = {
-        pairs[name][0]["date"][:10]
-        for measured in (machine.cases, machine.presets)
-        for pairs in measured.values()
-        for name in README
-        if name in pairs
-    }
+    measured = [*machine.cases.values(), *machine.presets.values(), machine.bf16]
+    days = {pairs[case][0]["date"][:10] for pairs in measured for case in README if case in pairs}
     first, last = min(days), max(days)
-    return f"on {first}" if first == last else f"from {first} to {last}"
+    return first if first == last else f"{first} to {last}"
 
 
 def readme_ranges(machines):
@@ -176,36 +152,6 @@ def readme_ranges(machines):
     )
 
 
-def operator_line(machine, name):
-    if name not in machine.cases["as-installed"]:
-        return None
-    label, own = OPERATORS[name]
-    entry = machine.cases["as-installed"][name][1]
-    value, against = measurements.speedup(entry)
-    milliseconds = [
-        f"{report.three_digits(entry['median'][p] * 1e3)} ms" for p in ("fused", against)
-    ]
-    if against == "torch" and own:
-        milliseconds[1] += f" ({own})"
-    found = machine.cases["unthrottled"].get(name)
-    unthrottled = f"{measurements.speedup(found[1])[0]:.2f}×" if found else ""
-    return [label, *milliseconds, unthrottled, f"{value:.2f}×"]
-
-
-def training_line(machine, preset):
-    if preset not in machine.presets["as-installed"]:
-        return None
-    entry = machine.presets["as-installed"][preset][1]
-    unit, rates = next((k, v) for k, v in entry.items() if k.endswith(" per second"))
-    shown = [
-        f"{rates[name]:,.0f} {unit.removesuffix(' per second')}/s"
-        for name in ("fused", "baselines")
-    ]
-    found = machine.presets["unthrottled"].get(preset)
-    unthrottled = f"{found[1]['ratio']['fused / baselines']:.2f}×" if found else ""
-    return [TRAINING[preset], *shown, unthrottled, f"{entry['ratio']['fused / baselines']:.2f}×"]
-
-
 def with_numbers(readme, numbers):
     """Returns README.md with the table between its marks; unchanged without marks."""
     begin, end = map(re.escape, README_MARKS)
@@ -218,13 +164,15 @@ def files(results, root):
     """Returns {path: content} of everything that is generated."""
     machines = measurements.load(results)
     front = machines[0]
-    found = {root / "docs/benchmarks.md": markdown(machines)}
+    found = {root / "docs/benchmarks.md": benchmark_page.markdown(machines)}
+    for machine in machines:
+        path = root / "docs/benchmarks" / machine_page.file_name(machine)
+        found[path] = machine_page.markdown(machine, machine is front)
     found[root / accelerated_gains.PATH] = accelerated_gains.text(machines)
     found |= {root / "docs/assets" / name: svg for name, svg in pictures(front).items()}
     readme = root / "README.md"
     if readme.exists():
-        others = filter(has_readme_cases, machines[1:])
-        numbers = readme_numbers(front), *map(readme_gains, others), readme_ranges(machines)
+        numbers = readme_numbers(machines), readme_ranges(machines)
         found[readme] = with_numbers(readme.read_text(), "\n\n".join(numbers))
     return found
 

@@ -24,7 +24,7 @@ from fusedseq import fused, testing
 from bench.suite import machine, measurements, recurrence_shares, report, roofline
 
 ROOT = Path(__file__).parents[2]
-TITLE = """### Recurrences: time beside the products
+TITLE = """## Recurrences: time beside the products
 
 The products alone have the sizes, the number and the code of those in the forward pass. What a
 forward pass takes beyond them is pointwise work, barriers and memory traffic. The last column
@@ -159,7 +159,7 @@ def table(rows):
 
 
 def section(result):
-    """Returns the parts of docs/benchmarks.md about a result."""
+    """Returns the parts of a machine's page about a result."""
     commit = (result["commit"] or "unknown")[:12]
     facts = f"Kernels for {result['machine']['isa']}, commit `{commit}`, {result['date'][:10]}."
     parts = [TITLE, table(result["rows"])]

@@ -24,7 +24,7 @@ OF_OPERATOR = (  # (group, pattern of an operator's whole name)
 )
 GROUPS = ("products", "attention", "pointwise", "optimizer", "the rest")
 LIMITS = ("products as measured", "products at the best rate")
-TITLE = """### Where the time of a training step goes
+TITLE = """## Where the time of a training step goes
 
 The milliseconds of a training step in fusedseq and, after the slash, in the PyTorch model that its
 gain is over, by torch's profiler. An operator that multiplies matrices counts as products with all
@@ -88,7 +88,7 @@ def lines(profiles):
 
 
 def section(profiles):
-    """Returns the parts of docs/benchmarks.md about the profiles of one machine."""
+    """Returns the parts of a machine's page about its profiles."""
     head = ["case", "MKL", "step", *GROUPS, "gain", *(f"limit, {name}" for name in LIMITS)]
     results = {
         result["date"]: result for of_mode in profiles.values() for result, _ in of_mode.values()

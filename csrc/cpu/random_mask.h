@@ -2,7 +2,7 @@
 #pragma once
 #include <type_traits>
 
-#include "cpu/kernels.h"
+#include "cpu/arguments/common.h"
 #include "cpu/simd/philox.h"
 
 namespace fusedseq {

@@ -3,7 +3,7 @@
 #pragma once
 #include <sched.h>
 
-#include "cpu/kernels.h"
+#include "cpu/arguments/common.h"
 #include "cpu/range.h"
 #include "cpu/simd/vec.h"
 

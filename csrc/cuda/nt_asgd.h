@@ -1,7 +1,7 @@
 // The kernels of NT-ASGD: nt_asgd.cu, called by csrc/ops/nt_asgd.cpp. Functions that return
 // const char* return an error message if a kernel could not be launched, else null.
 #pragma once
-#include "cpu/kernels.h"
+#include "cpu/arguments/optimizer.h"
 
 namespace fusedseq::cuda {
 

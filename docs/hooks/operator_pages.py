@@ -132,7 +132,7 @@ def speed(op: str) -> str:
     tables = []
     for path in sorted((ROOT / "bench/results").glob("*.json")):
         document = json.loads(path.read_text())
-        # Not whole training steps, nor what docs/benchmarks.md shows in tables of its own, nor the
+        # Not whole training steps, nor what docs/benchmarks shows in tables of its own, nor the
         # results of `make gpu`, which docs/gpu-status.md shows.
         is_other = not {"peers", "recurrence profile", "ceilings"}.isdisjoint(document)
         if is_other or not isinstance(document.get("rows"), list):

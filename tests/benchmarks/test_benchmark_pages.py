@@ -9,15 +9,17 @@ from fusedseq.acceleration import awd_lstm, gains, hugging_face, replace
 
 from bench.suite import (
     accelerated_gains,
+    benchmark_page,
     front_cases,
+    machine_page,
     measurements,
     pages,
     report,
     speedup_figure,
     unthrottled_targets,
 )
-from bench.suite.benchmark_page import markdown, missed_presets
 from bench.suite.case_list import CASES
+from bench.suite.missed_targets import missed_presets
 from bench.suite.speedup_figure import Speedup
 from bench.training import compare
 
@@ -48,6 +50,11 @@ def both_modes(tmp_path):
     return tmp_path
 
 
+def page(folder):
+    """The page of the first machine with results in a folder."""
+    return machine_page.markdown(measurements.load(folder)[0])
+
+
 def test_the_committed_pages_are_up_to_date():
     """If this fails: python -m bench.suite.pages"""
     for path, content in pages.files(measurements.RESULTS, pages.ROOT).items():
@@ -57,13 +64,25 @@ def test_the_committed_pages_are_up_to_date():
 def test_the_front_cases_exist():
     assert {*front_cases.OPERATORS} <= {case.name for case in CASES}
     assert {*front_cases.TRAINING} <= {*compare.PRESETS["speed"]}
-    assert {*front_cases.README} <= {*front_cases.OPERATORS, *front_cases.TRAINING}
+    labels = {*front_cases.OPERATORS, *front_cases.TRAINING, *front_cases.BF16}
+    assert {*front_cases.README} <= labels
+    names = {case.removesuffix("-bfloat16") for case in front_cases.BF16}
+    assert names <= {case.name for case in CASES}
     assert 8 <= len(front_cases.OPERATORS) + len(front_cases.TRAINING) <= 12
 
 
 def test_a_page_has_no_path_of_a_machine():
-    text = (pages.ROOT / "docs/benchmarks.md").read_text()
-    assert not re.search(r"/(home|work|tmp|root)/|\.\./", text)
+    for path in (pages.ROOT / "docs").glob("benchmarks*/**/*.md"):
+        text = re.sub(r"\(\.\./(assets/|\w+\.md)", "", path.read_text())
+        assert not re.search(r"/(home|work|tmp|root)/|\.\./", text)
+
+
+def test_every_machine_has_a_page_that_the_site_and_the_first_page_lead_to():
+    names = {machine_page.file_name(machine) for machine in measurements.load()}
+    assert {path.name for path in (pages.ROOT / "docs/benchmarks").iterdir()} == names
+    for source in ("mkdocs.yml", "docs/benchmarks.md"):
+        text = (pages.ROOT / source).read_text()
+        assert all(f"benchmarks/{name}" in text for name in names)
 
 
 def test_the_newest_measurement_of_a_case_counts(tmp_path):
@@ -80,14 +99,14 @@ def test_the_newest_measurement_of_a_case_counts(tmp_path):
 def test_bf16_has_a_table_of_its_own(tmp_path):
     source = max(measurements.RESULTS.glob("*-cpu.json"))
     (tmp_path / source.name).write_text(source.read_text())
-    assert "### bf16" not in markdown(measurements.load(tmp_path))
+    assert "## bf16" not in page(tmp_path)
     result = json.loads(source.read_text())
     entry = result["rows"][0]
     entry |= {"name": f"{entry['name']}-bfloat16", "dtype": "bfloat16"}
     result |= {"rows": [entry], "gemm": {"torch.bfloat16": {"torch.mm": 8e11, "own GEMM": 9e11}}}
     (tmp_path / "bf16.json").write_text(json.dumps(result))
-    text = markdown(measurements.load(tmp_path))
-    table = text[text.index("### bf16") :]
+    text = page(tmp_path)
+    table = text[text.index("## bf16") :]
     assert f"| {entry['name']} |" in table
     assert "in GFLOP/s: torch.mm 800 and own GEMM 900" in table
 
@@ -107,8 +126,8 @@ def test_bf16_stands_beside_our_own_fp32(tmp_path):
 
     def table(date, *entries):
         (tmp_path / "bf16.json").write_text(json.dumps(result | {"date": date, "rows": entries}))
-        text = markdown(measurements.load(tmp_path))
-        return text[text.index("### bf16") :].partition("How many times as fast the fused")[2]
+        text = page(tmp_path)
+        return text[text.index("## bf16") :].partition("How many times as fast the fused")[2]
 
     exact = [
         entry("mogrifier_lstm", "T1", "float32", 0.016),
@@ -172,14 +191,14 @@ def peers_result():
 def test_other_libraries_are_shown(tmp_path, peers_result):
     source = max(measurements.RESULTS.glob("*-cpu.json"))
     (tmp_path / source.name).write_text(source.read_text())
-    before = markdown(measurements.load(tmp_path))
+    before = page(tmp_path)
     assert "Other libraries" not in before
     assert "other libraries" not in before
     (tmp_path / "peers.json").write_text(json.dumps(peers_result))
     (machine,) = measurements.load(tmp_path)
     assert "peers" not in machine.result  # its heading is that of the operators
-    text = markdown([machine])
-    section = text[text.index("### Other libraries") :]
+    text = machine_page.markdown(machine)
+    section = text[text.index("## Other libraries") :]
     line = "| lstm-T70-B20-650-650 | forward+backward | 10 | 20 | 5 |  | 2.00× | 0.50× |  |"
     assert line in section
     assert "| lstm-T70-B20-650-650 * | forward | 10 |  |  | 30 |  |  | 3.00× |" in section
@@ -190,7 +209,7 @@ def test_other_libraries_are_shown(tmp_path, peers_result):
     assert "400 training steps" in section
     assert "jax 1, jaxlib 2, onnxruntime 4, onnx 3, ctranslate2 5, commit" in section
     # In the table of the recurrences the gain stands beside those over torch.
-    table = text[text.index("### Recurrences") : text.index("### Dropouts")]
+    table = text[text.index("## Recurrences") : text.index("## Dropouts")]
     head, _, *lines = (
         [cell.strip() for cell in line.split("|")] for line in table.splitlines() if line[:1] == "|"
     )
@@ -198,7 +217,7 @@ def test_other_libraries_are_shown(tmp_path, peers_result):
     gains = {line[1]: line[column] for line in lines if line[2] == "forward+backward"}
     assert gains["lstm-T70-B20-650-650"] == "0.50× JAX"
     assert not any(gain for name, gain in gains.items() if name != "lstm-T70-B20-650-650")
-    other_tables = text[text.index("### Dropouts") : text.index("### Other libraries")]
+    other_tables = text[text.index("## Dropouts") : text.index("## Other libraries")]
     assert "other libraries" not in other_tables
 
 
@@ -213,7 +232,7 @@ def test_a_result_of_other_libraries_is_printed(tmp_path, peers_result, capsys):
 
 def test_results_of_other_libraries_alone_are_shown(tmp_path, peers_result):
     (tmp_path / "peers.json").write_text(json.dumps(peers_result))
-    assert "### Other libraries" in markdown(measurements.load(tmp_path))
+    assert "## Other libraries" in page(tmp_path)
 
 
 @pytest.mark.parametrize("peer", ["jax", "ctranslate2"])
@@ -221,8 +240,8 @@ def test_one_library_alone_is_shown(tmp_path, peers_result, peer):
     peers_result["peers"] = {peer: peers_result["peers"][peer]}
     peers_result["rows"] = [row for row in peers_result["rows"] if peer in row["median"]]
     (tmp_path / "peers.json").write_text(json.dumps(peers_result))
-    text = markdown(measurements.load(tmp_path))
-    section = text[text.index("### Other libraries") :]
+    text = page(tmp_path)
+    section = text[text.index("## Other libraries") :]
     assert [name in section for name in ("**JAX**", "**ONNX", "**CTranslate2**")] == [
         peer == "jax",
         False,
@@ -235,13 +254,13 @@ def test_both_modes_of_mkl_are_shown(both_modes):
     machines = measurements.load(both_modes)
     (bar,) = (s for s in pages.front_speedups(machines[0]) if s.label.endswith("batch 20"))
     assert bar.unthrottled == pytest.approx(bar.value / 2)
-    text = markdown(machines)
-    assert "### With MKL unthrottled" in text
+    text = machine_page.markdown(machines[0])
+    assert "## With MKL unthrottled" in text
     assert "No result of this is committed yet" not in text
     gain = bar.value / 2
     assert f"| {gain:.2f}× eager | {bar.value:.2f}× |" in text
-    numbers = pages.readme_numbers(machines[0])
-    assert f"| {gain:.2f}× | {bar.value:.2f}× |" in numbers
+    assert f"| {gain:.2f}× ({bar.value:.2f}×) |" in pages.readme_numbers(machines)
+    assert f"| {gain:.2f}× ({bar.value:.2f}×) |" in benchmark_page.markdown(machines)
     assert "MKL's AVX2 limit lifted" in pages.pictures(machines[0])["speedup-light.svg"]
 
 
@@ -254,7 +273,7 @@ def test_a_run_with_a_second_process_has_both_modes(tmp_path):
     result |= {"rows": [entry], "gemm, MKL unthrottled": rates}
     (tmp_path / source.name).write_text(json.dumps(result))
     (machine,) = measurements.load(tmp_path)
-    text = markdown([machine])
+    text = machine_page.markdown(machine)
     assert "| 1.25× eager |" in text
     assert "Then `torch.mm` reaches 300 GFLOP/s" in text
 
@@ -269,8 +288,8 @@ def test_a_missed_target_is_shown_with_the_gain_at_the_limit(tmp_path, times, sh
     # 100 of at most 400 GFLOP/s
     result |= {"rows": [entry], "gemm": {"torch.float32": {"torch.mm": 2e11, "own GEMM": 4e11}}}
     (tmp_path / source.name).write_text(json.dumps(result))
-    text = markdown(measurements.load(tmp_path))
-    assert ("### Targets that are missed" in text) == shown
+    text = page(tmp_path)
+    assert ("## Targets that are missed" in text) == shown
     line = f"| {entry['name']} | as installed | 1.50× eager | 3× | 6.00× |"
     assert (line in text) == shown
 
@@ -282,7 +301,7 @@ def test_a_target_over_unthrottled_baselines(tmp_path):
     for gain, verdict in ((2.5, "MISSED"), (2.7, "met")):
         result["rows"][0]["median"] = {"fused": 0.01, "eager": 0.01 * gain}
         (tmp_path / source.name).write_text(json.dumps(result))
-        text = markdown(measurements.load(tmp_path))
+        text = page(tmp_path)
         assert f"| {gain:.2f}× eager |  | ≥ 2.6×: {verdict} |" in text
         assert (f"| unthrottled | {gain:.2f}× eager | 2.6× |" in text) == (verdict == "MISSED")
 
@@ -374,8 +393,8 @@ def test_a_machine_with_unthrottled_results_alone_is_shown(both_modes):
     for path in both_modes.glob("*.json"):
         if "unthrottled" not in path.stem:
             path.unlink()
-    text = markdown(measurements.load(both_modes))
-    assert "### With MKL unthrottled" in text
+    text = page(both_modes)
+    assert "## With MKL unthrottled" in text
 
 
 def test_one_mode_of_mkl_is_enough(tmp_path):
@@ -383,8 +402,8 @@ def test_one_mode_of_mkl_is_enough(tmp_path):
         if "unthrottled" not in path.stem:
             (tmp_path / path.name).write_text(path.read_text())
     machines = measurements.load(tmp_path)
-    assert "### With MKL unthrottled" not in markdown(machines)
-    assert "MKL unthrottled" not in pages.readme_numbers(machines[0])
+    assert "## With MKL unthrottled" not in machine_page.markdown(machines[0])
+    assert "(" not in pages.readme_numbers(machines).partition("---")[2]
     assert "limit lifted" not in pages.pictures(machines[0])["speedup-dark.svg"]
 
 
@@ -394,13 +413,16 @@ def test_the_machine_of_the_targets_is_the_first_one():
     assert len(machines) > 1
 
 
-def test_readme_has_the_gains_of_other_machines_in_a_sentence():
-    for machine in filter(pages.has_readme_cases, measurements.load()[1:]):
-        sentence = pages.readme_gains(machine)
-        for name in front_cases.README:
-            if name in machine.cases["as-installed"]:
-                gain = measurements.speedup(machine.cases["as-installed"][name][1])[0]
-                assert f"{gain:.2f}×" in sentence
+def test_readme_has_a_column_for_each_machine_with_its_cases():
+    machines = measurements.load()
+    head, _, *lines = pages.readme_numbers(machines).splitlines()
+    shown = [machine for machine in machines if pages.has_readme_cases(machine)]
+    assert [machine_page.name(machine) in head for machine in shown] == [True] * len(shown)
+    for case, line in zip(front_cases.README, lines, strict=True):
+        for machine, cell in zip(shown, line.split("|")[2:-1], strict=True):
+            entry = (machine.cases["as-installed"] | machine.bf16).get(case)
+            if entry:
+                assert f"{measurements.speedup(entry[1])[0]:.2f}×" in cell
 
 
 def test_readme_has_the_least_and_the_largest_gain_over_all_sizes_and_machines():

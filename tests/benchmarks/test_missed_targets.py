@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.suite import benchmark_page
+from bench.suite import missed_targets
 
 
 @pytest.mark.parametrize(
@@ -11,9 +11,9 @@ from bench.suite import benchmark_page
 def test_the_limit_and_what_part_of_it_the_target_needs(monkeypatch, reached, limits):
     """A case that runs faster than the limit has none."""
     fractions = {"torch.mm": reached, "own GEMM": reached}
-    monkeypatch.setattr(benchmark_page.metrics, "fractions_of_roofline", lambda *_: fractions)
+    monkeypatch.setattr(missed_targets.metrics, "fractions_of_roofline", lambda *_: fractions)
     entry = {"median": {"fused": 1.0, "eager": 1.2}}
-    lines = benchmark_page.missed_lines(
+    lines = missed_targets.missed_lines(
         "unthrottled", {"a": ({}, entry)}, lambda _: [("eager", 1.3), ("eager", 1.1)], {}
     )
     assert lines == [["a", "unthrottled", "1.20× eager", "1.3×", *limits, ""]]

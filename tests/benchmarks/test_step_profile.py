@@ -5,7 +5,7 @@ import json
 import pytest
 from fusedseq.fused.flops import FORMULAS
 
-from bench.suite import benchmark_page, cases, measurements, step_profile, step_shares
+from bench.suite import cases, machine_page, measurements, missed_targets, step_profile, step_shares
 
 EVENTS = {
     "fusedseq::linear_cross_entropy": "products",
@@ -71,7 +71,7 @@ def test_limits_of_missed_training_steps(row):
     entry = {"ratio": {"fused / baselines": 1.2}}
     line = ["en-es/base", "now", "1.20× baselines", "1.5×", "3.00×", "50%", "1.50× (100%)"]
     pairs = {"en-es/base": ({}, entry)}
-    missed = benchmark_page.missed_presets
+    missed = missed_targets.missed_presets
     assert missed("now", pairs, "as-installed", {"en-es/base": row}) == [line]
     unknown = missed("now", pairs, "as-installed", {"en-es/base-bfloat16": row})
     assert unknown == [[*line[:4], "", "", ""]]
@@ -82,23 +82,23 @@ def test_limits_of_missed_training_steps(row):
 
 def test_limits_of_a_missed_model(row, monkeypatch):
     fractions = {"torch.mm": 0.8}
-    monkeypatch.setattr(benchmark_page.metrics, "fractions_of_roofline", lambda *_: fractions)
+    monkeypatch.setattr(missed_targets.metrics, "fractions_of_roofline", lambda *_: fractions)
     pairs = {"a": ({}, {"median": {"fused": 1.0, "torch": 1.2}})}
-    (line,) = benchmark_page.missed_lines("now", pairs, lambda _: [("torch", 1.5)], {"a": row})
+    (line,) = missed_targets.missed_lines("now", pairs, lambda _: [("torch", 1.5)], {"a": row})
     assert line[-3:] == ["1.50×", "100%", "1.50× (100%)"]
 
 
 def test_the_page_has_the_table_where_steps_were_profiled(row, tmp_path):
     source = max(measurements.RESULTS.glob("*-cpu-training-speed.json"))
     (tmp_path / source.name).write_text(source.read_text())
-    title = "### Where the time of a training step goes"
-    assert title not in benchmark_page.markdown(measurements.load(tmp_path))
+    title = "## Where the time of a training step goes"
+    assert title not in machine_page.markdown(measurements.load(tmp_path)[0])
     result = json.loads(source.read_text())
     result |= {"step profile": True, "date": "2031-01-01", "rows": {"en-es/base": row}}
     (tmp_path / "profile.json").write_text(json.dumps(result))
     machines = measurements.load(tmp_path)
     assert "en-es/base" in machines[0].steps["as-installed"]
-    text = benchmark_page.markdown(machines)
+    text = machine_page.markdown(machines[0])
     cells = (
         "10 / 12 | 8 / 9 | 0.5 / 1 | 0.5 / 0 | 0.25 / 0.25 | 0.75 / 1.75 | 1.20× | 1.50× | 3.00×"
     )

@@ -8,6 +8,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "cpu/arguments/attention.h"
 #include "cpu/buffer.h"
 #include "cpu/gemm/tile.h"
 #include "cpu/random_mask.h"

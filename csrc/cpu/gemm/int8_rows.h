@@ -5,9 +5,9 @@
 // conversion of its numbers to floats in registers, which happens for each two rows of A again.
 // They multiply by the scale at the end, when a sum is complete.
 #pragma once
+#include "cpu/arguments/products.h"
 #include "cpu/gemm/dot_products.h"
 #include "cpu/gemm/pack.h"
-#include "cpu/kernels.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {

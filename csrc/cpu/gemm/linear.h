@@ -7,6 +7,7 @@
 //
 // E is the type of the products' elements and S the type in memory; see simd/bf16_pair.h.
 #pragma once
+#include "cpu/arguments/products.h"
 #include "cpu/gemm/column_sums.h"
 #include "cpu/gemm/few_rows.h"
 #include "cpu/gemm/transposed.h"

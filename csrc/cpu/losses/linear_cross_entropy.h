@@ -16,6 +16,7 @@
 //
 // What limits it: the multiply-add units, in the products.
 #pragma once
+#include "cpu/arguments/losses.h"
 #include "cpu/gemm/linear.h"
 #include "cpu/losses/online_statistics.h"
 #include "cpu/losses/weight_gradient.h"

@@ -4,9 +4,9 @@
 // sum is rounded once: by the product itself if one product has all rows of x, else after the last
 // rows of x have been added.
 #pragma once
+#include "cpu/arguments/losses.h"
 #include "cpu/buffer.h"
 #include "cpu/gemm/transposed.h"
-#include "cpu/kernels.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {

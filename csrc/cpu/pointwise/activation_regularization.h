@@ -4,6 +4,7 @@
 //
 // What limits it: memory bandwidth.
 #pragma once
+#include "cpu/arguments/pointwise.h"
 #include "cpu/buffer.h"
 #include "cpu/simd/elements.h"
 #include "cpu/team.h"

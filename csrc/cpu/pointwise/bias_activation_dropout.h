@@ -4,6 +4,7 @@
 //
 // What limits it: memory bandwidth, and Philox where there is dropout.
 #pragma once
+#include "cpu/arguments/pointwise.h"
 #include "cpu/pointwise/activation.h"
 #include "cpu/pointwise/row_blocks.h"
 #include "cpu/pointwise/row_dropout.h"

@@ -4,6 +4,7 @@
 // What limits it: memory bandwidth, and Philox, at about a third of a nanosecond an element and
 // core with AVX-512.
 #pragma once
+#include "cpu/arguments/pointwise.h"
 #include "cpu/buffer.h"
 #include "cpu/random_mask.h"
 #include "cpu/simd/streaming.h"

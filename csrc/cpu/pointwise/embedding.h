@@ -3,6 +3,7 @@
 //
 // What limits it: memory. Rows are in no order, so that those of the coming tokens are prefetched.
 #pragma once
+#include "cpu/arguments/pointwise.h"
 #include "cpu/buffer.h"
 #include "cpu/random_mask.h"
 #include "cpu/simd/row_arithmetic.h"

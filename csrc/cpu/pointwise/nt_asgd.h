@@ -4,6 +4,7 @@
 // What limits it: memory bandwidth. In fp32 the norm reads 4 bytes an element, the step reads and
 // writes 20.
 #pragma once
+#include "cpu/arguments/optimizer.h"
 #include "cpu/buffer.h"
 #include "cpu/simd/row_arithmetic.h"
 #include "cpu/team.h"

@@ -1,5 +1,6 @@
 // y = x * factor, in the same type or rounded to a narrower one.
 #pragma once
+#include "cpu/arguments/pointwise.h"
 #include "cpu/simd/elements.h"
 #include "cpu/team.h"
 

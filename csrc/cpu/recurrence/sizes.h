@@ -2,9 +2,9 @@
 #pragma once
 #include <algorithm>
 
+#include "cpu/arguments/recurrence.h"
 #include "cpu/buffer.h"
 #include "cpu/gemm/int8_rows.h"
-#include "cpu/kernels.h"
 #include "cpu/random_mask.h"
 #include "cpu/simd/bf16_pair.h"
 #include "cpu/team.h"

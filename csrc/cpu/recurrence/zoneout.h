@@ -1,7 +1,7 @@
 // Zoneout (Krueger et al., 2017) of a row's state on the CPU: a part of each unit's new state, and
 // the rest of the state before the step.
 #pragma once
-#include "cpu/kernels.h"
+#include "cpu/arguments/recurrence.h"
 #include "cpu/random_mask.h"
 #include "cpu/simd/vec.h"
 #include "math/step_order.h"

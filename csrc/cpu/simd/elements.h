@@ -4,7 +4,7 @@
 //
 // Naming: S is the type in memory, Compute<S>::type (called C) the type of computing.
 #pragma once
-#include "cpu/kernels.h"
+#include "cpu/arguments/common.h"
 #include "cpu/simd/streaming.h"
 
 namespace fusedseq {

@@ -22,7 +22,7 @@ MEASURED_WITHIN = {
 
 @cache
 def measured() -> dict[str, list[float]]:
-    """Returns {kind: [the least gain, the greatest]} of docs/benchmarks.md.
+    """Returns {kind: [the least gain, the greatest]} of docs/benchmarks.
 
     `python -m bench.suite.pages` writes gains.json from the results in bench/results.
     """

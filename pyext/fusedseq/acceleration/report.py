@@ -13,7 +13,7 @@ class Entry:
     name: its name in the model, "" for the model itself    kind: the name of its class
     replaced: whether the fused operators compute it, or would without dry_run
     reason: why it was left as it is, "" if it was replaced
-    gain: how many times as fast a training step of this kind of module was in docs/benchmarks.md,
+    gain: how many times as fast a training step of this kind of module was in docs/benchmarks,
         from the least to the greatest, or that of a whole block or model that has such modules, or
         "unknown"
     """

@@ -1,0 +1,33 @@
+// What the arguments of all CPU kernels have in common. Nothing in this folder depends on torch.
+//
+// T is the type of computing, float or double. Type is an element type in memory; bfloat16 is
+// computed in float. Tensors are contiguous unless strides are given. A pointer that may be null
+// says so.
+#pragma once
+#include <cstdint>
+
+#include "math/mask_stream.h"
+
+namespace fusedseq::cpu {
+
+// A parallel loop: splits [0, n) into ranges, calls body(context, begin, end) once for each, and
+// runs several ranges at the same time. The kernels rely on that: parts wait for each other.
+using Body = void (*)(void* context, int64_t begin, int64_t end);
+using Parallel = void (*)(int64_t n, Body body, void* context);
+
+enum class Type { f32, f64, bf16 };
+
+// An element of a bfloat16 tensor: the upper half of a float.
+struct bfloat16 {
+  uint16_t bits;
+};
+
+// A random mask of shape (rows, S) by the rule of math/philox.h.
+struct Mask {
+  uint64_t seed;
+  uint64_t threshold;  // round(p * 2^32); where a kernel makes the mask optional, 0 means none
+  double scale;        // the factor of the elements that are kept, 1 / (1 - p)
+  MaskStream stream = MaskStream::single;
+};
+
+}  // namespace fusedseq::cpu

@@ -1,0 +1,51 @@
+// The arguments of the linear map, and of products with weights of 8 bits.
+#pragma once
+#include "cpu/arguments/common.h"
+
+namespace fusedseq::cpu {
+
+// y = x W^T + b and its gradients. T is the type in memory, also bfloat16.
+template <class T>
+struct Linear {
+  int64_t M, K, N;
+  const T* x;   // (M, K)
+  const T* W;   // (N, K)
+  const T* b;   // (N,) or null
+  T* y;         // (M, N)
+  const T* dy;  // (M, N)  backward only
+  T* dx;        // (M, K)  backward only, null if not needed
+  T* dW;        // (N, K)  backward only, null if not needed
+  T* db;        // (N,)  backward only, null if not needed
+};
+
+// C (M, N) (+)= A (M, K) W^T + bias, where row n of W is scale[n] times the numbers of 8 bits W[n].
+struct Int8Product {
+  int64_t M, K, N;
+  const float* A;  // (M, lda)
+  int64_t lda;
+  const int8_t* W;     // (N, K)
+  const float* scale;  // (N,)
+  const float* bias;   // (N,) or null
+  float* C;            // (M, ldc)
+  int64_t ldc;
+  bool whole_vectors;  // whether to write zeros behind column N of C, unless it accumulates
+  bool accumulate;
+};
+// A function that computes such a product without converting W first.
+struct Int8Rows {
+  void (*multiply)(const Int8Product&);
+  int64_t most;  // the most rows of A for which it is the fastest way
+};
+
+// y = x W^T + b, where row n of W is scale[n] times the numbers of 8 bits W[n].
+struct LinearInt8 {
+  int64_t M, K, N;
+  const float* x;      // (M, K)
+  const int8_t* W;     // (N, K)
+  const float* scale;  // (N,)
+  const float* b;      // (N,) or null
+  float* y;            // (M, N)
+  Int8Rows rows;
+};
+
+}  // namespace fusedseq::cpu
