@@ -54,7 +54,7 @@ ARROWS = {
 # The folders of each directory; files stand in these and nowhere else.
 FOLDERS = {
     "csrc": {"ops", "math", "cpu", "cuda", "linux", "python"},
-    "csrc/cpu": {"simd", "gemm", "recurrence", "attention", "pointwise", "losses"},
+    "csrc/cpu": {"arguments", "simd", "gemm", "recurrence", "attention", "pointwise", "losses"},
     "csrc/cuda": {"recurrence"},
     "kernels": {"attention"},
     "tests": {

@@ -8,7 +8,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._C import _get_dispatch_mode as get_mode
+from torch._C import _TorchDispatchModeKey as ModeKey
+from torch._subclasses.fake_tensor import FakeTensor
 
+# The modes under which tensors have no data, or under which reading it would be recorded.
+TRACING = (ModeKey.FAKE, ModeKey.PROXY)
 CPU: dict[str, tuple[torch.dtype, ...]] = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
 DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     **CPU,
@@ -91,14 +96,17 @@ def probability(op: str, name: str, p: float) -> None:
 
 
 def is_readable(value: Tensor) -> bool:
-    """Whether the values of a tensor can be read: not in compiled code, under a transform of
-    torch.func, or on other devices than the CPU, where reading would synchronise.
+    """Whether the values of a tensor can be read: not in compiled or traced code, under a transform
+    of torch.func, of a tensor without data (FakeTensor), or on other devices than the CPU, where
+    reading would synchronise.
     """
     return not (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or value.device.type != "cpu"
         or value.numel() == 0
+        or isinstance(value, FakeTensor)
+        or (torch._C._len_torch_dispatch_stack() and any(map(get_mode, TRACING)))
     )
 
 
