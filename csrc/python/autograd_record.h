@@ -114,6 +114,13 @@ struct Named : torch::autograd::Function<Named<F>> {
 template <class F>
 struct torch::autograd::CppNode<fusedseq::Named<F>> : torch::autograd::CppNode<F> {
   std::string name() const override { return F::node_name(this->ctx_); }
+
+  // What `apply` calls last. Which results are not differentiable is only read before, and compiled
+  // autograd requires that nothing is said of it.
+  void save_variables_to_ctx() {
+    torch::autograd::CppNode<F>::save_variables_to_ctx();
+    this->ctx_.non_differentiable_.clear();
+  }
 };
 
 namespace fusedseq {
@@ -121,6 +128,9 @@ namespace {
 
 // The autograd node of a recorded call.
 struct Recorded : torch::autograd::Function<Recorded> {
+  // `backward` reads nothing that `save` has not saved.
+  static constexpr bool is_traceable = true;
+
   // stack: the inputs. present: bit i is set if the i-th of formula.differentiable was given. The
   // last argument, which is not used here, has these tensors: torch reads from it what to record.
   static variable_list forward(AutogradContext* ctx, const Operator& op, Stack& stack,
