@@ -371,8 +371,13 @@ def sources():
     return digest.hexdigest()
 
 
-def compile_all(calls=tuple(CALLS)):
-    """Returns {call: {GPU: {kernel: facts}}} of the calls.
+def all_jobs(calls=tuple(CALLS)):
+    """Returns [(call, GPU)] of each call on every GPU."""
+    return [(call, gpu) for call in calls for gpu in CAPABILITIES]
+
+
+def compile_all(jobs):
+    """Returns {call: {GPU: {kernel: facts}}} of these (call, GPU).
 
     It uses as many processes as there are processors. A lock admits one caller at a time, so that
     of several test processes the later ones find the first one's results in Triton's cache.
@@ -384,14 +389,11 @@ def compile_all(calls=tuple(CALLS)):
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "compile_all.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _compile_all(calls)
+        return _compile_all(jobs)
 
 
-def _compile_all(calls):
-    jobs, found = (
-        [(call, gpu) for call in calls for gpu in CAPABILITIES],
-        {call: {} for call in calls},
-    )
+def _compile_all(jobs):
+    found = {call: {} for call, _ in jobs}
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         results = pool.map(
             compiled, *zip(*((call, CAPABILITIES[gpu]) for call, gpu in jobs), strict=True)
@@ -418,7 +420,7 @@ def is_up_to_date():
 
 def main():
     prefix = "".join(word for word in sys.argv[1:] if word != "--write")
-    found = compile_all([call for call in CALLS if call.startswith(prefix)])
+    found = compile_all(all_jobs([call for call in CALLS if call.startswith(prefix)]))
     whole = json.loads(TABLE.read_text())
     known = whole.get(version(), {})
     if "--write" in sys.argv:
