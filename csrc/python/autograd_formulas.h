@@ -366,7 +366,9 @@ struct Attention : Formula {
   // Returns a bit of `needs` if q, k and v, or k and v, are the views that together make up one
   // projection, else 0: see shared_projection in pyext/fusedseq/fused/attention.py.
   int64_t shared_projection(const SavedCall& call) const {
-    if (!call.needs[k] || !call.needs[v]) return 0;
+    // torch forbids results that share memory where it traces or inspects calls.
+    if (!call.needs[k] || !call.needs[v] || at::isTensorSubclassLike(call.inputs[k].toTensor()))
+      return 0;
     const Tensor &query = call.inputs[q].toTensor(), &key = call.inputs[k].toTensor(),
                  &value = call.inputs[v].toTensor();
     const bool all_three =
