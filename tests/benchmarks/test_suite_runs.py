@@ -1,4 +1,4 @@
-"""Runs of the benchmark suite: its child process, both modes of MKL, what it measures and writes."""
+"""Runs of the benchmark suite: its child process, the modes of MKL, what is measured and written."""
 
 import argparse
 import json
