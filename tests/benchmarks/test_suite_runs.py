@@ -1,4 +1,4 @@
-"""Runs of the benchmark suite: its child process, the modes of MKL, what is measured and written."""
+"""Runs of the benchmark suite: its child process, the modes of MKL, and what it writes."""
 
 import argparse
 import json
