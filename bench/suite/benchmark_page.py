@@ -50,6 +50,7 @@ METHOD = """## How it is measured
 
 
 def markdown(machines):
+    """Returns docs/benchmarks.md."""
     no_intel = not any(m.result["machine"]["cpu"].startswith("Intel") for m in machines)
     remark = ["Nothing has been measured on an Intel processor yet."] if no_intel else []
     labels = {

@@ -27,23 +27,6 @@ and `baselines:bf16` the model in plain PyTorch under the same autocast.
 BF16_LOSSES = """Losses of training steps in bf16 beside those of the same steps in fp32, from the
 same weights, with the same batches and masks:
 """
-TRAINING_REMARKS = {
-    "amd-epyc-family-26-model-2-2-cores-cpu": """A step of reverse/base has 40 rows and is
-limited by memory; a quarter of its time is Adam, which is the same for all operator sets. Alone in
-a process, on a quiet machine, it was 1.80 times as fast as the baselines
-(`-training-speed-reverse.json`). Against the oracle (`--ops reference`) reverse/base is 2.6 times
-as fast and reverse/tuned 2.4 times (`-training-speed-reference.json`).
-"""
-}
-# Machines on which the times of two runs cannot be compared.
-UNSTEADY = ("intel-xeon-family-6-model-207-2-cores-cpu",)
-BF16_TRAINING = """Whole training steps with `training.precision=bf16`, which is bf16 autocast, on
-the real texts: `fused:bf16` is the model with the operators of fusedseq, `fused` the same in fp32,
-and `baselines:bf16` the model in plain PyTorch under the same autocast.
-"""
-BF16_LOSSES = """Losses of training steps in bf16 beside those of the same steps in fp32, from the
-same weights, with the same batches and masks:
-"""
 
 
 def section(machine):

@@ -30,7 +30,7 @@ def file_name(machine):
 
 
 def markdown(machine, is_front=False):
-    """is_front: whether the pictures are of this machine"""
+    """Returns the page. is_front: whether the pictures are of this machine"""
     facts = machine.result["machine"]
     parts = [COMMENT, f"# {name(machine)}", ABOUT, heading(machine)]
     if facts["cpu"].startswith("AMD"):

@@ -72,7 +72,7 @@ py::object attention_without_options(py::handle q, py::handle k, py::handle v,
 // Splits a projection (B, L, parts N D), or (L, B, parts N D), into `parts` views (B, N, L, D), as
 // pyext/fusedseq/nn/heads.py does in Python.
 struct Heads : torch::autograd::Function<Heads> {
-  static constexpr bool is_traceable = true;
+  static constexpr bool is_traceable = true;  // by compiled autograd, as Recorded
 
   static variable_list forward(AutogradContext* ctx, const Tensor& y, int64_t parts,
                                int64_t num_heads, bool batch_first) {

@@ -366,7 +366,8 @@ struct Attention : Formula {
   // Returns a bit of `needs` if q, k and v, or k and v, are the views that together make up one
   // projection, else 0: see shared_projection in pyext/fusedseq/fused/attention.py.
   int64_t shared_projection(const SavedCall& call) const {
-    // torch forbids results that share memory where it traces or inspects calls.
+    // Three views of one tensor would be results that share memory, which torch forbids an operator
+    // that is traced or that a dispatch mode intercepts.
     if (!call.needs[k] || !call.needs[v] || at::isTensorSubclassLike(call.inputs[k].toTensor()))
       return 0;
     const Tensor &query = call.inputs[q].toTensor(), &key = call.inputs[k].toTensor(),

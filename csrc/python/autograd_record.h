@@ -115,8 +115,8 @@ template <class F>
 struct torch::autograd::CppNode<fusedseq::Named<F>> : torch::autograd::CppNode<F> {
   std::string name() const override { return F::node_name(this->ctx_); }
 
-  // What `apply` calls last. Which results are not differentiable is only read before, and compiled
-  // autograd requires that nothing is said of it.
+  // The last call of Function::apply, which needs the set of results without a gradient no longer.
+  // Compiled autograd fails if the set is not empty.
   void save_variables_to_ctx() {
     torch::autograd::CppNode<F>::save_variables_to_ctx();
     this->ctx_.non_differentiable_.clear();
@@ -128,7 +128,8 @@ namespace {
 
 // The autograd node of a recorded call.
 struct Recorded : torch::autograd::Function<Recorded> {
-  // `backward` reads nothing that `save` has not saved.
+  // Whether compiled autograd may trace `backward`, which reads only what `save` has stored in the
+  // context.
   static constexpr bool is_traceable = true;
 
   // stack: the inputs. present: bit i is set if the i-th of formula.differentiable was given. The

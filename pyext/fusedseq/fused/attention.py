@@ -237,8 +237,9 @@ def shared_projection(q: Tensor, k: Tensor, v: Tensor, needed: frozenset[str]) -
     Their gradients are then laid out as the projection's gradient, so that autograd need not copy
     them into one tensor.
     """
-    is_traced = torch._C._len_torch_dispatch_stack() > 0  # torch forbids shared memory then
-    if is_traced or not {"k", "v"} <= needed or not type(q) is type(k) is type(v) is Tensor:
+    # Under a dispatch mode, as tracing sets one, torch forbids results that share memory.
+    has_mode = torch._C._len_torch_dispatch_stack() > 0
+    if has_mode or not {"k", "v"} <= needed or not type(q) is type(k) is type(v) is Tensor:
         return 0
     parts = (q, k, v) if "q" in needed and q.shape == k.shape and are_adjacent(q, k) else (k, v)
     B, N, S, D = k.shape
