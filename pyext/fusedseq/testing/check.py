@@ -1,5 +1,6 @@
 """Compares a fused operator with its oracle: results and gradients, within the error budget."""
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusedseq import fused, reference
-from fusedseq.testing import ties
+from fusedseq.testing import conditioning, ties
 from fusedseq.testing.budget import (
     CUDNN_ERROR,
     ONE_COLUMN_ERROR,
@@ -157,9 +158,12 @@ def check(
     grad_outputs = cotangents(select_outputs(results, outputs), expanded) if needs else None
     oracle = getattr(reference, op)
 
-    def run_oracle(dtype: torch.dtype) -> ties.Results:
+    def run_oracle_with(args: Sequence, kwargs: dict, dtype: torch.dtype) -> ties.Results:
         a, k = convert((args, kwargs), dtype=dtype)
         return run(oracle, a, k, needs, outputs, grad_outputs=grad_outputs)
+
+    def run_oracle(dtype: torch.dtype) -> ties.Results:
+        return run_oracle_with(args, kwargs, dtype)
 
     runs = [(results, grads), run_oracle(plain_dtype(dtype)), run_oracle(torch.float64)]
     has_ties = bool(kwargs.get("cap_input_gate")) and bool(needs) and dtype == torch.float32
@@ -168,6 +172,9 @@ def check(
     argument_names = names(op, args, kwargs)
     labels = [f"{op}: result {i}" for i in range(len(results))]
     units = [t.size(-1) for t, name in zip(leaves, argument_names, strict=True) if name == "W_hh"]
+    if units and conditioning.has_few_units(op, units[0]):
+        exact = functools.partial(run_oracle_with, dtype=torch.float64)
+        runs.append(conditioning.spread(exact, args, kwargs, dtype))
     one_unit = units == [1] and dtype.itemsize == 2
     one_column = op == "residual_layer_norm" and leaves[0].size(-1) == 1
     together = together or one_unit or one_column
