@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from fusedseq import fused, kernels
-from fusedseq.testing import check, linear_cross_entropy_case
+from fusedseq.testing import check, linear_cross_entropy_case, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -278,6 +278,26 @@ def test_every_way_to_a_bf16_gradient_of_w(threads, count, reduction, N):
         dtype=torch.bfloat16
     )
     check("linear_cross_entropy", args, kwargs)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("N", [400, 4100], ids=["one chunk", "two chunks"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_ranges_of_classes(threads, reduction, N):
+    """Of at least 4,096 classes, of which the last one is narrower: in a backward of its own, and
+    with AMX in a forward that has gradients.
+    """
+    case = linear_cross_entropy_case(
+        N, 6, 4_609, weighted=True, ignored=7, reduction=reduction, label_smoothing=0.1
+    )
+    results = []
+    for count in (1, 3):
+        threads(count)
+        args, kwargs = case.inputs(dtype=torch.bfloat16)
+        check("linear_cross_entropy", args, kwargs)
+        values, gradients = run(fused.linear_cross_entropy, args, kwargs)
+        results.append(values + gradients)
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 @pytest.mark.triton
