@@ -93,12 +93,14 @@ class CrossEntropy {
   // Whether all numbers in memory are elements of the products.
   static constexpr bool SAME = std::is_same<E, T>::value && std::is_same<S, T>::value;
   static constexpr int64_t COLUMNS = 512, SUB = 288;
-  // Whether computing logits twice is faster than keeping them. Measured with AMX alone.
+  // Whether computing logits twice is faster than keeping them. Measured with AMX alone, where it
+  // is for rows of x of at most MAX_RECOMPUTED_E numbers.
 #if defined(__AMX_BF16__)
   static constexpr bool RECOMPUTES = NUMBERS<E> == 2;
 #else
   static constexpr bool RECOMPUTES = false;
 #endif
+  static constexpr int64_t MAX_RECOMPUTED_E = 512;
   // Logits that stay in memory: at most so many bytes, but chunks of at least MIN_ROWS rows, so
   // that the three products take longer than reading W and dW, and of at most MAX_ROWS.
   static constexpr int64_t MAX_LOGITS_BYTES = int64_t(160) << 20;
@@ -134,7 +136,8 @@ class CrossEntropy {
 
   void choose_schedule() {
     const int64_t row_bytes = (sizeof(T) + (REPLACED ? 0 : sizeof(dZ))) * leading_dimension<T>(l.V);
-    const bool recomputes = RECOMPUTES && l.N * row_bytes > MAX_RANGE_BYTES;
+    const bool recomputes =
+        RECOMPUTES && l.E <= MAX_RECOMPUTED_E && l.N * row_bytes > MAX_RANGE_BYTES;
     kept = gradients && (few_rows || (l.statistics && !recomputes));
     rows = MANY_ROWS;
     if (kept) {

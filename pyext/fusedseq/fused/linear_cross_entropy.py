@@ -35,11 +35,11 @@ def linear_cross_entropy(
     With gradients, a CPU keeps the logits of a chunk of rows: V numbers for each row, of 4 bytes (8
     in fp64, 6 where bfloat16 numbers are multiplied). A chunk has as many rows as fit in 160 MiB,
     but at least 144 and at most 864. So the memory grows with V where V exceeds 290,000 in fp32,
-    and is then 576 V bytes. Where bfloat16 numbers are multiplied with AMX, and in backward, no
-    logits of more than 64 rows are kept, only the gradients of those of a range of classes, at most
-    32 MiB. On CUDA a block of logits takes 32 MiB, or 1,024 logits for each row where these are
-    more; x and W whose rows are not a multiple of 16 bytes are copied to rows that are, as the fast
-    kernels of cuBLAS need them.
+    and is then 576 V bytes. In backward, and where bfloat16 numbers are multiplied with AMX and E
+    is at most 512, no logits of more than 64 rows are kept, only the gradients of those of a range
+    of classes, at most 32 MiB. On CUDA a block of logits takes 32 MiB, or 1,024 logits for each row
+    where these are more; x and W whose rows are not a multiple of 16 bytes are copied to rows that
+    are, as the fast kernels of cuBLAS need them.
 
     The gradients are computed together with the loss, and multiplied by the loss's gradient in
     backward, which may be called again. With reduction "none", or where log_prob or lse has a
