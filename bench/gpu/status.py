@@ -80,14 +80,6 @@ KERNELS = (
         "peephole_lstm-T70-B20-650-650-bfloat16",
     ),
     Kernel(
-        "persistent recurrence in clusters of two blocks",
-        (f"{RECURRENCE}persistent_clusters.cu",),
-        "bf16, fp16: `tests/simt/test_simt_clusters.py`",
-        "bf16, fp16 of sm_90a: `tests/ptx/test_ptx_recurrence.py`",
-        "the exchange, without the asynchronous copies: `tests/memory_model/test_clusters.py`",
-        least="as the line above, with exchanges that are estimated to take as long",
-    ),
-    Kernel(
         "wavefront of two layers",
         (f"{RECURRENCE}wavefront.cu",),
         "bf16, fp16: `tests/simt/test_simt_wavefront.py`",

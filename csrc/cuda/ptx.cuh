@@ -1,5 +1,5 @@
-// Instructions that CUDA C++ has no function for. With cluster.cuh this is the only file with
-// inline PTX. tests/simt/include/cuda/ptx.cuh declares the same functions for the simulated GPU.
+// Instructions that CUDA C++ has no function for. This is the only file with inline PTX.
+// tests/simt/include/cuda/ptx.cuh declares the same functions for the simulated GPU.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -8,10 +8,9 @@
 namespace fusedseq {
 
 // The numbers are those of ENGINES in pyext/fusedseq/kernel_table.py. `persistent`, `words` (the
-// persistent kernels with words that carry their own validity in place of flags), `clusters` (the
-// same with flags, in clusters of two blocks) and `wavefront` cannot be forced upon sizes that do
-// not fit.
-enum class Engine : int64_t { by_plan, loop, persistent, wavefront, in_turn, words, clusters };
+// persistent kernels with words that carry their own validity in place of flags) and `wavefront`
+// cannot be forced upon sizes that do not fit.
+enum class Engine : int64_t { by_plan, loop, persistent, wavefront, in_turn, words };
 
 // Multiprocessors of the GPU, its compute capability (90 for 9.0), cuda::Type, B, X, H, rounds;
 // then H and rounds of the second of two layers, else 0. The number of steps is not in it: it

@@ -33,7 +33,6 @@ cuda::Plan plan_of(const cuda::Recurrence& r) {
   using cuda::Protocol;
   return cuda::persistent_plan(r, cuda::SHORTEST,
                                engine == Engine::words        ? Protocol::words
-                               : engine == Engine::clusters   ? Protocol::clusters
                                : engine == Engine::persistent ? Protocol::flags
                                                               : Protocol::by_estimate);
 }

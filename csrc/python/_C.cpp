@@ -54,7 +54,6 @@ py::dict layout(const fusedseq::cuda::Layout& l) {
   d["resident"] = l.resident;
   d["plain"] = l.plain;
   d["words"] = l.words;
-  d["stages"] = l.stages;
   d["slice_rows"] = l.slice_rows;
   d["rows"] = l.rows;
   d["shared"] = l.shared;
@@ -64,14 +63,12 @@ py::dict layout(const fusedseq::cuda::Layout& l) {
 // The protocol of a name; `function` is for the message.
 fusedseq::cuda::Protocol protocol_of(const std::string& name, const char* function) {
   using fusedseq::cuda::Protocol;
-  static const std::map<std::string, Protocol> KNOWN{{"estimate", Protocol::by_estimate},
-                                                     {"flags", Protocol::flags},
-                                                     {"words", Protocol::words},
-                                                     {"clusters", Protocol::clusters}};
+  static const std::map<std::string, Protocol> KNOWN{
+      {"estimate", Protocol::by_estimate}, {"flags", Protocol::flags}, {"words", Protocol::words}};
   const auto found = KNOWN.find(name);
   if (found != KNOWN.end()) return found->second;
   throw py::value_error(std::string(function) +
-                        ": protocol must be estimate, flags, words or clusters, got " + name);
+                        ": protocol must be estimate, flags or words, got " + name);
 }
 
 int exchange_cycles(const std::string& protocol) {
@@ -81,10 +78,10 @@ int exchange_cycles(const std::string& protocol) {
 py::dict recurrence_plan(int64_t steps, int64_t B, int64_t X, int64_t H, int64_t rounds,
                          int64_t on_x, int64_t on_h, int element, int sms, int64_t shared,
                          bool cooperative, int64_t shortest, const std::string& protocol,
-                         bool clusters, int64_t gates, bool cells) {
+                         int64_t gates, bool cells) {
   const auto plan = fusedseq::cuda::recurrence_plan(
-      {steps, B, X, H, rounds, on_x, on_h, element, gates, cells},
-      {sms, shared, cooperative, clusters}, shortest, protocol_of(protocol, "recurrence_plan"));
+      {steps, B, X, H, rounds, on_x, on_h, element, gates, cells}, {sms, shared, cooperative},
+      shortest, protocol_of(protocol, "recurrence_plan"));
   py::dict d;
   d["persistent"] = plan.persistent;
   d["why"] = plan.why;
@@ -119,23 +116,21 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "cpu_features", &cpu_features,
       "Which instruction sets this machine has, of those that the kernels can use: {name: bool}.");
-  m.def(
-      "recurrence_plan", &recurrence_plan, py::arg("steps"), py::arg("B"), py::arg("X"),
-      py::arg("H"), py::arg("rounds"), py::arg("on_x"), py::arg("on_h"), py::arg("element"),
-      py::arg("sms"), py::arg("shared"), py::arg("cooperative"),
-      py::arg("shortest") = fusedseq::cuda::SHORTEST, py::arg("protocol") = "estimate",
-      py::arg("clusters") = false, py::arg("gates") = 4, py::arg("cells") = false,
-      "Whether the persistent kernels run a recurrence on a GPU, why, and their layouts: "
-      "csrc/cuda/recurrence/plan.h.\n"
-      "on_x, on_h: number of distinct weights of the rounds on x and on h; element: bytes of the "
-      "tensors' dtype;\n"
-      "sms, shared, cooperative: the GPU's multiprocessors, its bytes of shared memory for a "
-      "block, and whether it has cooperative launches;\n"
-      "protocol: \"words\" where words that carry their own validity fit, \"clusters\" where flags "
-      "in clusters of two blocks do, \"flags\", or what the \"estimate\" favours;\n"
-      "clusters: whether the GPU has clusters of blocks: compute capability 9.0 or later;\n"
-      "gates: of the cell, whose W_hh has so many rows for each unit; cells: whether the cell is "
-      "not the LSTM's, or the call has `starts` or `reverse`.");
+  m.def("recurrence_plan", &recurrence_plan, py::arg("steps"), py::arg("B"), py::arg("X"),
+        py::arg("H"), py::arg("rounds"), py::arg("on_x"), py::arg("on_h"), py::arg("element"),
+        py::arg("sms"), py::arg("shared"), py::arg("cooperative"),
+        py::arg("shortest") = fusedseq::cuda::SHORTEST, py::arg("protocol") = "estimate",
+        py::arg("gates") = 4, py::arg("cells") = false,
+        "Whether the persistent kernels run a recurrence on a GPU, why, and their layouts: "
+        "csrc/cuda/recurrence/plan.h.\n"
+        "on_x, on_h: number of distinct weights of the rounds on x and on h; element: bytes of the "
+        "tensors' dtype;\n"
+        "sms, shared, cooperative: the GPU's multiprocessors, its bytes of shared memory for a "
+        "block, and whether it has cooperative launches;\n"
+        "protocol: \"words\" where words that carry their own validity fit, \"flags\", or what the "
+        "\"estimate\" favours;\n"
+        "gates: of the cell, whose W_hh has so many rows for each unit; cells: whether the cell is "
+        "not the LSTM's, or the call has `starts` or `reverse`.");
   m.def("exchange_cycles", &exchange_cycles, py::arg("protocol"),
         "The estimate of the cycles of one exchange between blocks on an H100; not measured.");
   m.def(

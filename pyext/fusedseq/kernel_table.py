@@ -19,16 +19,15 @@ csrc/cuda/recurrence/plan.h, kernels/attention/plan.py.
     }
 
 The engine "persistent" exchanges vectors between blocks by flags, "persistent words" by words that
-carry their own validity, "persistent clusters" by flags in clusters of two blocks. An entry of
-"mogrifier_lstm_pair" also has "H2" and "rounds2", of the second layer. "milliseconds" and "T" say
-what was measured and are not read. The numbers of "forward", "keys" (the gradients of keys and
-values) and "queries" (those of queries) are BM, BN, BD, warps and stages of a tiled kernel, for
-heads of up to D numbers; an entry has at least one of the three. "options" are "plain", "dropout"
-(without those that follow) or "rich" (a bias, a mask, a rope, relative keys or a softcap). A word
-after the numbers of "forward" says how it loads keys and values: "pointers" (the default);
-"descriptors", by TMA on GPUs from compute capability 9.0 on; "specialized", these in warps of their
-own, on 10.x and 11.x. Where a call or its GPU cannot have what the word says, the kernel loads by
-pointers or in all warps.
+carry their own validity. An entry of "mogrifier_lstm_pair" also has "H2" and "rounds2", of the
+second layer. "milliseconds" and "T" say what was measured and are not read. The numbers of
+"forward", "keys" (the gradients of keys and values) and "queries" (those of queries) are BM, BN,
+BD, warps and stages of a tiled kernel, for heads of up to D numbers; an entry has at least one of
+the three. "options" are "plain", "dropout" (without those that follow) or "rich" (a bias, a mask, a
+rope, relative keys or a softcap). A word after the numbers of "forward" says how it loads keys and
+values: "pointers" (the default); "descriptors", by TMA on GPUs from compute capability 9.0 on;
+"specialized", these in warps of their own, on 10.x and 11.x. Where a call or its GPU cannot have
+what the word says, the kernel loads by pointers or in all warps.
 """
 
 import ctypes
@@ -42,7 +41,7 @@ from fusedseq import _load, kernels
 
 FORMAT = "fusedseq kernel table 1"
 VARIABLE = "FUSEDSEQ_KERNEL_TABLE"
-PERSISTENT = {"loop": 1, "persistent": 2, "persistent words": 5, "persistent clusters": 6}
+PERSISTENT = {"loop": 1, "persistent": 2, "persistent words": 5}
 # {operator: {engine: its number in csrc/ops/engine_table.h}}. cuDNN is not an engine of ours: its
 # calls never come to the operator.
 ENGINES = {

@@ -180,10 +180,9 @@ def engines(
     yield "loop"
     if recurrence_plan.plan(op, gpu, *args, **kwargs)["persistent"]:
         yield "persistent"
-    for protocol, sign in (("words", "words"), ("clusters", "stages")):
-        found = recurrence_plan.plan(op, gpu, *args, protocol=protocol, **kwargs)
-        if found["persistent"] and (found["forward"][sign] or found["backward"][sign]):
-            yield f"persistent {protocol}"
+    words = recurrence_plan.plan(op, gpu, *args, protocol="words", **kwargs)
+    if words["persistent"] and (words["forward"]["words"] or words["backward"]["words"]):
+        yield "persistent words"
     if op == "lstm" and torch.backends.cudnn.is_available():
         yield "cudnn"
 

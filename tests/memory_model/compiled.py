@@ -31,22 +31,8 @@ KINDS = (
     ),  # of a lost block
     ("syncwarp", r"bar\.warp\.sync$"),
     ("barrier", r"bar(rier)?\.sync$"),
-    ("cluster barrier", r"barrier\.cluster\.(arrive\.release|wait\.acquire)\.aligned$"),
-    ("init", r"mbarrier\.init\.shared::cta\.b64$"),
-    ("init fence", r"fence\.mbarrier_init\.release\.cluster$"),
-    ("announcement", r"mbarrier\.arrive\.expect_tx\.release\.cluster\.shared::cluster\.b64$"),
-    ("arrival", r"mbarrier\.arrive\.release\.cluster\.shared::cluster\.b64$"),
-    ("phase", r"mbarrier\.try_wait\.parity\.acquire\.cluster\.shared::cta\.b64$"),
-    ("proxy fence", r"fence\.proxy\.async$"),
-    (
-        "copy",
-        r"cp\.async\.bulk\.shared::cluster\.global\.mbarrier::complete_tx::bytes"
-        r"\.multicast::cluster$",
-    ),
     ("shared store", r"st\.shared\."),
-    ("staged load", r"ld\.shared\.v4\.u32$"),  # of a stage of a cluster's ring
     ("shared load", r"ld\.shared\."),
-    ("end", r"(ret|exit)$"),
     ("end of .noreturn", r"fall_through$"),  # inlined() writes it; nothing must reach it
     (
         "UNKNOWN",
@@ -101,52 +87,6 @@ WORD_RULES = {
         rule: RULES[rule]
         for rule in (
             "a barrier stands between partial sums and their reads",
-            "a report of a lost block ends the kernel",
-        )
-    },
-}
-
-
-# Of kernels in clusters of two blocks.
-CLUSTER_RULES = {
-    "barriers in shared memory are initialized before a barrier of the cluster": (
-        ("init",),
-        ("init fence",),
-        ("cluster barrier",),
-    ),
-    "a barrier of the cluster stands before the first copy": (
-        ("start",),
-        ("cluster barrier",),
-        ("announcement", "arrival", "copy", "phase"),
-    ),
-    "the warp synchronizes before a copy": (("acquire",), ("syncwarp",), ("copy", "proxy fence")),
-    "a fence between the proxies stands between waits and copies": (
-        ("start", "acquire", "phase", "syncwarp"),
-        ("proxy fence",),
-        ("copy",),
-    ),
-    "bytes are announced before they are copied": (
-        ("proxy fence", "phase"),
-        ("announcement",),
-        ("copy",),
-    ),
-    "a stage is read before it is released": (("staged load",), ("syncwarp",), ("arrival",)),
-    "a stage is read after a wait for its bytes": (
-        ("barrier", "cluster barrier", "arrival"),
-        ("phase",),
-        ("staged load",),
-    ),
-    "a barrier stands between the waits and the release": (("phase",), ("barrier",), ("release",)),
-    "a barrier of the block or the cluster stands between stores to shared memory and loads": (
-        ("shared store",),
-        ("barrier", "cluster barrier"),
-        ("shared load", "staged load"),
-    ),
-    "a barrier of the cluster stands at the end": (("arrival",), ("cluster barrier",), ("end",)),
-    **{
-        rule: RULES[rule]
-        for rule in (
-            "a barrier stands between the stores and the release",
             "a report of a lost block ends the kernel",
         )
     },
@@ -234,7 +174,7 @@ def nodes(body):
 
 def broken(graph, rule):
     """The instructions at which a path breaks a rule: (first instruction, last instruction)."""
-    after, between, at = (RULES | WORD_RULES | CLUSTER_RULES)[rule]
+    after, between, at = (RULES | WORD_RULES)[rule]
     for first in graph:
         if first.kind not in after:
             continue

@@ -7,7 +7,7 @@ Sahasrabuddhe and Giroux, "A Formal Analysis of the NVIDIA PTX Memory Consistenc
 2019; asplos_model.py has that version, and the tests compare both.
 
 Not modelled: proxies (8.6), so every access is generic; aliases and multimem addresses (8.2.2,
-8.2.3); asynchronous operations (8.9.1.1). An operation accesses one location; a vector
+8.2.3); asynchronous operations (8.9.1.1); clusters. An operation accesses one location; a vector
 access is several operations (8.2.4). Two accesses of a location that differ in width overlap
 partially.
 
@@ -17,7 +17,7 @@ A relation is a list of integers: bit j of relation[i] says that event i precede
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 
-SCOPES = ("cta", "cluster", "gpu", "sys")
+SCOPES = ("cta", "gpu", "sys")
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,8 @@ class Thread:
     """A thread and the scopes around it."""
 
     name: str
-    block: str  # "cluster-block", or the name of a block that is a cluster of its own
+    block: str
     gpu: str = "gpu0"
-
-    @property
-    def cluster(self):
-        return self.block.partition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,6 @@ def includes(a, thread):
     """Whether the scope of `a` includes a thread. 8.5"""
     if a.scope == "cta":
         return a.thread.block == thread.block and a.thread.gpu == thread.gpu
-    if a.scope == "cluster":
-        return a.thread.cluster == thread.cluster and a.thread.gpu == thread.gpu
     return a.scope == "sys" or (a.scope == "gpu" and a.thread.gpu == thread.gpu)
 
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from tests.memory_model.clusters import CLUSTER_INSTRUCTIONS
-from tests.memory_model.compiled import CLUSTER_RULES, RULES, WORD_RULES, broken, counts, kernels
+from tests.memory_model.compiled import RULES, WORD_RULES, broken, counts, kernels
 from tests.memory_model.exchange import INSTRUCTIONS, SOURCE, Handover
 from tests.memory_model.words import WORD_INSTRUCTIONS
 from tests.ptx import build
@@ -115,43 +114,6 @@ def test_words_are_stored_emptied_and_polled_as_the_programs_assume():
     assert again in loop
 
 
-def test_clusters_have_the_instructions_and_order_that_the_programs_assume():
-    header = (PTX_HEADER.parent / "cluster.cuh").read_text()
-    assert set(re.findall(r'"((?:mbarrier|barrier|fence|cp)\.[\w.:]+)', header)) == {
-        "barrier.cluster.arrive.release.aligned",
-        "barrier.cluster.wait.acquire.aligned",
-        "mbarrier.init.shared::cta.b64",
-        "fence.mbarrier_init.release.cluster",
-        "mbarrier.arrive.release.cluster.shared::cluster.b64",
-        "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64",
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64",
-        "fence.proxy.async",
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster",
-    }
-    for name, order in (("arrive", "release"), ("free", "release"), ("wait", "acquire")):
-        assert f".{order}.cluster " in CLUSTER_INSTRUCTIONS[name]
-    ring = code("persistent_cluster.cuh")
-    copy = (
-        "if (at.turn) wait(released(at), (at.turn - 1) & 1); ptx::fence_proxy_async(); "
-        "const uint32_t bytes = from ? tiles * FRAGMENT : 0; for (uint32_t to = 0; to < 2; ++to) "
-        "ptx::barrier_arrive_expect(arrived(at), to, bytes); "
-        "for (int m = 0; from && m < tiles; ++m) ptx::copy_to_both("
-    )
-    assert copy in ring
-    assert "for (uint32_t to = 0; to < 2; ++to) ptx::barrier_arrive(released(at), to);" in ring
-    assert "ptx::barrier_init(barriers + i, 2); ptx::fence_barrier_init();" in ring
-    products = code("persistent_products.cuh")
-    halves = "own = ring.rank ? KSlice{second, s.end} : KSlice{s.begin, second};"
-    assert halves in products
-    # The same place in both blocks, whatever columns they own.
-    assert "ptx::dynamic_shared() + (l.shared - WARPS * (bytes + of_barriers));" in ring
-    assert "wait(v, own, epoch);" in products
-    assert "wait_for(ring.arrived(at), at.turn & 1);" in products
-    assert "__syncwarp(); if (lane == 0) ring.release(at);" in products
-    for file in ("persistent_forward.cuh", "persistent_backward.cuh"):
-        assert code(file).count("ptx::cluster_sync();") == 2
-
-
 # ---- the compiled kernels
 
 
@@ -161,28 +123,15 @@ def test_every_path_keeps_the_rules(file):
     """For sm_90a; test_ptx_mutants.py compares the PTX for sm_80 with it."""
     found = kernels(build.ptx(FILES[file], "sm_90a"))
     by_words = {name: graph for name, graph in found.items() if "word load" in counts(graph)}
-    without = "wavefront", "persistent_clusters", "persistent_cells"
-    assert len(by_words) == (0 if file in without else 4)
+    assert len(by_words) == {"wavefront": 0, "persistent_cells": 0}.get(file, 4)
     for name, graph in by_words.items():
         has = counts(graph)
         assert not {"UNKNOWN", "release", "acquire", "load", "store"} & set(has), name
         assert has["fence"] >= 2, name
         for rule in WORD_RULES:
             assert not list(broken(graph, rule)), (name, rule)
-    in_clusters = {name: graph for name, graph in found.items() if "copy" in counts(graph)}
-    assert len(in_clusters) == {"persistent_clusters": 8}.get(file, 0)
-    for name, graph in in_clusters.items():
-        assert not {"UNKNOWN", "fence", "load", "word load", "word store"} & set(counts(graph)), (
-            name
-        )
-        for rule in CLUSTER_RULES:
-            assert not list(broken(graph, rule)), (name, rule)
-    exchanging = {
-        name: graph
-        for name, graph in found.items()
-        if "release" in counts(graph) and name not in in_clusters
-    }
-    assert len(exchanging) >= {"wavefront": 2, "persistent_clusters": 0}.get(file, 10)
+    exchanging = {name: graph for name, graph in found.items() if "release" in counts(graph)}
+    assert len(exchanging) >= {"wavefront": 2}.get(file, 10)
     for name, graph in exchanging.items():
         has = counts(graph)
         assert not {"UNKNOWN", "fence", "word load", "word store"} & set(has), name
@@ -227,29 +176,6 @@ def test_a_removed_instruction_breaks_its_rule_of_words(rule):
     for graph in kernels(text).values():
         if "word load" in counts(graph):
             assert list(broken(graph, rule))
-
-
-REMOVED = {
-    "barriers in shared memory are initialized before a barrier of the cluster": "fence.mbarrier_i",
-    "a barrier of the cluster stands before the first copy": "barrier.cluster.",
-    "the warp synchronizes before a copy": "bar.warp.sync",
-    "a fence between the proxies stands between waits and copies": "fence.proxy.async",
-    "bytes are announced before they are copied": "mbarrier.arrive.expect_tx",
-    "a stage is read before it is released": "bar.warp.sync",
-    "a stage is read after a wait for its bytes": "mbarrier.try_wait",
-    "a barrier of the cluster stands at the end": "barrier.cluster.",
-    "a report of a lost block ends the kernel": "trap",
-}
-
-
-@needs_nvcc
-@pytest.mark.parametrize("rule", CLUSTER_RULES)
-def test_a_removed_instruction_breaks_its_rule_of_clusters(rule):
-    removed = re.escape(REMOVED.get(rule, "bar.sync"))
-    text = build.ptx(FILES["persistent_clusters"], "sm_90a")
-    assert re.search(rf"\b{removed}[^;]*;", text)
-    for graph in kernels(re.sub(rf"\b{removed}[^;]*;", "", text)).values():
-        assert list(broken(graph, rule))
 
 
 @needs_nvcc

@@ -97,7 +97,7 @@ ENTRIES = [
     (recurrence(engine="fast"), "engine must be one of loop, persistent, .*cudnn, got 'fast'"),
     (
         recurrence(op="mogrifier_lstm", engine="cudnn"),
-        "one of loop, persistent, persistent words, persistent clusters, g",
+        "one of loop, persistent, persistent words, got 'cudnn'",
     ),
     (recurrence(B=0), "B must be at least 1, got 0"),
     (recurrence(H=True), "H must be an integer, got True"),
@@ -304,7 +304,7 @@ def test_the_fastest_engine_is_written(tmp_path, monkeypatch, forgotten):
     """On the CPU, where all engines are the same; the clock prefers the loop and the wavefront.
     What is in use while a call is timed is what the table says afterwards.
     """
-    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda _: (132, 232448, True, True))
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda _: (132, 232448, True))
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     gpu = kernel_table.Gpu("A GPU", "9.0", 132)
     seen = []
@@ -327,9 +327,8 @@ def test_the_fastest_engine_is_written(tmp_path, monkeypatch, forgotten):
     }
 
 
-@pytest.mark.parametrize("has_clusters", [False, True])
-def test_words_and_clusters_are_timed_where_they_fit(monkeypatch, has_clusters):
-    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda _: (132, 232448, True, has_clusters))
+def test_words_are_timed_where_they_fit(monkeypatch):
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda _: (132, 232448, True))
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     cpu = torch.device("cpu")
 
@@ -337,43 +336,36 @@ def test_words_and_clusters_are_timed_where_they_fit(monkeypatch, has_clusters):
         return [*tune_kernels.engines(op, {"T": 4, "B": 2, "X": 4, "H": 6} | size, dtype, cpu)]
 
     both, words = ["loop", "persistent"], ["persistent words"]
-    clusters = ["persistent clusters"] * has_clusters
-    # H 6 are three blocks, H 8 are four.
     assert engines("lstm") == engines("mogrifier_lstm", rounds=3) == [*both, *words]
-    assert engines("lstm", H=8) == [*both, *words, *clusters]
-    assert engines("lstm", H=7) == engines("mogrifier_lstm", H=7, rounds=3) == [*both, *clusters]
-    assert engines("lstm", H=5) == engines("lstm", torch.float32, H=8) == both
+    assert engines("lstm", H=5) == engines("lstm", torch.float32) == both
     assert engines("lstm", X=3) == [*both, *words]
     assert engines("mogrifier_lstm", X=3, rounds=3) == both
 
 
-@pytest.mark.parametrize(
-    ("engine", "number", "text"),
-    [("words", 5, "words in place of flags"), ("clusters", 6, "clusters of 2 blocks with rings")],
-)
-def test_a_table_selects_the_protocol_of_the_exchange(forgotten, engine, number, text):
-    """In the text of explain, and under its number in the C++ table."""
+@pytest.mark.parametrize("H", [6, 7])
+def test_a_table_selects_the_protocol_of_the_exchange(forgotten, H):
+    """In the text of explain, and under its number in the C++ table. Words need an even H."""
     gpu = kernel_table.Gpu("A GPU", "9.0", 132)
-    sizes = {"T": 4, "B": 2, "X": 4, "H": 8, "rounds": 3}
+    sizes = {"T": 4, "B": 2, "X": 4, "H": H, "rounds": 3}
     meta = torch.device("meta")
     args, kwargs = tune_kernels.recurrence_inputs("mogrifier_lstm", sizes, torch.bfloat16, meta)
 
-    def explained(clusters=True):
-        this = 132, 232448, True, clusters
-        return recurrence_plan.explain("mogrifier_lstm", this, *args, **kwargs)
+    def explained():
+        return recurrence_plan.explain("mogrifier_lstm", (132, 232448, True), *args, **kwargs)
 
+    text, without = "words in place of flags", "by flags, since words do not fit there"
     assert text not in explained()
-    key = "mogrifier_lstm", "bfloat16", 2, 4, 8, 3
-    table = kernel_table.Table(gpu, {key: f"persistent {engine}"})
+    assert without not in explained()
+    table = kernel_table.Table(
+        gpu, {("mogrifier_lstm", "bfloat16", 2, 4, H, 3): "persistent words"}
+    )
     kernel_table.use(table)
-    assert explained().count(text) == 2
-    without = "forward and backward by flags, since clusters do not fit there"
-    assert (text in explained(clusters=False)) == (engine == "words")
-    assert (without in explained(clusters=False)) == (engine == "clusters")
-    assert "by flags" not in explained()
-    assert measured(132, 90, 2, 2, 4, 8, 3, 0, 0) == number
+    assert explained().count(text) == (0 if H % 2 else 2)
+    assert (f"forward and backward {without}" in explained()) == (H % 2 == 1)
+    assert measured(132, 90, 2, 2, 4, H, 3, 0, 0) == 5
     kernel_table.forget(table)
     assert text not in explained()
+    assert without not in explained()
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_a_call_with_options_that_cudnn_lacks_does_not_go_to_cudnn(monkeypatch, 
         )
 
 
-SMALL_GPU, H200 = (20, 232448, True, True), (132, 232448, True, True)
+SMALL_GPU, H200 = (20, 232448, True), (132, 232448, True)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ MAKERS = {
 }
 
 
-def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True, True), **options):
+def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True), **options):
     """What `explain` says of this package's kernels on such a GPU."""
     monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
     without_cudnn(monkeypatch)
@@ -242,9 +242,9 @@ def explained(monkeypatch, op, T, B, X, H, dtype, gpu=(132, 232448, True, True),
             "persistent_forward.cu.*forward 3 launches of 2 x 65 blocks of 10 units, 2 groups",
         ),
         (("lstm", 3, 20, 650, 650, torch.bfloat16), "loop.cu.*fewer than 4 steps"),
-        (("lstm", 70, 20, 650, 650, torch.bfloat16, (20, 232448, True, True)), "loop.cu.*hold"),
+        (("lstm", 70, 20, 650, 650, torch.bfloat16, (20, 232448, True)), "loop.cu.*hold"),
         (
-            ("lstm", 70, 20, 650, 650, torch.bfloat16, (132, 232448, False, True)),
+            ("lstm", 70, 20, 650, 650, torch.bfloat16, (132, 232448, False)),
             "loop.cu.*no cooperative",
         ),
     ],
@@ -267,7 +267,7 @@ def test_explain_describes_the_layout_of_a_mogrifier(monkeypatch):
         monkeypatch,
         "mogrifier_lstm",
         *(70, 20, 768, 768, torch.bfloat16),
-        gpu=(108, 166912, True, True),
+        gpu=(108, 166912, True),
         rounds=5,
     )
     assert re.search(r"only in backward .*; forward \S+/loop.cu; backward 96 blocks", text)
@@ -294,7 +294,7 @@ CELLS = r"persistent_cells.cu: the weights stay"
 @pytest.mark.parametrize("options", ORDERED, ids=str)
 def test_another_order_has_kernels_of_its_own(monkeypatch, options):
     """But an LSTM with `reverse` alone computes a reversed copy, and rounds run the loop."""
-    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True, True))
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True))
     without_cudnn(monkeypatch)
     loop = r"loop.cu.*with rounds have neither `starts` nor `reverse`"
     for case, wanted in (
@@ -312,7 +312,7 @@ def test_another_order_has_kernels_of_its_own(monkeypatch, options):
 @needs_cuda_code
 def test_an_lstm_with_zoneout_runs_the_kernels_of_a_mogrifier_lstm(monkeypatch):
     """And not cuDNN, where it would compute the call without zoneout."""
-    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True, True))
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True))
     monkeypatch.setattr(import_module("fusedseq.fused.explain"), "is_cudnn", lambda given: True)
     for zoneout, wanted in (({}, "cuDNN"), ({"zoneout_c": 0.1}, "mogrifier_lstm without rounds")):
         for reverse in (False, True):
@@ -329,7 +329,7 @@ def test_an_lstm_with_zoneout_runs_the_kernels_of_a_mogrifier_lstm(monkeypatch):
     ("op", "wanted"), [("peephole_lstm", "persistent_cells.cu"), ("layer_norm_lstm", "loop.cu")]
 )
 def test_explain_names_the_kernels_of_other_lstm_cells(monkeypatch, op, wanted):
-    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True, True))
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True))
     with FakeTensorMode():
         args, kwargs = on_cuda(lstm_with_vectors_case(op, 4, 3, 5, 6), HALF)
         assert wanted in fused.explain(op, *args, **kwargs)
@@ -342,7 +342,7 @@ def test_explain_names_the_kernels_of_other_lstm_cells(monkeypatch, op, wanted):
 def test_cudnn_computes_a_gru_that_it_can(monkeypatch, op):
     """Also in reverse and with lengths; not with `starts`, zoneout or a weight drop, whose mask is
     fusedseq's, and not in dtypes that torch does not give to cuDNN."""
-    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True, True))
+    monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True))
     own = "persistent_cells.cu" if op == "gru" else "loop.cu"
     monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda x: True)
     options = {"lengths": [3, 0, 5, 1], "reverse": True}
@@ -371,9 +371,7 @@ def test_cudnn_computes_a_gru_that_it_can(monkeypatch, op):
     assert own in explained()
 
 
-def call_with_two_layers(
-    monkeypatch, function, dtype, H=650, gpu=(132, 232448, True, True), **options
-):
+def call_with_two_layers(monkeypatch, function, dtype, H=650, gpu=(132, 232448, True), **options):
     monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: gpu)
     with FakeTensorMode():
         args, kwargs = on_cuda(mogrifier_lstm_pair_case(70, 20, 30, H, H, 5, 5, **options), dtype)
@@ -390,10 +388,7 @@ def call_with_two_layers(
         ),
         ({"dtype": torch.bfloat16, "H": 1150}, "one layer after the other: .*half of the GPU"),
         ({"dtype": torch.float32}, "one layer after the other: .*bfloat16"),
-        (
-            {"dtype": HALF, "gpu": (132, 232448, False, True)},
-            "one layer after the other: .*cooperative",
-        ),
+        ({"dtype": HALF, "gpu": (132, 232448, False)}, "one layer after the other: .*cooperative"),
     ],
     ids=str,
 )

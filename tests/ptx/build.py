@@ -40,22 +40,17 @@ HEADERS = ("memory.h", "values.h", "warp.h")
 
 # The kernels of a build, since each takes some seconds to translate and compile: regular
 # expressions of their mangled names. Recurrences of checked builds are in bf16 and fp32, the
-# persistent ones of one variant, and in bf16 also of the same variant with words and with clusters.
-# On sm_80 they are run in bf16 alone and without clusters, and on sm_90a the cells other than the
-# LSTM's, and LSTMs in another order, in bf16 and fp32.
+# persistent ones of one variant, and in bf16 also of the same variant with words. On sm_80 they are
+# run in bf16 alone, and on sm_90a the cells other than the LSTM's, and LSTMs in another order, in
+# bf16 and fp32.
 RECURRENCE = r"(persistent|wavefront|cell|round|layer_norm)_\w*kernelI"
 OTHER_CELLS = (
     r"((layer_norm|persistent_cells)_\w*kernelI(d|6__half)"
     r"|kernelI(d|6__half)NS_\w*(Gru|Rnn|Peephole))"
 )
-CLUSTERS = r"clusters_\w*kernelI"
-PLAIN = {
-    "sm_80": rf"^(?!.*{RECURRENCE}(f|d|6__half))(?!.*{CLUSTERS})",
-    "sm_90a": rf"^(?!.*{OTHER_CELLS})",
-}
+PLAIN = {"sm_80": rf"^(?!.*{RECURRENCE}(f|d|6__half))", "sm_90a": rf"^(?!.*{OTHER_CELLS})"}
 CHECKED = (
     rf"^(?!.*persistent_(cells_)?(forward|backward)_kernel)(?!.*{RECURRENCE}(d|6__half))"
-    rf"(?!.*{CLUSTERS}(6__half|13__nv_bfloat16NS\w*Lb1E))"
     r"|kernelI(f|13__nv_bfloat16)NS0_(7VariantI|11CellVariantILi\dE)Li1ELi2ELb0E"
 )
 

@@ -8,7 +8,7 @@ import re
 
 from tests.ptx import fragments
 from tests.ptx.cpp import TYPES, label
-from tests.ptx.parse import Address, PtxError, Symbol, Vector
+from tests.ptx.parse import PtxError, Symbol, Vector
 
 SPACES = ("param", "global", "shared", "local")
 # Hints for caches, which do not change what a load or store means.
@@ -143,13 +143,9 @@ def trap(g, item):
 
 
 def membar(g, item):
-    """Parallel Synchronization and Communication Instructions: membar.sys, before a trap,
-    fence.acq_rel.gpu, fence.mbarrier_init and fence.proxy.async.
+    """Parallel Synchronization and Communication Instructions: membar.sys, before a trap, and
+    fence.acq_rel.gpu.
     """
-    if item.opcode == "fence.mbarrier_init.release.cluster":
-        return "simt::fence_barrier_init();"
-    if item.opcode == "fence.proxy.async":
-        return "simt::fence_proxy_async();"
     if item.opcode not in ("membar.sys", "fence.acq_rel.gpu"):
         raise PtxError("unknown fence")
     return "simt::fence();"
@@ -179,13 +175,7 @@ def call(g, item):
 
 
 def bar(g, item):
-    """Parallel Synchronization and Communication Instructions: bar, bar.warp.sync,
-    barrier.cluster.
-    """
-    if item.opcode == "barrier.cluster.arrive.release.aligned":
-        return f"simt::cluster_arrive({item.line});"
-    if item.opcode == "barrier.cluster.wait.acquire.aligned":
-        return f"simt::cluster_wait({item.line});"
+    """Parallel Synchronization and Communication Instructions: bar, bar.warp.sync."""
     if item.opcode == "bar.warp.sync":
         return f"simt::sync_warp({g.read(item.operands[0], 'u32')}, {item.line});"
     if item.opcode not in ("bar.sync", "barrier.sync", "barrier.sync.aligned"):
@@ -196,60 +186,6 @@ def bar(g, item):
     if len(ids) == 1:
         raise PtxError("a barrier of all threads must have number 0")
     return f"simt::sync_named(int({ids[0]}), int({ids[1]}), {item.line});"
-
-
-def of_cluster(g, operand):
-    """An address operand in the window .shared::cluster, as a number."""
-    assert isinstance(operand, Address), operand
-    return f"uint32_t({g.read(operand.base, 'u32')} + {operand.offset})"
-
-
-def mapa(g, item):
-    """Data Movement and Conversion Instructions: mapa, of a shared variable's address."""
-    if item.opcode != "mapa.shared::cluster.u32":
-        raise PtxError("unknown mapa")
-    address, rank = (g.read(operand, "u32") for operand in item.operands[1:])
-    return g.write(item.operands[0], "u32", f"mapped({address}, {rank})")
-
-
-def mbarrier(g, item):
-    """Parallel Synchronization and Communication Instructions: mbarrier.init, mbarrier.arrive
-    without and with expect_tx, mbarrier.try_wait.parity; all with the scope cluster.
-    """
-    to, *rest = item.operands
-    match item.opcode:
-        case "mbarrier.init.shared::cta.b64":
-            return f"ptx::barrier_init({g.address(to, 'shared')}, {g.read(rest[0], 'u32')});"
-        case (
-            "mbarrier.arrive.release.cluster.shared::cluster.b64"
-            | "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64"
-        ) if to == Symbol("_"):
-            count = g.read(rest[1], "u32") if "expect_tx" in item.parts else "0"
-            pointer = f"ptx::in_cluster(shared, {of_cluster(g, rest[0])})"
-            return f"ptx::barrier_arrive({pointer}, {count});"
-        case "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64":
-            pointer, parity = g.address(rest[0], "shared"), g.read(rest[1], "u32")
-            call = f"ptx::barrier_is_complete({pointer}, {parity}, {item.line})"
-            return g.write(to, "pred", call)
-    raise PtxError("unknown mbarrier")
-
-
-BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-
-
-def bulk_copy(g, item):
-    """Data Movement and Conversion Instructions: cp.async.bulk, from global memory to the shared
-    memory of several blocks of a cluster.
-    """
-    to, source, size, barrier, mask = item.operands
-    values = (
-        of_cluster(g, to),
-        g.address(source, "global"),
-        g.read(size, "u32"),
-        of_cluster(g, barrier),
-        g.read(mask, "u16"),
-    )
-    return f"ptx::start_copy(shared, {', '.join(values)});"
 
 
 def mma(g, item):
@@ -328,9 +264,7 @@ def stmatrix(g, item):
 
 
 def cp(g, item):
-    """Data Movement and Conversion Instructions: cp.async and its groups; cp.async.bulk."""
-    if item.opcode == BULK_COPY:
-        return bulk_copy(g, item)
+    """Data Movement and Conversion Instructions: cp.async, commit_group and wait_group."""
     g.uses_warp = True
     if not g.entry.is_kernel:
         raise PtxError("cp.async in a device function")
@@ -360,8 +294,6 @@ FUNCTIONS = {
     "call": call,
     "bar": bar,
     "barrier": bar,
-    "mapa": mapa,
-    "mbarrier": mbarrier,
     "mma": mma,
     "shfl": shfl,
     "ldmatrix": ldmatrix,

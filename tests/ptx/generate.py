@@ -20,7 +20,6 @@ SPECIAL = {  # PTX ISA, Special Registers
     **{f"%ntid.{axis}": f"{GRID}block.{axis}" for axis in "xyz"},
     **{f"%nctaid.{axis}": f"{GRID}grid.{axis}" for axis in "xyz"},
     "%laneid": f"{THREAD}lane",
-    "%cluster_ctarank": "simt::cluster_rank()",
 }
 SHARED_ALIGNMENT = 128
 # In the checked build too this code is compiled without sanitizers: memory.h calls the checks.

@@ -84,34 +84,6 @@ PTX_CALL void store_words(char* p, const T (&values)[N]) {
   simt::store_words(p, values, sizeof values, __builtin_return_address(0));
 }
 
-// ---- clusters. An address in the window .shared::cluster is an offset from the start of a block's
-// shared memory, and from bit 24 on 1 + the rank of the block, or 0 for the thread's own block: the
-// window contains that of .shared::cta (PTX ISA, State Spaces: Shared State Space).
-
-constexpr uint32_t OFFSET = 0xffffff;
-inline uint32_t mapped(uint32_t address, uint32_t rank) {
-  return (address & OFFSET) | (rank + 1) << 24;
-}
-inline char* in_cluster(char* shared, uint32_t address) {
-  char* const own = shared + (address & OFFSET);
-  return address >> 24 ? simt::in_cluster(own, (address >> 24) - 1) : own;
-}
-PTX_CALL void barrier_init(char* barrier, uint32_t arrivals) {
-  simt::barrier_init(barrier, arrivals, __builtin_return_address(0));
-}
-PTX_CALL void barrier_arrive(char* barrier, uint32_t bytes) {
-  simt::barrier_arrive(barrier, bytes, __builtin_return_address(0));
-}
-PTX_CALL bool barrier_is_complete(char* barrier, uint32_t parity, int line) {
-  return simt::barrier_is_complete(barrier, parity, line, __builtin_return_address(0));
-}
-// The copy goes to the offset of `to` in each block of the mask, and counts at that of `barrier`.
-PTX_CALL void start_copy(char* shared, uint32_t to, const char* from, uint32_t bytes,
-                         uint32_t barrier, uint32_t mask) {
-  simt::start_copy(shared + (to & OFFSET), from, bytes, shared + (barrier & OFFSET), mask,
-                   __builtin_return_address(0));
-}
-
 // ---- other calls
 
 // csrc's assertions call this function of the device library.

@@ -39,11 +39,11 @@ NAME = f"persistent_forward_{FLAGS}"
 NAME_WITH_WORDS = f"persistent_forward_{WORDS}"
 
 
-def mutation(change, name=NAME, source="persistent_forward.cu"):
+def mutation(change, name=NAME):
     """The function for build.library that changes the text of a forward kernel."""
 
     def mutate(file, text):
-        if file != source:
+        if file != "persistent_forward.cu":
             return text
         before, entry, after = re.split(
             rf"(\.entry \w*{name}.*?(?=\n\.entry|\Z))", text, flags=re.S
@@ -144,47 +144,6 @@ def test_a_mutant_with_words_fails(mutant):
     assert any(fails(path, WORD_CALL, order, engine="words") for order in range(1, 5))
 
 
-# The same kernel in clusters of two blocks.
-CLUSTERS = "kernelI13__nv_bfloat16NS0_14ClusterVariantILb0E"
-FEW_WITH_CLUSTERS = rf"(masked_copy|operands|sums)_kernelI13__nv_b|{CLUSTERS}"
-NAME_WITH_CLUSTERS = f"clusters_forward_{CLUSTERS}"
-CLUSTER_MUTANTS = {
-    "release made relaxed": MUTANTS["release made relaxed"],
-    "acquire made relaxed": MUTANTS["acquire made relaxed"],
-    "no proxy fence": replaced(r"fence\.proxy\.async;", ""),
-    "copies to one block": replaced(r"(cp\.async\.bulk[^;]*, )%\w+;", r"\g<1>1;"),
-    "no bytes announced": replaced(
-        r"arrive\.expect_tx(\.release\.cluster\S* _, \[[^]]*\]), [^;]*;", r"arrive\1;"
-    ),
-    "no wait for a phase": replaced(r"selp\.(\w+) (\t?)(%\w+), 1, 0, complete;", r"mov.\1 \3, 1;"),
-    "always parity 0": replaced(r"(try_wait\.parity[^;]*, \[[^]]*\], )[^;]*;", r"\g<1>0;"),
-    "no barrier of the cluster": replaced(r"barrier\.cluster\.\w+\.\w+\.aligned;", ""),
-    "no fence of the barriers": replaced(r"fence\.mbarrier_init[^;]*;", ""),
-    "fragments swapped": with_swapped_fragments(),
-}
-CLUSTER_CALL = mogrifier((3, 5, 9, 17), BF16, **OPTIONS["dropped"])
-# Slices of several k-steps, so that both blocks of a cluster copy.
-CLUSTER_LARGER = mogrifier((2, 17, 4, 156), BF16, 1)
-
-
-def test_the_kernels_with_clusters_pass_without_a_mutation():
-    path = build.library("plain", "sm_90a", FEW_WITH_CLUSTERS)
-    assert not any(fails(path, CLUSTER_CALL, order, engine="clusters") for order in (1, 2))
-    assert not fails(path, CLUSTER_LARGER, 1, 26, "clusters")
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("mutant", CLUSTER_MUTANTS)
-def test_a_mutant_with_clusters_fails(mutant):
-    change = mutation(CLUSTER_MUTANTS[mutant], NAME_WITH_CLUSTERS, "persistent_clusters.cu")
-    path = build.library("plain", "sm_90a", FEW_WITH_CLUSTERS, change)
-    assert any(
-        fails(path, CLUSTER_CALL, order, engine="clusters")
-        or fails(path, CLUSTER_LARGER, order, 26, "clusters")
-        for order in range(1, 5)
-    )
-
-
 def test_a_lost_block_ends_in_a_trap():
     """Without any release the blocks wait for ever; the bound on their polls is made smaller."""
 
@@ -248,18 +207,7 @@ def comparable(text):
     return [CONVERSION.sub(r"bf16 \1\3 \2\4", line.strip()) for line in text.split("\n")]
 
 
-# sm_80 has no clusters: its kernels in their place end in a trap.
-BOTH = [path for path in build.SOURCES if path.name != "persistent_clusters.cu"]
-
-
-def test_clusters_trap_on_sm_80():
-    (source,) = set(build.SOURCES) - set(BOTH)
-    text = build.ptx(source, "sm_80")
-    assert text.count(".entry") == text.count("trap;") == 8
-    assert "mma" not in text
-
-
-@pytest.mark.parametrize("source", BOTH, ids=lambda path: path.name)
+@pytest.mark.parametrize("source", build.SOURCES, ids=lambda path: path.name)
 def test_sm_80_and_sm_90a_differ_in_conversions_of_bf16_only(source):
     """sm_80 moves the 16 bits into the upper half of a register, where sm_90a has a conversion."""
     pairs = zip_longest(*(comparable(build.ptx(source, gpu)) for gpu in build.GPUS))

@@ -15,7 +15,6 @@ import torch
 from tests.ptx import build
 from tests.simt import build as simt
 from tests.simt import test_simt_cells as cells
-from tests.simt import test_simt_clusters as clusters
 from tests.simt import test_simt_persistent as persistent
 from tests.simt import test_simt_recurrence as loop
 from tests.simt import test_simt_wavefront as wavefront
@@ -113,14 +112,6 @@ def test_words_in_place_of_flags(libraries, gpu, own, layout):
     persistent.check(libraries[gpu], *call, order=2, engine="words", **limits)
 
 
-@pytest.mark.parametrize("own", [BF16, FP16], ids=str)
-@pytest.mark.parametrize("layout", clusters.LAYOUTS)
-def test_clusters(libraries, own, layout):
-    rounds, size, limits = clusters.LAYOUTS[layout]
-    call = clusters.call_of(rounds, size, own)
-    persistent.check(libraries["sm_90a"], *call, order=2, engine="clusters", **limits)
-
-
 def test_weights_in_registers(libraries):
     call = mogrifier((1, 3, 912, 912), BF16, 2)
     small = {"sms": 100, "shared": 190000}
@@ -180,13 +171,6 @@ def test_no_races_in_the_persistent_cells(checked, own, op):
 def test_no_races_between_words(checked, layout):
     rounds, size, limits = words.LAYOUTS[layout]
     persistent.check(checked, *words.call_of(rounds, size), order=1, engine="words", **limits)
-
-
-@pytest.mark.parametrize("layout", ["no rounds", "odd H, odd X", "halves"])
-def test_no_races_in_clusters(checked, layout):
-    rounds, size, limits = (clusters.LAYOUTS | clusters.NARROW)[layout]
-    call = clusters.call_of(rounds, size)
-    persistent.check(checked, *call, order=1, engine="clusters", **limits)
 
 
 @pytest.mark.parametrize("options", ["five rounds and one", "everything dropped"])

@@ -1,5 +1,5 @@
 """The tests of test_ptx_recurrence.py with the PTX for sm_80, in bf16: the kernels in other dtypes
-are those of sm_90a line for line (test_ptx_mutants.py), and sm_80 has no clusters.
+are those of sm_90a line for line (test_ptx_mutants.py).
 """
 
 import platform

@@ -8,8 +8,7 @@ wait_table.json has the recorded counts for each version of nvcc, and under "bef
 kernels whose addresses, zeros and first weights were computed behind the wait (only of the variants
 that existed then). Under the version of nvcc with ", loads" are the numbers of loads of the vector,
 16 bytes each, that stand in a row before a product with what they load. Kernels that exchange words
-poll the vector itself, and kernels of clusters read it from shared memory, so these have no such
-wait.
+poll the vector itself, and have no such wait.
 
 python -m tests.ptx.wait_table             # prints this build's counts and the differences
 python -m tests.ptx.wait_table --write     # replaces the counts for this version of nvcc
@@ -30,7 +29,6 @@ from tests.ptx import ptxas_table
 TABLE = Path(__file__).with_name("wait_table.json")
 GPU = "sm_90a"
 WORDS = ", true> >"  # the end of the name of a kernel that exchanges words
-CLUSTERS = "ClusterVariant<"  # in the name of a kernel of clusters
 POLL = re.compile(r"LDG?\.E\.STRONG\.GPU\b")
 LOAD = re.compile(r"LDG\.E\.128\.STRONG\.GPU\b")
 CALL = re.compile(r"CALL\b")
@@ -84,7 +82,7 @@ def of_listing(text, separator, counts=counts):
         mangled = re.match(r"\w+", part)[0]
         if re.search(r"persistent_\w+_kernel", mangled):
             kernel = ptxas_table.name(mangled)
-            if not kernel.endswith(WORDS) and CLUSTERS not in kernel:
+            if not kernel.endswith(WORDS):
                 found[kernel] = counts(part)
     return dict(sorted(found.items()))
 

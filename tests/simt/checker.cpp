@@ -45,32 +45,27 @@ Cell& cell(uintptr_t a) {
   return page->cells[a >> 2 & 1023];
 }
 
-std::string name_of(const Access& a) {
-  if (a.block >= COPIES_FROM) return "a bulk copy";
-  return "thread " + std::to_string(a.thread) + " of block " + std::to_string(a.block);
-}
-
-void require_before(const Access& a, const Access& now, const SharedClock& clock, const char* what,
-                    bool of_shared) {
+void require_before(const Access& a, const Access& now, const char* what, bool of_shared) {
+  const Fiber& f = current();
   if (!(a.bytes & now.bytes) || (a.atomic && now.atomic) ||
-      (a.block == now.block && a.thread == now.thread) ||
-      happens_before(a.block, a.thread, a.epoch, clock))
+      happens_before(a.block, a.thread, a.epoch, f))
     return;
-  fault_in_kernel("race on %s memory: %s at %s, then %s at %s, %s", of_shared ? "shared" : "global",
-                  name_of(a).c_str(), line_of(a.pc).c_str(), name_of(now).c_str(),
-                  line_of(now.pc).c_str(), what);
+  fault_in_kernel(
+      "race on %s memory: thread %u of block %u at %s, then thread %u of block %u at %s, %s",
+      of_shared ? "shared" : "global", a.thread, a.block, line_of(a.pc).c_str(), now.thread,
+      now.block, line_of(now.pc).c_str(), what);
 }
 
-void see_cell(Cell& c, const Access& now, const SharedClock& clock, bool write, bool of_shared) {
+void see_cell(Cell& c, const Access& now, bool write, bool of_shared) {
   const char* what = write ? "writes" : "reads";
   if (!write && of_shared && (c.initialised & now.bytes) != now.bytes)
-    fault_in_kernel("%s reads uninitialised shared memory at %s", name_of(now).c_str(),
-                    line_of(now.pc).c_str());
+    fault_in_kernel("thread %u of block %u reads uninitialised shared memory at %s", now.thread,
+                    now.block, line_of(now.pc).c_str());
   for (const Access& written : c.written)
-    require_before(written, now, clock, what, of_shared);
+    require_before(written, now, what, of_shared);
   if (write) {
     for (const Access& read : c.read)
-      require_before(read, now, clock, what, of_shared);
+      require_before(read, now, what, of_shared);
     // The older entry keeps the last write to other bytes of the four.
     if (c.written[0].bytes & ~now.bytes) c.written[1] = c.written[0];
     c.written[1].bytes &= ~now.bytes;
@@ -137,17 +132,7 @@ void check_block(const Block& b) {
       cell(place_of(a, b)) = Cell{};
 }
 
-bool is_checked() {
-  return checked;
-}
-
 void check_access(const void* p, size_t bytes, bool write, bool atomic, void* pc) {
-  const Fiber& f = current();
-  check_access_by({f.owner->number, f.number, f.epoch, f.clock}, p, bytes, write, atomic, pc);
-}
-
-void check_access_by(const Accessor& by, const void* p, size_t bytes, bool write, bool atomic,
-                     void* pc) {
   if (!checked || is_private(uintptr_t(p))) return;
   const Fiber& f = current();
   const Region* r = region_of(p);
@@ -158,9 +143,9 @@ void check_access_by(const Accessor& by, const void* p, size_t bytes, bool write
   for (uintptr_t a = place_of(uintptr_t(p), *f.owner), end = a + bytes; a < end;) {
     const unsigned at = a & 3, n = std::min<size_t>(4 - at, end - a);
     see_cell(cell(a),
-             {by.block, by.epoch, static_cast<unsigned short>(by.thread),
+             {f.owner->number, f.epoch, static_cast<unsigned short>(f.number),
               static_cast<unsigned char>(((1u << n) - 1) << at), atomic, pc},
-             by.clock, write, of_shared);
+             write, of_shared);
     a += n;
   }
 }

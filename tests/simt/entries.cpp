@@ -175,27 +175,6 @@ EXPORT const char* words_backward(const cuda::RecurrenceBackward* g, void* works
                  : "the plan has no words in backward";
 }
 
-// The same in clusters of two blocks.
-cuda::Plan clusters_plan(const cuda::Recurrence& r) {
-  return cuda::persistent_plan(r, 1, cuda::Protocol::clusters);
-}
-EXPORT int64_t clusters_bytes(const cuda::Recurrence* r) {
-  return cuda::persistent_bytes(*r, clusters_plan(*r).forward);
-}
-EXPORT int64_t clusters_backward_bytes(const cuda::RecurrenceBackward* g) {
-  return cuda::persistent_backward_bytes(g->forward, clusters_plan(g->forward).backward);
-}
-EXPORT const char* clusters_forward(const cuda::Recurrence* r, void* workspace) {
-  const cuda::Layout l = clusters_plan(*r).forward;
-  return l.stages ? cuda::persistent_forward(*r, l, PLAIN, workspace, nullptr)
-                  : "the plan has no clusters in forward";
-}
-EXPORT const char* clusters_backward(const cuda::RecurrenceBackward* g, void* workspace) {
-  const cuda::Layout l = clusters_plan(g->forward).backward;
-  return l.stages ? cuda::persistent_backward(*g, l, workspace, nullptr)
-                  : "the plan has no clusters in backward";
-}
-
 // The two layers of a wavefront. tests/simt/memory.py declares the same structures.
 template <class R>
 struct Layers {

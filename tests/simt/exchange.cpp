@@ -29,12 +29,6 @@ bool delays_stores;
 bool is_ordered(const DelayedStore& l, const Fiber& f) {
   return happens_before(l.block, l.thread, l.epoch, f);
 }
-bool sees(const DelayedStore& l, const Fiber& f) {
-  return l.block == f.owner->number || is_ordered(l, f);
-}
-bool sees(const DelayedStore& l, const SharedClock& clock) {
-  return happens_before(l.block, l.thread, l.epoch, clock);
-}
 
 // Remembers the old bytes of a relaxed store that f is about to make.
 void hide(const Fiber& f, void* p, size_t bytes) {
@@ -49,10 +43,9 @@ void hide(const Fiber& f, void* p, size_t bytes) {
   line.push_back(stored);
 }
 
-// Replaces in `bytes`, read from memory at p, what the reader (a fiber, or a clock) does not see
-// yet by the old bytes. Returns these bytes: bit i is set if byte i was replaced.
-template <class Reader>
-unsigned undo(const Reader& reader, uintptr_t p, unsigned char* bytes, size_t n) {
+// Replaces in `bytes`, read from memory at p, what the fiber does not see yet by the old bytes.
+// Returns these bytes: bit i is set if byte i was replaced.
+unsigned undo(const Fiber& f, uintptr_t p, unsigned char* bytes, size_t n) {
   const auto at = delayed.find(p >> 4);
   if (at == delayed.end()) return 0;
   if (random_below(8) == 0) {
@@ -62,7 +55,7 @@ unsigned undo(const Reader& reader, uintptr_t p, unsigned char* bytes, size_t n)
   unsigned replaced = 0;
   unsigned seen = 0;  // bit i: byte i is of a store that it sees, so older stores do not matter
   for (auto l = at->second.rbegin(); l != at->second.rend(); ++l) {
-    const bool is_seen = sees(*l, reader);
+    const bool is_seen = l->block == f.owner->number || is_ordered(*l, f);
     for (size_t i = 0; i < n; ++i) {
       if (!l->has(p + i) || seen >> i & 1) continue;
       if (is_seen) {
@@ -92,10 +85,6 @@ void start_exchange(bool delays) {
   delayed.clear();
   releases.clear();
   delays_stores = delays;
-}
-
-void undo_for(const SharedClock& clock, uintptr_t p, unsigned char* bytes, size_t n) {
-  undo(clock, p, bytes, n);
 }
 
 void load(const void* p, void* out, size_t bytes, bool acquires, int line, void* pc) {

@@ -33,11 +33,10 @@ struct Device {
   int sms = 4, shared = 232448, cooperative = 1, capability = 90;
 } device;
 size_t resident = 1 << 20;              // blocks of a cooperative grid, as limits of MPS may be
-size_t most_clusters = 1 << 20;         // that are resident at a time, beside other limits
 std::map<const void*, size_t> allowed;  // bytes that cudaFuncSetAttribute allowed, by kernel
 int error;                              // that cudaGetLastError has not returned yet
 std::string text;                       // the description of the last error
-int cooperative_launches, cluster_launches;  // that were not refused
+int cooperative_launches;               // that were not refused
 // By kernel; null: the library has no other code than the kernels' own.
 std::map<const void*, Translation>* translations;
 const Translation* translation;  // of the launch in progress
@@ -67,13 +66,6 @@ int blocks_on_one(const void* kernel, size_t threads, size_t shared) {
                 (device.shared + RESERVED) / (shared + RESERVED)}));
 }
 
-// How many clusters of a launch's size are resident at a time.
-size_t clusters_that_fit(const void* kernel, size_t threads, size_t shared, unsigned cluster) {
-  if (device.capability < 90) return 0;
-  return std::min(most_clusters,
-                  size_t(device.sms) * blocks_on_one(kernel, threads, shared) / cluster);
-}
-
 int refused(const Launch& l) {
   const size_t threads = size_t(l.block.x) * l.block.y * l.block.z,
                blocks = size_t(l.grid.x) * l.grid.y * l.grid.z;
@@ -90,23 +82,11 @@ int refused(const Launch& l) {
   if (l.shared > most_shared(l.kernel))
     return refuse(INVALID_VALUE, "%s: %zu bytes of dynamic shared memory, %zu are allowed",
                   name().c_str(), l.shared, most_shared(l.kernel));
-  if (l.cluster > 1 && (device.capability < 90 || !l.cooperative))
-    return refuse(NOT_SUPPORTED,
-                  "%s: clusters, in tests/simt of cooperative launches from compute "
-                  "capability 9.0 on",
-                  name().c_str());
-  if (l.grid.x % l.cluster)
-    return refuse(INVALID_CONFIGURATION, "%s: %u blocks in clusters of %u", name().c_str(),
-                  l.grid.x, l.cluster);
   if (!l.cooperative) return SUCCESS;
   if (!device.cooperative)
     return refuse(NOT_SUPPORTED, "%s: the device has no cooperative launch", name().c_str());
   const size_t most =
       std::min(resident, size_t(device.sms) * blocks_on_one(l.kernel, threads, l.shared));
-  if (l.cluster > 1 &&
-      blocks > l.cluster * clusters_that_fit(l.kernel, threads, l.shared, l.cluster))
-    return refuse(TOO_LARGE, "%s: a cooperative grid of %zu clusters, fewer fit", name().c_str(),
-                  blocks / l.cluster);
   if (blocks > most)
     return refuse(TOO_LARGE, "%s: a cooperative grid of %zu blocks, %zu fit", name().c_str(),
                   blocks, most);
@@ -177,7 +157,6 @@ int launch(const Launch& launch) {
   failed = false;
   cooperative = l.cooperative;
   cooperative_launches += cooperative;
-  cluster_launches += l.cluster > 1;
   call = {uintptr_t(l.call), l.bytes};
   globals.block = l.block;
   globals.grid = l.grid;
@@ -185,7 +164,6 @@ int launch(const Launch& launch) {
   const unsigned slots = slots_of(l);
   start_memory(l, slots);
   start_exchange(seed && slots > 1);
-  start_clusters(slots, l.cluster);
   if (!failed) run_blocks(l, slots);
   end_memory();
   if (!failed) return SUCCESS;
@@ -280,14 +258,6 @@ int blocks_that_fit(const void* kernel, int threads, size_t shared, int* blocks)
   return SUCCESS;
 }
 
-int clusters_that_fit(const void* kernel, int threads, size_t shared, unsigned cluster,
-                      int* clusters) {
-  if (threads <= 0 || !cluster)
-    return refuse(INVALID_VALUE, "cudaOccupancyMaxActiveClusters: clusters of %u blocks", cluster);
-  *clusters = int(clusters_that_fit(kernel, size_t(threads), shared, cluster));
-  return SUCCESS;
-}
-
 int fill(void* p, int value, size_t bytes) {
   if (const int e = no_buffer("cudaMemset", p, bytes)) return e;
   std::memset(p, value, bytes);
@@ -316,14 +286,6 @@ EXPORT void simt_accept_any_memory() {
 // The most blocks that a cooperative grid may have, beside the device's own limits.
 EXPORT void simt_limit_residency(int blocks) {
   simt::resident = size_t(blocks);
-}
-// The most clusters that are resident at a time, as the parts of a GPU may have odd numbers of SMs.
-EXPORT void simt_limit_clusters(int clusters) {
-  simt::most_clusters = size_t(clusters);
-}
-// The number of launches in clusters that were not refused, ever.
-EXPORT int simt_cluster_launches() {
-  return simt::cluster_launches;
 }
 // The number of cooperative launches that were not refused, ever.
 EXPORT int simt_cooperative_launches() {

@@ -12,10 +12,9 @@
 
 namespace simt {
 
-enum class State { ready, barrier, grid, warp, cluster, done };  // what a thread waits for
+enum class State { ready, barrier, grid, warp, done };  // what a thread waits for
 
 struct Block;
-struct Cluster;  // cluster.cpp
 struct Warp;
 struct Fiber : Thread {
   void* stack;
@@ -29,12 +28,10 @@ struct Fiber : Thread {
   Collective collective;
   unsigned lanes;
   void* arguments;
-  unsigned epoch;          // see order.h
-  SharedClock clock;       // what is ordered before the thread's next access
-  SharedClock fenced;      // its clock at its last fence, which its atomics publish
-  SharedClock received;    // read by its atomics; its next fence joins it to the clock
-  SharedClock proxied;     // its clock at its last proxy fence, which its bulk copies have
-  unsigned cluster_phase;  // 1 + the phase of the cluster's barrier at which it has arrived, or 0
+  unsigned epoch;        // see order.h
+  SharedClock clock;     // what is ordered before the thread's next access
+  SharedClock fenced;    // its clock at its last fence, which its atomics publish
+  SharedClock received;  // read by its atomics; its next fence joins it to the clock
 };
 struct Warp {
   unsigned alive, waiting;  // bit masks of lanes
@@ -49,7 +46,6 @@ struct Block {
   unsigned number, slot, threads, alive;  // slot: its place among the resident blocks
   Barrier barriers[16];                   // 0: __syncthreads
   std::vector<Warp> warps;
-  Cluster* cluster;     // null in a launch without clusters
   const Warp* starved;  // a warp that is not scheduled for a while, or null
   std::vector<Fiber*> fibers, ready;
   size_t taken;  // how many of `ready` have run
@@ -112,16 +108,6 @@ const Region* region_of(const void* p);  // the buffer with p, also in a guard z
 
 // exchange.cpp
 void start_exchange(bool delays);  // delays: other blocks may see relaxed stores late
-// Replaces in `bytes`, up to 16 read from memory at p, relaxed stores that the clock does not order
-// before, by the old bytes.
-void undo_for(const SharedClock&, uintptr_t p, unsigned char* bytes, size_t n);
-
-// cluster.cpp
-constexpr unsigned COPIES_FROM = 1u << 30;  // in clocks, the number of the first bulk copy's block
-void start_clusters(unsigned blocks, unsigned size);
-void join_cluster(Block&);
-void end_thread_of_cluster(Block&);  // after a thread of the block has ended
-void run_copies();                   // does one of the copies that are under way, or none
 
 // source.cpp
 std::string line_of(const void* pc);            // file:line
@@ -131,13 +117,5 @@ std::string function_of(const void* function);  // the name of a kernel
 void check_launch();             // forgets the accesses of the last launch
 void check_block(const Block&);  // marks shared memory as uninitialised
 void check_access(const void* p, size_t bytes, bool write, bool atomic, void* pc);
-// The same of another thread than the current one.
-struct Accessor {
-  unsigned block, thread, epoch;
-  const SharedClock& clock;
-};
-void check_access_by(const Accessor&, const void* p, size_t bytes, bool write, bool atomic,
-                     void* pc);
-bool is_checked();
 
 }  // namespace simt

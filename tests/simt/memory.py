@@ -103,8 +103,6 @@ RECURRENCES = {
     "persistent_backward": ("persistent_backward_bytes", POINTER(RecurrenceBackward)),
     "words_forward": ("words_bytes", POINTER(Recurrence)),
     "words_backward": ("words_backward_bytes", POINTER(RecurrenceBackward)),
-    "clusters_forward": ("clusters_bytes", POINTER(Recurrence)),
-    "clusters_backward": ("clusters_backward_bytes", POINTER(RecurrenceBackward)),
     "wavefront_forward": ("wavefront_bytes", POINTER(Layers)),
     "wavefront_backward": ("wavefront_backward_bytes", POINTER(LayersBackward)),
     "gradients": ("gradients_bytes", POINTER(RecurrenceGradients)),
@@ -120,7 +118,6 @@ KERNELS = {
     "probe_device": [c_int] * 3 + [c_bool] + [c_void_p] * 3,
     "probe_turn_around": [c_int] * 3 + [c_void_p],
     "probe_product": [c_int, c_int] + [c_void_p] * 3,
-    "probe_cluster": [c_int, c_int] + [c_void_p] * 3,
     "dropout": [c_int, *[c_int64] * 3, *[c_void_p] * 3, c_uint64, c_double, c_bool],
     "nt_asgd_norm": [*TABLE, c_void_p, c_void_p, c_bool],
     "nt_asgd_step": [*TABLE, c_void_p, c_bool, *[c_double] * 4],
@@ -202,22 +199,12 @@ class Simulated:
         """Stands in for a new process after a kernel that has given up."""
         self.library.set_lost_wait(0, 0, 0, 0)
 
-    def device(
-        self,
-        sms=4,
-        shared=232448,
-        cooperative=True,
-        capability=90,
-        resident=1 << 20,
-        clusters=1 << 20,
-    ):
+    def device(self, sms=4, shared=232448, cooperative=True, capability=90, resident=1 << 20):
         """Replaces the simulated device. shared: bytes that a block can have    capability: 90 is
         9.0    resident: the most blocks of a cooperative launch, which no attribute tells
-        clusters: the most clusters of blocks
         """
         self.library.simt_device(sms, shared, cooperative, capability)
         self.library.simt_limit_residency(resident)
-        self.library.simt_limit_clusters(clusters)
 
     def sectors_of_request(self, line):
         """Returns how many sectors of global memory (32 bytes) a load of a line, "file:number",

@@ -72,10 +72,7 @@ SharedClock publish(Fiber& f) {
 
 bool happens_before(unsigned block, unsigned thread, unsigned epoch, const Fiber& f) {
   if (block == f.owner->number && thread == f.number) return true;
-  return happens_before(block, thread, epoch, f.clock);
-}
-bool happens_before(unsigned block, unsigned thread, unsigned epoch, const SharedClock& clock) {
-  return clock && epoch <= clock->of(block, thread);
+  return f.clock && epoch <= f.clock->of(block, thread);
 }
 
 }  // namespace simt

@@ -32,7 +32,5 @@ void join_clocks(Fiber* const* fibers, size_t n);
 SharedClock publish(Fiber&);
 // Whether the access that a thread made in this epoch happens before what f does now.
 bool happens_before(unsigned block, unsigned thread, unsigned epoch, const Fiber& f);
-// The same for what has this clock.
-bool happens_before(unsigned block, unsigned thread, unsigned epoch, const SharedClock& clock);
 
 }  // namespace simt

@@ -64,63 +64,16 @@ words on an H100 ({saved:.0%} less), since the fence before the flag ({fence} cy
 {period} exchanges. The estimate leaves out what polls of data cost at the L2 cache, which could
 take all of that: polls of all words, which the kernels therefore avoid, would move 3.4 MB each at H
 650 and 20 rows, some 0.6 µs at the L2's 5.5 TB/s. So the plan chooses words unasked only where the
-estimate says that they save more than a quarter. It says so of no size: flags are the default.
-
-## Clusters
-
-From compute capability 9.0 on there is a third way: with flags, but in clusters of two neighbouring
-blocks that load each vector once. A block waits for the flags of one half of the vector and copies
-this half to the shared memory of both blocks, by bulk copies with multicast
-(`csrc/cuda/recurrence/persistent_cluster.cuh`), forward and backward. What crosses from the L2
-cache to the SMs is then half. `fusedseq tune-kernels` measures these variants as "persistent
-clusters".
-
-The plan has clusters where they are asked for and
-
-- the tensors have 16 bits, a block has up to 32 rows, and no weights are in registers nor is the
-  variant one of more than 10 columns;
-- the number of blocks of a replica is even. It is not made even: H 650 on an H100 takes 130 blocks,
-  but H 912 takes 131, and has no clusters;
-- the rings fit, in which the copies arrive: a stage takes {stage:,} bytes of a block with 17 to 32
-  rows, and half of it with fewer. At H 650 and 20 rows with five rounds an H100 has room for the
-  {forward} stages that are of use forward, and for {backward} of 11 backward. Two are the fewest,
-  except where one holds all of a vector.
-
-Otherwise the layout is that of flags. Clusters have every option that the persistent kernels have.
-A table of kernels that names clusters where they do not fit has no effect, and `fused.explain` says
-so. The launch asks how many clusters the GPU holds at a time: where they are too few, as in a part
-of a GPU whose numbers of SMs are odd, the loop runs. ptxas advises that multicast may be slow in
-machine code for sm_100 and sm_120, unlike that for sm_90a; the plan does not tell these GPUs apart.
-On an H200 they took 2.2 to 3 times as long as with flags.
-
-An estimate, not a measurement: an exchange takes {clusters:,} cycles with clusters on an H100, and
-{flags:,} with flags. Of the 900 cycles of a load half are transfer, of which clusters save half. A
-fence between the generic and the asynchronous proxy with the start of the copies (150 cycles), the
-arrival at the other block's barrier (100) and the loads from shared memory (50) take more than
-that. An earlier estimate of 2 µs of the 12 of a forward step counted the transfer alone. By either
-they save less than a quarter, so flags are the default. What may change this is a transfer that
-takes longer than assumed: with more rows, or while other kernels use the L2 cache.
+estimate says that they save more than a quarter. It says so of no size: flags are the default. A
+table of kernels that names words where they do not fit has no effect, and `fused.explain` says so.
 """
 
 
 def estimate():
-    """Returns the last sections of the page."""
-    flags, words, clusters = (_C.exchange_cycles(by) for by in ("flags", "words", "clusters"))
-    size = STEPS, 20, 650, 650, 5, 3, 2, 2
-    found = _C.recurrence_plan(*size, 132, 232448, True, protocol="clusters", clusters=True)
-    without = _C.recurrence_plan(*size, 132, 232448, True)
-    added = found["forward"]["shared"] - without["forward"]["shared"]
-    return TAIL.format(
-        flags=flags,
-        words=words,
-        clusters=clusters,
-        saved=1 - words / flags,
-        fence=600,
-        period=4,
-        stage=added // found["forward"]["stages"],
-        forward=found["forward"]["stages"],
-        backward=found["backward"]["stages"],
-    )
+    """Returns the last section of the page."""
+    flags, words = (_C.exchange_cycles(by) for by in ("flags", "words"))
+    saved = 1 - words / flags
+    return TAIL.format(flags=flags, words=words, saved=saved, fence=600, period=4)
 
 
 def largest(sms, shared, H, rounds, element, more, directions):

@@ -268,8 +268,8 @@ NO_OPTIONS = {
 
 def operators(kernels, order, engine="loop"):
     """Returns {operator: function}. order: seed of the threads' order    engine: "loop",
-    "persistent", "words" (the persistent kernels with words in place of flags), "clusters" (in
-    clusters of two blocks), or one for forward and one for backward, as in "loop, persistent"
+    "persistent", "words" (the persistent kernels with words in place of flags), or one for forward
+    and one for backward, as in "loop, persistent"
     """
 
     def call(tensors, lengths, rounds, options):

@@ -59,23 +59,6 @@ void atomic(const volatile void* p, size_t bytes, int line, void* pc);  // call 
 void access(const void* p, size_t bytes, bool write, void* pc);
 void check_accesses();  // makes this a checked build
 
-// ---- clusters of blocks (cluster.cpp)
-unsigned cluster_rank();
-void cluster_arrive(int line);  // at the barrier of all threads of the cluster
-void cluster_wait(int line);
-// The place of p, in the block's dynamic shared memory, in that of the block with this rank.
-char* in_cluster(const void* p, unsigned rank);
-// Barriers in shared memory. Only barriers of the own block can be initialised and tested.
-void barrier_init(void* barrier, unsigned arrivals, void* pc);
-void fence_barrier_init();
-void barrier_arrive(void* barrier, unsigned bytes, void* pc);  // and announces bytes of copies
-// Whether the phase of this parity is complete; if not, it is one iteration of a waiting loop.
-bool barrier_is_complete(void* barrier, unsigned parity, int line, void* pc);
-void fence_proxy_async();
-// Starts a copy of global memory to the same place in the shared memory of the cluster's blocks
-// whose bits are set in `ranks`, which counts at the barrier of each. to, barrier: of the own block
-void start_copy(void* to, const void* from, size_t bytes, void* barrier, unsigned ranks, void* pc);
-
 // ---- launches (launch.cpp); errors and attributes have CUDA's numbers
 struct Launch {
   const void* kernel;
@@ -89,7 +72,6 @@ struct Launch {
   void* const* arguments;          // (arity,)  their addresses
   const size_t* sizes;             // (arity,)  in bytes
   size_t arity;
-  unsigned cluster = 1;  // blocks of a cluster, along x
 };
 int launch(const Launch&);
 // Other code for a kernel, which a launch runs in place of the kernel's own: see tests/ptx. In a
@@ -106,9 +88,6 @@ const char* error_text(int error);
 const char* error_name(int error);
 int device_attribute(int attribute, int* value);
 int allow_shared(const void* kernel, size_t bytes);
-// *clusters: how many clusters of `cluster` blocks are resident at a time.
-int clusters_that_fit(const void* kernel, int threads, size_t shared, unsigned cluster,
-                      int* clusters);
 // *blocks: how many blocks of the kernel fit on one multiprocessor.
 int blocks_that_fit(const void* kernel, int threads, size_t shared, int* blocks);
 int fill(void* p, int value, size_t bytes);
@@ -118,7 +97,7 @@ static thread_local char anchor;
 
 template <class... P, class... A>
 int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, bool cooperative,
-           unsigned cluster, A&&... arguments) {
+           A&&... arguments) {
   struct Call {
     void (*kernel)(P...);
     std::tuple<P...> arguments;
@@ -132,7 +111,7 @@ int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, bool coop
     std::apply(static_cast<Call*>(c)->kernel, static_cast<Call*>(c)->arguments);
   };
   return launch({reinterpret_cast<const void*>(kernel), grid, block, shared, cooperative, &anchor,
-                 &call, run, sizeof call, pointers, sizes, arity, cluster});
+                 &call, run, sizeof call, pointers, sizes, arity});
 }
 
 template <class... P>
@@ -142,7 +121,7 @@ struct Launcher {
   size_t shared;
   template <class... A>
   void operator()(A&&... arguments) const {
-    launch(kernel, grid, block, shared, false, 1, std::forward<A>(arguments)...);
+    launch(kernel, grid, block, shared, false, std::forward<A>(arguments)...);
   }
 };
 // build.py replaces kernel<<<grid, block, shared, stream>>>(...) by

@@ -84,7 +84,6 @@ std::unique_ptr<Block> start_block(unsigned number, unsigned slot) {
   b->warps.resize((b->threads + 31) / 32);
   draw_starved(*b);
   start_shared(*b);
-  join_cluster(*b);
   for (unsigned i = 0; i < b->threads; ++i) {
     Fiber* f = make_fiber(size_t(slot) * b->threads + i);
     f->thread = {i % threads.x, i / threads.x % threads.y, i / threads.x / threads.y};
@@ -115,19 +114,15 @@ void end_block(const Block& b) {
 }
 
 void report_deadlock() {
-  unsigned waiting[6] = {};
-  const Fiber* first[6] = {};
+  unsigned waiting[5] = {};
+  const Fiber* first[5] = {};
   for (const auto& b : blocks)
     for (size_t i = 0; b && i < b->threads; ++i) {
       const int s = int(b->fibers[i]->state);
       if (!waiting[s]++) first[s] = b->fibers[i];
     }
-  const char* where[] = {"run",
-                         "at a barrier of their block",
-                         "at grid.sync",
-                         "for lanes of their warp",
-                         "at the barrier of their cluster",
-                         ""};
+  const char* where[] = {"run", "at a barrier of their block", "at grid.sync",
+                         "for lanes of their warp", ""};
   std::string text;
   for (int s = 0; s < int(State::done); ++s) {
     if (!waiting[s]) continue;
@@ -275,7 +270,6 @@ void spin(int line) {
     fault_in_kernel(
         "deadlock: thread %u of block %u waits in a loop at line %d that comes to no end", f.number,
         f.owner->number, line);
-  run_copies();
   yield();
 }
 

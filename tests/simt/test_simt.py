@@ -1,8 +1,8 @@
 """CUDA kernels of dropout and NTASGD on the simulated GPU, and the simulation itself.
 
 The kernels are compared with their oracles in both builds and in several orders of threads. Kernels
-with a defect (probes.cu, cooperative_probes.cu, cluster_probes.cu, and kernels with one changed
-line) must be reported. README.md explains the simulation.
+with a defect (probes.cu, cooperative_probes.cu, and kernels with one changed line) must be
+reported. README.md explains the simulation.
 """
 
 import platform
@@ -334,65 +334,6 @@ def test_a_defect_between_threads_is_reported(kernels, mode, probe, defect):
             RuntimeError, match=r"(race on|reads uninitialised shared) .*cooperative_probes\.cu:\d+"
         ):
             probe(kernels, defect, seed)
-
-
-# ---- clusters of blocks
-
-CLUSTER_PROBES = (build.HERE / "cluster_probes.cu").read_text()
-CLUSTER_DEFECTS = re.findall(r"\w+", re.search(r"Defect \{(.*?)\}", CLUSTER_PROBES, re.S)[1])
-REPORTED_IN_CLUSTERS = {
-    "NO_INIT": "uses a barrier that is not initialised",
-    "NO_INIT_FENCE": r"used by others without fence\.mbarrier_init",
-    "MISALIGNED": r"not of multiples of 16 bytes, cluster_probes\.cu:\d+",
-    "OUTSIDE": "a bulk copy outside of the shared memory",
-    "NO_ARRIVAL": "deadlock",
-    "TOO_MANY_BYTES": "deadlock",
-}
-# Reported, or seen in the numbers, under some seeds.
-FOUND = ("NO_FENCE_OF_PROXIES", "NO_WAIT", "NO_BYTES", "TWICE")
-
-
-def shared_in_clusters(kernels, defect, seed, blocks=6):
-    kernels.device(sms=blocks)
-    x = torch.arange(128, dtype=torch.int32) * 3
-    y = kernels.empty((blocks, 128), torch.int32)
-    tensors = kernels.copy(x), kernels.copy(torch.zeros(1, dtype=torch.int32)), y
-    number = CLUSTER_DEFECTS.index(defect)
-    kernels.run("probe_cluster", number, blocks, *(t.data_ptr() for t in tensors), seed=seed)
-    return torch.equal(y, (x + 1).expand(blocks, -1))
-
-
-def test_blocks_of_a_cluster_copy_for_each_other(kernels):
-    assert all(shared_in_clusters(kernels, "NONE", seed) for seed in MORE_SEEDS)
-
-
-@pytest.mark.parametrize("defect", REPORTED_IN_CLUSTERS)
-def test_a_defect_in_a_cluster_is_reported(kernels, defect):
-    for seed in MORE_SEEDS:
-        with pytest.raises(RuntimeError, match=REPORTED_IN_CLUSTERS[defect]):
-            shared_in_clusters(kernels, defect, seed)
-
-
-@pytest.mark.parametrize("defect", FOUND)
-def test_a_defect_in_a_cluster_is_found(kernels, mode, defect):
-    found, messages = 0, []
-    for seed in MORE_SEEDS:
-        try:
-            found += not shared_in_clusters(kernels, defect, seed)
-        except RuntimeError as error:
-            found += 1
-            messages.append(str(error))
-    assert found >= len(MORE_SEEDS) / 2
-    if mode == "checked" and defect == "NO_FENCE_OF_PROXIES":
-        race = (
-            r"race on global memory: .*cluster_probes\.cu:\d+, then a bulk copy at .*cluster_probes"
-        )
-        assert len(messages) == len(MORE_SEEDS)
-        assert all(re.search(race, message) for message in messages)
-
-
-def test_every_defect_in_a_cluster_is_tested():
-    assert {"NONE", *REPORTED_IN_CLUSTERS, *FOUND} == set(CLUSTER_DEFECTS)
 
 
 @SEEDS

@@ -232,7 +232,5 @@ def test_the_estimate_keeps_flags():
 
 
 def test_an_unknown_protocol_is_an_error():
-    with pytest.raises(
-        ValueError, match="protocol must be estimate, flags, words or clusters, got x"
-    ):
+    with pytest.raises(ValueError, match="protocol must be estimate, flags or words, got x"):
         plan(70, 20, 650, 650, 5, protocol="x")

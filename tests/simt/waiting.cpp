@@ -102,7 +102,6 @@ void end_thread() {
       release_barrier(b, id);
   for (unsigned l = 0; l < 32; ++l)
     if (f.warp->waiting >> l & 1) try_warp(*f.warp, *f.warp->lane[l]);
-  end_thread_of_cluster(b);
   progress();
   to_scheduler();
 }

@@ -45,12 +45,9 @@ const char* lost_wait() {
   const volatile LostWait* r = record;
   if (!r || !r->waiting) return nullptr;
   static thread_local char text[640];
-  const uint32_t waiting = r->waiting & ~(LostWait::WORDS | LostWait::COPIES);
-  const bool words = r->waiting & LostWait::WORDS, copies = r->waiting & LostWait::COPIES;
-  char shown[40] = "it is still empty";
-  if (copies) std::strcpy(shown, "they are not complete");
-  if (!words && !copies)
-    std::snprintf(shown, sizeof shown, "it shows epoch %u", unsigned(r->shown));
+  const bool words = r->waiting & LostWait::WORDS;
+  char shown[32] = "it is still empty";
+  if (!words) std::snprintf(shown, sizeof shown, "it shows epoch %u", unsigned(r->shown));
   std::snprintf(
       text, sizeof text,
       "a persistent kernel waited without end: block %u (warp group %u) read %s of block "
@@ -58,11 +55,8 @@ const char* lost_wait() {
       "lost. The kernel ended itself by a trap, so the CUDA context of this process is gone: no "
       "CUDA call can succeed any more, and the process must be restarted. Please report this; "
       "FUSEDSEQ_RECURRENCE=loop runs without persistent kernels",
-      (waiting & 0xffff) - 1, waiting >> 16,
-      words    ? "a word"
-      : copies ? "the barrier for copies"
-               : "the flag",
-      unsigned(r->awaited), copies ? MAX_BARRIER_POLLS : MAX_POLLS, unsigned(r->epoch), shown);
+      (r->waiting & 0xffff) - 1, (r->waiting & ~LostWait::WORDS) >> 16,
+      words ? "a word" : "the flag", unsigned(r->awaited), MAX_POLLS, unsigned(r->epoch), shown);
   return text;
 }
 

@@ -16,19 +16,14 @@ namespace fusedseq::cuda {
 // below a millisecond.
 constexpr uint32_t MAX_POLLS = 1u << 26;
 
-// Polls of a barrier in shared memory before a wait gives up: more than of a flag, because such a
-// poll is shorter, and because a wait for a flag names the block that was lost.
-constexpr uint32_t MAX_BARRIER_POLLS = 16 * MAX_POLLS;
-
 // The device stores all 16 bytes at once: CUDA preserves aligned accesses of up to 16 bytes to the
 // host's memory as one access (CUDA C++ Programming Guide, Mapped Memory).
 struct alignas(16) LostWait {
-  // Of `waiting`: it read words, or its barrier for copies of the other block of its cluster.
-  static constexpr uint32_t WORDS = 1u << 31, COPIES = 1u << 30;
+  static constexpr uint32_t WORDS = 1u << 31;  // of `waiting`: it read words and not a flag
   uint32_t waiting;  // 1 + number in the grid of the block that gave up, and its warp group << 16
-  uint32_t awaited;  // number in the grid of the block whose flag, word or copies it waited for
+  uint32_t awaited;  // number in the grid of the block whose flag, or word, it read
   uint32_t epoch;    // that it waited for
-  uint32_t shown;    // the epoch that the flag had; 0 without a flag
+  uint32_t shown;    // the epoch that the flag had; 0 with words
 };
 
 // The record of this process, allocated at the first call; null if the host's memory is exhausted.

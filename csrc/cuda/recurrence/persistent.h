@@ -1,6 +1,6 @@
 // Host functions of the persistent kernels: persistent_forward.cu, persistent_backward.cu, for
-// other cells than the LSTM's, `starts` and the reverse order persistent_cells.cu, for clusters of
-// blocks persistent_clusters.cu and, for two layers in one launch, wavefront.cu.
+// other cells than the LSTM's, `starts` and the reverse order persistent_cells.cu and, for two
+// layers in one launch, wavefront.cu.
 // Functions that return const char* return an error message, or null.
 #pragma once
 #include "cuda/product.h"
@@ -10,9 +10,9 @@
 namespace fusedseq::cuda {
 
 // What the functions below return, compared by its address, if the driver refuses the cooperative
-// launch, or would refuse it: fewer blocks are resident at a time than the device's attributes say,
-// as under limits of MPS, on a part of a GPU (MIG), or beside another process. Nothing has been
-// computed then, and the loop computes the same.
+// launch: fewer blocks are resident at a time than the device's attributes say, as under limits of
+// MPS, on a part of a GPU (MIG), or beside another process. Nothing has been computed then, and the
+// loop computes the same.
 inline constexpr char LAUNCH_REFUSED[] =
     "the driver refused the cooperative launch, as not all of its blocks can be resident";
 
@@ -41,16 +41,11 @@ const char* persistent_forward(const Recurrence& r, const Layout& l, const Produ
 const char* persistent_backward(const RecurrenceBackward& b, const Layout& l, void* workspace,
                                 void* stream);
 
-// The same for a call that needs_cells, and for a layout with clusters, to which these functions
-// pass it.
+// The same for a call that needs_cells, to which these functions pass it.
 const char* cells_forward(const Recurrence& r, const Layout& l, const Product& product,
                           void* workspace, void* stream);
 const char* cells_backward(const RecurrenceBackward& b, const Layout& l, void* workspace,
                            void* stream);
-const char* clusters_forward(const Recurrence& r, const Layout& l, const Product& product,
-                             void* workspace, void* stream);
-const char* clusters_backward(const RecurrenceBackward& b, const Layout& l, void* workspace,
-                              void* stream);
 
 // What the two layers of a wavefront pass to each other. The second layer's x is the first layer's
 // y after dropout. In backward the second layer computes the gradient of that y; it is added to dy

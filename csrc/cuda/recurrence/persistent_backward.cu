@@ -44,7 +44,6 @@ int64_t persistent_backward_bytes(const Recurrence& r, const Layout& l) {
 
 const char* persistent_backward(const RecurrenceBackward& b, const Layout& l, void* memory,
                                 void* stream) {
-  if (l.stages) return clusters_backward(b, l, memory, stream);
   if (needs_cells(b.forward)) return cells_backward(b, l, memory, stream);
   return run_backward(b, l, memory, static_cast<cudaStream_t>(stream), launch);
 }

@@ -182,8 +182,7 @@ __device__ __forceinline__ S* BackwardBlock<S, V, LINKED>::load_rounds(S* to, in
   return to;
 }
 
-// All weights of the block, which is all of its shared memory but for the partial sums behind them,
-// and with clusters the rings at the end.
+// All weights of the block, which is all of its shared memory but for the partial sums at the end.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::load_weights() {
   S* to = reinterpret_cast<S*>(ptx::dynamic_shared());
@@ -213,7 +212,6 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::load_weights() {
     resident_W_ih.template load<S>(columns_x.count, int(4 * H), g.warp, g.lane, ih);
   }
   g.partial = reinterpret_cast<float*>(to) + g.number * V::SPLIT * V::PASS * 16 * STRIDE;
-  if constexpr (V::CLUSTERS) g.ring.start(p.l, g.warp, g.lane);
 }
 
 // The gradients of the final state, and the state's mask, which is the same in every step.
@@ -238,10 +236,7 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::run() {
   // Both groups load the weights and use all of them. From here on a group synchronizes only its
   // own threads, so a group without rows may leave.
   load_weights();
-  if constexpr (V::CLUSTERS)
-    ptx::cluster_sync();  // also the barriers of both blocks are initialized
-  else
-    __syncthreads();
+  __syncthreads();
   if (g.rows == 0) return;
 
   load_state();
@@ -264,8 +259,6 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::run() {
     static_cast<S*>(b.dh0)[i] = S(carried_dh[e]);
     static_cast<S*>(b.dc0)[i] = S(dc[e]);
   }
-  // The other block may still arrive at barriers of this block.
-  if constexpr (V::CLUSTERS) ptx::cluster_sync();
 }
 
 }  // namespace

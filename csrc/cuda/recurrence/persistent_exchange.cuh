@@ -36,9 +36,6 @@
 // before the stores of the slot's next use. tests/memory_model proves both, and that 9 slots would
 // be enough. Words beyond the rows or columns are filled once, and never emptied.
 //
-// Clusters (V::CLUSTERS) have the protocol of flags; how two blocks share their loads is in
-// persistent_cluster.cuh.
-//
 // What limits the speed: rounds + 1 exchanges a step, about 1 us each by arithmetic; at B 64 and
 // more, the transfer of the vectors from L2 to every SM. Nothing of this has been timed on a GPU.
 #pragma once
@@ -57,6 +54,7 @@ constexpr int SLOTS = 4;
 constexpr int WORD_SLOTS = 16;
 constexpr int RESET_AFTER = 2;           // uses of a kind of vector
 constexpr uint32_t ZEROS = 0x80008000u;  // a word of zeros, which is not empty: -0 and -0
+constexpr int FRAGMENT = 512;            // bytes of one row tile and one k-step of a vector
 template <class S>
 constexpr int K_STEP = 32 / int(sizeof(S));  // elements of a k-step
 

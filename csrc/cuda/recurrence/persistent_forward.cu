@@ -53,8 +53,7 @@ Gpu current_gpu() {
   int device = 0;
   cudaGetDevice(&device);
   return {device_attribute(cudaDevAttrMultiProcessorCount, device), most_shared(),
-          device_attribute(cudaDevAttrCooperativeLaunch, device) != 0,
-          current_gpu_kind().capability >= 90};
+          device_attribute(cudaDevAttrCooperativeLaunch, device) != 0};
 }
 
 RecurrenceSize size_of(const Recurrence& r) {
@@ -90,7 +89,6 @@ int64_t persistent_bytes(const Recurrence& r, const Layout& l) {
 
 const char* persistent_forward(const Recurrence& r, const Layout& l, const Product& product,
                                void* memory, void* stream) {
-  if (l.stages) return clusters_forward(r, l, product, memory, stream);
   if (needs_cells(r)) return cells_forward(r, l, product, memory, stream);
   return run_forward(r, l, product, memory, static_cast<cudaStream_t>(stream), launch);
 }

@@ -196,8 +196,7 @@ __device__ __forceinline__ S* ForwardBlock<S, V, LINKED>::load_rounds(S* to, int
   return to;
 }
 
-// All weights of the block, which is all of its shared memory but for the partial sums behind them,
-// and with clusters the rings at the end.
+// All weights of the block, which is all of its shared memory but for the partial sums at the end.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::load_weights() {
   S* to = reinterpret_cast<S*>(ptx::dynamic_shared());
@@ -222,7 +221,6 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::load_weights() {
     resident_W_ih.template load<S>(columns, X, g.warp, g.lane, ih);
   }
   g.partial = reinterpret_cast<float*>(to) + g.number * V::SPLIT * V::PASS * 16 * GATE_STRIDE;
-  if constexpr (V::CLUSTERS) g.ring.start(p.l, g.warp, g.lane);
 }
 
 // h0, c0, and the state's mask, which is the same in every step.
@@ -288,10 +286,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::run() {
   // Both groups load the weights and use all of them. From here on a group synchronizes only its
   // own threads, so a group without rows may leave.
   load_weights();
-  if constexpr (V::CLUSTERS)
-    ptx::cluster_sync();  // also the barriers of both blocks are initialized
-  else
-    __syncthreads();
+  __syncthreads();
   if (g.rows == 0) return;
 
   // Epoch 1 is h0.
@@ -337,8 +332,6 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::run() {
     static_cast<S*>(r.h)[i] = S(carried_h[e]);
     static_cast<S*>(r.c)[i] = S(c[e]);
   }
-  // The other block may still arrive at barriers of this block.
-  if constexpr (V::CLUSTERS) ptx::cluster_sync();
 }
 
 }  // namespace

@@ -28,14 +28,6 @@ namespace fusedseq::cuda {
                       uint4{waiting | LostWait::WORDS, awaited, epoch, 0});
 }
 
-// The same of a wait for copies of the other block of the cluster.
-[[noreturn]] inline __device__ __noinline__ void give_up_copies(LostWait* lost, int threads,
-                                                                uint32_t epoch) {
-  const uint32_t waiting = blockIdx.x + 1 + (threadIdx.x / threads << 16);
-  ptx::leave_and_trap(reinterpret_cast<uint4*>(lost),
-                      uint4{waiting | LostWait::COPIES, blockIdx.x ^ 1, epoch, 0});
-}
-
 // A group has V::SPLIT warps and batch rows of its own. It uses the weights of the block, and
 // exchanges vectors only with the groups of the same number in the other blocks of its replica.
 template <class S, class V>

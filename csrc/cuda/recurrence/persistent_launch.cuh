@@ -94,14 +94,13 @@ inline int most_shared() {
   return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
 }
 
-// A cooperative launch, in clusters of `cluster` blocks: blocks wait for each other, so all of them
-// must run at the same time; the driver refuses the launch if they do not fit. How many clusters
-// fit depends on how many SMs each part of the GPU has that a cluster cannot leave. The kernel is
-// always allowed the device's maximum of shared memory: a limit of this launch's size could be
-// lowered by another host thread, with a smaller layer, before the launch.
+// A cooperative launch: blocks wait for each other, so all of them must run at the same time; the
+// driver refuses the launch if they do not fit. The kernel is always allowed the device's maximum
+// of shared memory: a limit of this launch's size could be lowered by another host thread, with a
+// smaller layer, before the launch.
 template <class P>
 const char* launch_persistent(void (*kernel)(const P), int blocks, int64_t shared, const P& p,
-                              cudaStream_t stream, int cluster = 1) {
+                              cudaStream_t stream) {
   if (const char* error = message(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared())))
     return error;
@@ -110,19 +109,11 @@ const char* launch_persistent(void (*kernel)(const P), int blocks, int64_t share
   config.blockDim = dim3(32 * WARPS);
   config.dynamicSmemBytes = size_t(shared);
   config.stream = stream;
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeCooperative;
-  attributes[0].val.cooperative = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {unsigned(cluster), 1, 1};
-  config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
-  if (cluster > 1) {
-    int clusters = 0;
-    if (const char* error = message(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config)))
-      return error;
-    if (clusters * cluster < blocks) return LAUNCH_REFUSED;
-  }
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
   const cudaError_t code = cudaLaunchKernelEx(&config, kernel, p);
   const char* error = message(code);
   return code == cudaErrorCooperativeLaunchTooLarge ? LAUNCH_REFUSED : error;

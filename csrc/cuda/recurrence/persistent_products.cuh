@@ -6,7 +6,6 @@
 #include <cuda/ptx.cuh>
 
 #include "cuda/recurrence/fp32_product.cuh"
-#include "cuda/recurrence/persistent_cluster.cuh"
 #include "cuda/recurrence/persistent_group.cuh"
 #include "cuda/recurrence/persistent_weights.cuh"
 
@@ -89,8 +88,6 @@ struct GroupProducts : WarpGroup<S, V> {
   using Base::wait;
   using Base::warp;
   using Base::WarpGroup;
-
-  std::conditional_t<V::CLUSTERS, ClusterRing, NoRing> ring;
 
   // In fp32 the addresses of three row tiles would take too many registers.
   static constexpr int POINTERS = V::TILES == 3 && sizeof(S) == 4 ? 1 : V::TILES;
@@ -184,65 +181,6 @@ struct GroupProducts : WarpGroup<S, V> {
     give_up_words(lost, V::THREADS, uint32_t(first_block + column / v.columns_of_block), epoch);
   }
 
-  // With clusters: the warp's part of the product of a vector, as in `multiply`.
-  template <class B, class F>
-  __device__ __forceinline__ void multiply_staged(const ExchangedVector& v, uint32_t epoch,
-                                                  B operands, F use) {
-    using Position = ClusterRing::Position;
-    const KSlice s = k_slice<V>(v.k_steps, warp);
-    // The second half is a k-step shorter if the number of k-steps is odd.
-    const int count = (s.end - s.begin + 1) / 2, second = s.begin + count;
-    const KSlice own = ring.rank ? KSlice{second, s.end} : KSlice{s.begin, second};
-    const char* from = reinterpret_cast<const char*>(slot(v, epoch)) + own.begin * FRAGMENT;
-    wait(v, own, epoch);
-
-    const auto wait_for = [&](uint64_t* barrier, uint32_t parity) {
-      uint32_t polls = 0;
-#pragma unroll 1
-      while (!ptx::barrier_is_complete(barrier, parity)) {
-        if (++polls == MAX_BARRIER_POLLS) give_up_copies(lost, V::THREADS, epoch);
-        ptx::pause();
-      }
-    };
-    Position next = ring.position;  // of the next stage to copy to
-    int copied = 0;
-    const auto copy = [&] {
-      const bool exists = own.begin + copied < own.end;
-      if (lane == 0)
-        ring.copy(next, exists ? from + copied * FRAGMENT : nullptr, v.k_steps * FRAGMENT,
-                  wait_for);
-      ring.advance(next);
-      ++copied;
-    };
-#pragma unroll 1
-    while (copied < count && copied < ring.stages)
-      copy();
-
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      const bool both = second + i < s.end;
-      const auto first_operands = operands(s.begin + i);
-      const auto second_operands = operands(both ? second + i : s.begin + i);
-      const Position at = ring.position;
-      wait_for(ring.arrived(at), at.turn & 1);
-      RowFragments<V> a[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-#pragma unroll
-        for (int m = 0; m < V::TILES; ++m) {
-          a[half][m] = uint4{0, 0, 0, 0};
-          if (m < ring.tiles && (!half || both))
-            a[half][m] = reinterpret_cast<const uint4*>(ring.fragment(at, half, m))[lane];
-        }
-      __syncwarp();
-      if (lane == 0) ring.release(at);
-      ring.advance(ring.position);
-      use(a[0], first_operands);
-      if (both) use(a[1], second_operands);
-      if (copied < count) copy();
-    }
-  }
-
   // Whether the B operands of the first k-steps are loaded before the wait: only the narrow
   // variants in 16 bits have registers for them, and not for those of a round and of the gates.
   template <class Columns>
@@ -256,11 +194,8 @@ struct GroupProducts : WarpGroup<S, V> {
   // number: of the slot
   template <int LOADS, int RESIDENT, class R, class B, class F>
   __device__ __forceinline__ void multiply(const ExchangedVector& v, uint32_t number,
-                                           uint32_t epoch, R use_resident, B operands, F use) {
-    if constexpr (V::CLUSTERS) {
-      multiply_staged(v, epoch, operands, use);
-      return;
-    }
+                                           uint32_t epoch, R use_resident, B operands,
+                                           F use) const {
     const KSlice s = k_slice<V>(v.k_steps, warp);
     const uint4* from[POINTERS];
     const int tile = v.k_steps * 32;
@@ -324,7 +259,7 @@ struct GroupProducts : WarpGroup<S, V> {
   // The same without k-steps in registers.
   template <int LOADS, class B, class F>
   __device__ __forceinline__ void multiply(const ExchangedVector& v, uint32_t number,
-                                           uint32_t epoch, B operands, F use) {
+                                           uint32_t epoch, B operands, F use) const {
     multiply<LOADS, 0>(v, number, epoch, [](int, const RowFragments<V>&) {}, operands, use);
   }
 

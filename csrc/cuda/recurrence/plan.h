@@ -18,7 +18,6 @@ struct Gpu {
   int sms;
   int64_t shared;  // bytes a block can have: cudaDevAttrMaxSharedMemoryPerBlockOptin
   bool cooperative;
-  bool clusters = false;  // of thread blocks: compute capability 9.0 or later
 };
 
 struct RecurrenceSize {
@@ -31,8 +30,7 @@ struct RecurrenceSize {
   bool cells = false;
 };
 
-constexpr int WARPS = 8;       // per block
-constexpr int FRAGMENT = 512;  // bytes of 16 rows and one k-step of an exchanged vector
+constexpr int WARPS = 8;  // per block
 
 // What a persistent kernel is compiled for.
 // GROUPS: groups of warps in a block. Each group has its own batch rows; all groups use the same
@@ -41,13 +39,11 @@ constexpr int FRAGMENT = 512;  // bytes of 16 rows and one k-step of an exchange
 // RESIDENT: steps along K of W_ih whose weights every warp holds in registers.
 // PLAIN: 0, or, in the variants without rounds, the most columns of h: 9 or 16.
 // WORDS: the exchange is by words that carry their own validity; see persistent_exchange.cuh.
-// CLUSTERS: two neighbouring blocks load each vector once; see persistent_cluster.cuh.
 template <int GROUPS_, int TILES_, bool WIDE_, int RESIDENT_ = 0, int PLAIN_ = 0,
           bool WORDS_ = false>
 struct Variant {
   static constexpr int PLAIN = PLAIN_;
   static constexpr bool WORDS = WORDS_;
-  static constexpr bool CLUSTERS = false;
   static constexpr int GROUPS = GROUPS_, TILES = TILES_, RESIDENT = RESIDENT_;
   // Warps of a group, among which K is split, and threads of a group.
   static constexpr int SPLIT = WARPS / GROUPS;
@@ -61,10 +57,6 @@ struct Variant {
   // Tiles of 8 columns, the N of mma.sync: of x or h, and of the four gates.
   static constexpr int N = WIDE_ ? 2 : 1;
   static constexpr int N_GATES = (4 * H_COLUMNS + 7) / 8;
-};
-template <bool WIDE_>
-struct ClusterVariant : Variant<1, 2, WIDE_> {
-  static constexpr bool CLUSTERS = true;
 };
 // The variants of persistent_cells.cu. GATES: of the cell; in 16 bits PLAIN is 0 or 16
 template <int GATES_, int GROUPS_, int TILES_, bool WIDE_, int PLAIN_ = 0>
@@ -86,7 +78,6 @@ struct Layout {  // of one direction
   bool wide;                 // as in Variant
   int resident, plain;       // as in Variant
   bool words;                // as in Variant
-  int stages;                // with clusters: of each warp's ring in shared memory; else 0
   int64_t slice_rows, rows;  // batch rows of a slice, and of a replica
   int64_t shared;            // bytes of shared memory of a block
 };
@@ -98,9 +89,9 @@ struct Plan {
   Layout forward, backward;
 };
 
-// How the blocks exchange vectors, where a layout leaves the choice: by flags, by words that carry
-// their own validity, or by flags in clusters of two blocks.
-enum class Protocol { by_estimate, flags, words, clusters };
+// How the blocks exchange vectors, where a layout leaves the choice: by flags, or by words that
+// carry their own validity.
+enum class Protocol { by_estimate, flags, words };
 
 namespace plan {
 
@@ -157,48 +148,21 @@ constexpr int64_t weight_bytes(const RecurrenceSize& s, bool backward, const Lay
   return 32 * (rounds + s.gates * l.columns_h * (h + W_ih));
 }
 
-// With clusters a stage of a warp's ring holds two k-steps of a vector, one that each block of the
-// cluster loads, for the row tiles that have rows, and has two barriers of 8 bytes.
-constexpr int64_t stage_bytes(const Layout& l) {
-  return int64_t(WARPS) * (2 * divide_up(l.rows, 16) * FRAGMENT + 2 * 8);
-}
-// The stages of a ring: as many as a warp's part of the widest vector takes if they fit, so that
-// all its copies are under way at once, else what fits. Two are the fewest, so that one can be
-// copied while the other is read; 0: these do not fit.
-constexpr int ring_stages(const RecurrenceSize& s, bool backward, const Gpu& gpu, const Layout& l) {
-  const int64_t x = s.rounds ? s.X : 0;
-  const int64_t widest = backward ? s.gates * s.H : x > s.H ? x : s.H;
-  const int64_t useful = divide_up(divide_up(steps_of(widest, s.element), WARPS), 2);
-  const int64_t room = gpu.shared - l.shared;
-  const int64_t fit = room < 0 ? 0 : room / stage_bytes(l);
-  return useful <= fit ? int(useful) : fit >= 2 ? int(fit) : 0;
-}
-
 // An estimate of the cycles of one exchange on an H100, from instruction latencies: nothing of it
-// has been measured. All protocols store, cross the L2 cache (175), are seen by a poll (325), load
+// has been measured. Both protocols store, cross the L2 cache (175), are seen by a poll (325), load
 // the vector (900, half of it latency and half the transfer of 3.4 MB to all SMs, at H 650 and 20
 // rows), multiply (450), add the warps' sums (370) and compute the element (200). With flags a
 // fence stands before the flag (600). With words such a fence comes once in FENCE_PERIOD exchanges;
-// the checks for empty words (100) and the stores that empty old ones (20) come in each. Clusters
-// halve the transfer (225 less), and add a fence between the proxies and the start of the copies
-// (150), the arrival at the other block's barrier (100) and loads from shared memory (50).
+// the checks for empty words (100) and the stores that empty old ones (20) come in each.
 constexpr int FENCE_PERIOD = 4;  // epochs
 constexpr int exchange_cycles(Protocol by) {
-  constexpr int ALL = 175 + 325 + 900 + 450 + 370 + 200, FENCE = 600;
-  switch (by) {
-    case Protocol::words:
-      return ALL + FENCE / FENCE_PERIOD + 100 + 20;
-    case Protocol::clusters:
-      return ALL + FENCE - 225 + 150 + 100 + 50;
-    default:
-      return ALL + FENCE;
-  }
+  constexpr int BOTH = 175 + 325 + 900 + 450 + 370 + 200, FENCE = 600;
+  return BOTH + (by == Protocol::words ? FENCE / FENCE_PERIOD + 100 + 20 : FENCE);
 }
 // The estimate is no better than a quarter: polls of words move data, and nobody has timed what
-// that costs at the L2 cache, nor what a copy to two blocks saves there. So another protocol
-// replaces flags unasked only if it saves more than that.
-constexpr bool estimate_favours(Protocol by) {
-  return 4 * exchange_cycles(by) < 3 * exchange_cycles(Protocol::flags);
+// that costs at the L2 cache. So words replace flags unasked only if they save more than that.
+constexpr bool estimate_favours_words() {
+  return 4 * exchange_cycles(Protocol::words) < 3 * exchange_cycles(Protocol::flags);
 }
 
 // usual: the narrow variant where it suffices, else the wide one    wide: always the wide one
@@ -220,7 +184,7 @@ constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, 
 
   // Columns per block, at least 2 of h. The x columns are spread over as many blocks as h needs.
   // Words hold two columns, and all columns of a word have one owner.
-  const bool words = by == Protocol::words, clusters = by == Protocol::clusters;
+  const bool words = by == Protocol::words;
   const int64_t unit = words ? 2 : 1;
   const int64_t h = divide_up(s.H, sms * unit) * unit < 2 ? 2 : divide_up(s.H, sms * unit) * unit;
   const int64_t blocks = divide_up(s.H, h);
@@ -236,10 +200,6 @@ constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, 
   if (words && (s.element != 2 || s.H % 2 || (s.rounds && s.X % 2) || l.groups != 1 || l.plain ||
                 form == Form::resident))
     return l;
-  // The two blocks of a cluster are of one replica.
-  if (clusters && (!gpu.clusters || s.element != 2 || blocks % 2 || l.groups != 1 || l.plain ||
-                   form == Form::resident))
-    return l;
 
   // Limits of the compiled variants: the registers hold no more.
   if (h > (l.plain ? 16 : 10) || x > 16 || l.rows > 16 * l.tiles * l.groups) return l;
@@ -254,11 +214,6 @@ constexpr Layout layout(const RecurrenceSize& s, bool backward, const Gpu& gpu, 
   }
 
   l.shared = weight_bytes(s, backward, l) + partial_sum_bytes(s, backward, l);
-  if (clusters) {
-    l.stages = ring_stages(s, backward, gpu, l);
-    if (!l.stages) return l;
-    l.shared += l.stages * stage_bytes(l);
-  }
   if (l.shared <= gpu.shared) l.blocks = int(blocks);
   return l;
 }
@@ -274,9 +229,7 @@ constexpr int MOST_SLICES = 4;
 constexpr Layout best_layout(const RecurrenceSize& s, bool backward, const Gpu& gpu,
                              Protocol protocol) {
   if (protocol == Protocol::by_estimate)
-    protocol = estimate_favours(Protocol::words)      ? Protocol::words
-               : estimate_favours(Protocol::clusters) ? Protocol::clusters
-                                                      : Protocol::flags;
+    protocol = estimate_favours_words() ? Protocol::words : Protocol::flags;
   constexpr int TWO_REPLICAS_FROM = 32;
   for (int slices = 1; slices <= MOST_SLICES; ++slices) {
     for (int replicas = divide_up(s.B, slices) >= TWO_REPLICAS_FROM ? 2 : 1; replicas; --replicas)

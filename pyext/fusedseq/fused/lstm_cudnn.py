@@ -42,8 +42,7 @@ def replaces_loop(x: Tensor, h0: Tensor) -> bool:
 
 def is_flipped(x: Tensor, starts: Tensor | None, reverse: bool) -> bool:
     """Whether a call computes a reversed copy of x: on CUDA, so that cuDNN and the kernels with
-    words and clusters can run it, which have no `reverse`. The copies of x and y take the time of a
-    few steps.
+    words can run it, which have no `reverse`. The copies of x and y take the time of a few steps.
     """
     return reverse and starts is None and x.is_cuda and not variable("FUSEDSEQ_RECURRENCE", "loop")
 

@@ -29,13 +29,9 @@ LOOP_ALONE = dict.fromkeys(
     f"{LOOP['lstm']}; no persistent kernel has this cell",
 )
 # {engine of a kernel table: protocol of the exchange between blocks}
-PROTOCOLS: dict[str | None, str] = {
-    "persistent": "flags",
-    "persistent words": "words",
-    "persistent clusters": "clusters",
-}
+PROTOCOLS: dict[str | None, str] = {"persistent": "flags", "persistent words": "words"}
 MEASURED = "as FUSEDSEQ_KERNEL_TABLE says"
-Gpu = tuple[int, int, bool, bool]  # see `plan`
+Gpu = tuple[int, int, bool]  # see `plan`
 OTHER_PYTHON = "fusedseq._C, which decides, was built for another version of Python"
 
 
@@ -45,8 +41,7 @@ def plan(
     """Returns the plan of a call of `op` as the dict of `_C.recurrence_plan`.
 
     gpu: (number of SMs, bytes of shared memory that a block can have, whether it has cooperative
-    launches, whether it has clusters of blocks)
-    protocol: of the exchange between blocks, as of `_C.recurrence_plan`
+    launches)    protocol: of the exchange between blocks, as of `_C.recurrence_plan`
     """
     # Imported here, because _C depends on the version of Python, and no operator needs it.
     from fusedseq import _C
@@ -60,9 +55,8 @@ def plan(
         X,
         *size(**given),
         element_size,
-        *gpu[:3],
+        *gpu,
         protocol=protocol,
-        clusters=gpu[3],
         gates=3 if op == "gru" else 4,
         cells=needs_cells(op, given),
     )
@@ -90,7 +84,7 @@ def _runs_loop(sizes: tuple[int, ...], element_size: int, gpu: Gpu) -> bool:
         from fusedseq import _C
     except ImportError:
         return False
-    found: dict[str, Any] = _C.recurrence_plan(*sizes, 0, 0, 0, element_size, *gpu[:3])
+    found: dict[str, Any] = _C.recurrence_plan(*sizes, 0, 0, 0, element_size, *gpu)
     return not (found["forward"]["blocks"] or found["backward"]["blocks"])
 
 
@@ -106,7 +100,7 @@ def wavefront(
     size_first, size_second = size(**first), size(**second)
     H = size_first[0]
     layers = (X, *size_first), (H, *size_second)
-    found: dict[str, Any] = _C.wavefront_plan(T, B, *layers, x.element_size(), *gpu[:3])
+    found: dict[str, Any] = _C.wavefront_plan(T, B, *layers, x.element_size(), *gpu)
     return found
 
 
@@ -130,8 +124,7 @@ def distinct(weight: Any, uses: int) -> int:
 def this_gpu(device: torch.device) -> Gpu:
     """Returns the `gpu` argument of `plan` for a device of this machine."""
     facts: Any = torch.cuda.get_device_properties(device)  # the stubs lack an attribute
-    shared = facts.shared_memory_per_block_optin
-    return facts.multi_processor_count, shared, facts.major >= 6, facts.major >= 9
+    return facts.multi_processor_count, facts.shared_memory_per_block_optin, facts.major >= 6
 
 
 def measured(op: str, gpu: Gpu, x: torch.Tensor, *layers: tuple[int, ...]) -> str | None:
@@ -152,29 +145,26 @@ def layout(direction: str, found: dict[str, Any]) -> str:
     inputs = f" and {found['columns_x']} inputs" if found["columns_x"] else ""
     groups = f"{found['groups']} group{'s' * (found['groups'] > 1)} of rows"
     resident = found["resident"]
-    exchange = ", words in place of flags" if found["words"] else ""
-    if found["stages"]:
-        exchange = f", clusters of 2 blocks with rings of {found['stages']} stages"
+    words = ", words in place of flags" if found["words"] else ""
     registers = f", {resident} steps along K of W_ih in registers" if resident else ""
     units = f"{found['blocks']} blocks of {found['columns_h']} units"
     shared = f"{found['shared'] / 1024:.0f} KiB of shared memory"
     if not found["blocks"]:
         return f"{direction} {FOLDER}/loop.cu"
-    return f"{direction} {slices}{replicas}{units}{inputs}, {groups}, {shared}{registers}{exchange}"
+    return f"{direction} {slices}{replicas}{units}{inputs}, {groups}, {shared}{registers}{words}"
 
 
 def refused(protocol: str, found: dict[str, Any]) -> list[str]:
-    """Says which directions of a plan have flags although the table names another protocol."""
-    sign = {"words": "words", "clusters": "stages"}.get(protocol)
+    """Says which directions of a plan have flags although the table names words."""
     with_flags = [
         direction
         for direction in ("forward", "backward")
-        if sign and found[direction]["blocks"] and not found[direction][sign]
+        if found[direction]["blocks"] and not found[direction]["words"]
     ]
-    if not with_flags:
+    if protocol != "words" or not with_flags:
         return []
     return [
-        f"{' and '.join(with_flags)} by flags, since {protocol} do not fit there: the page"
+        f"{' and '.join(with_flags)} by flags, since words do not fit there: the page"
         " docs/gpu-plans.md says what they need"
     ]
 

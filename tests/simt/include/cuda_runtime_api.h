@@ -63,16 +63,9 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*ke
       simt::blocks_that_fit(reinterpret_cast<const void*>(kernel), threads, shared, blocks));
 }
 
-enum cudaLaunchAttributeID {
-  cudaLaunchAttributeIgnore = 0,
-  cudaLaunchAttributeCooperative = 2,
-  cudaLaunchAttributeClusterDimension = 4
-};
+enum cudaLaunchAttributeID { cudaLaunchAttributeIgnore = 0, cudaLaunchAttributeCooperative = 2 };
 union cudaLaunchAttributeValue {
   int cooperative;
-  struct {
-    unsigned x, y, z;
-  } clusterDim;
 };
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
@@ -85,14 +78,6 @@ struct cudaLaunchConfig_t {
   cudaLaunchAttribute* attrs;
   unsigned numAttrs;
 };
-// The blocks of a cluster, which is along x.
-inline unsigned simt_cluster(const cudaLaunchConfig_t& c) {
-  for (unsigned i = 0; i < c.numAttrs; ++i)
-    if (c.attrs[i].id == cudaLaunchAttributeClusterDimension)
-      return c.attrs[i].val.clusterDim.x * c.attrs[i].val.clusterDim.y *
-             c.attrs[i].val.clusterDim.z;
-  return 1;
-}
 template <class... P, class... A>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(P...),
                                A&&... arguments) {
@@ -100,14 +85,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(P...)
   for (unsigned i = 0; i < c->numAttrs; ++i)
     if (c->attrs[i].id == cudaLaunchAttributeCooperative) cooperative = c->attrs[i].val.cooperative;
   return cudaError_t(simt::launch(kernel, c->gridDim, c->blockDim, c->dynamicSmemBytes, cooperative,
-                                  simt_cluster(*c), std::forward<A>(arguments)...));
-}
-template <class... P>
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, void (*kernel)(P...),
-                                           const cudaLaunchConfig_t* c) {
-  return cudaError_t(simt::clusters_that_fit(reinterpret_cast<const void*>(kernel),
-                                             int(c->blockDim.x * c->blockDim.y * c->blockDim.z),
-                                             c->dynamicSmemBytes, simt_cluster(*c), clusters));
+                                  std::forward<A>(arguments)...));
 }
 
 // The host's memory, which kernels address as the host does.
