@@ -37,7 +37,7 @@
 // be enough. Words beyond the rows or columns are filled once, and never emptied.
 //
 // What limits the speed: rounds + 1 exchanges a step, about 1 us each by arithmetic; at B 64 and
-// more, the transfer of the vectors from L2 to every SM. Nothing of this has been timed on a GPU.
+// more, the transfer of the vectors from L2 to every SM. What a GPU took: docs/gpu-status.md.
 #pragma once
 #include <cuda/ptx.cuh>
 
