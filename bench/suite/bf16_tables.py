@@ -2,7 +2,7 @@
 
 import statistics
 
-from bench.suite import metrics, report
+from bench.suite import measurements, metrics, report
 from bench.suite.operator_tables import gemm_rates, operator_table
 from bench.training import speed
 
@@ -46,11 +46,10 @@ def gemm_sentence(machine):
     """Returns the rates of the products of two 2048 x 2048 matrices of bfloat16 numbers."""
     rates = gemm_rates(machine.bf16.values(), "torch.bfloat16")
     measured = " and ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
-    (result, _), *_ = machine.bf16.values()
-    facts = result["machine"]
+    pairs = [*machine.bf16.values()]
     return (
-        f"Kernels for {facts['isa']}, commit `{(result['commit'] or 'unknown')[:12]}`, "
-        f"{result['date'][:10]}. Products of two 2048 × 2048 matrices, in GFLOP/s: {measured}."
+        f"Kernels for {pairs[0][0]['machine']['isa']}. Measured on {measurements.commits(pairs)}. "
+        f"Products of two 2048 × 2048 matrices, in GFLOP/s: {measured}."
     )
 
 

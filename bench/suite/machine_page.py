@@ -64,14 +64,8 @@ def markdown(machine, is_front=False):
 def heading(machine):
     """Returns where and with what the machine's results were measured."""
     pairs = [*machine.cases["as-installed"].values(), *machine.presets["as-installed"].values()]
-    results = {result["date"]: result for result, _ in pairs or [(machine.result, None)]}
     facts, versions = machine.result["machine"], machine.result["versions"]
-    commits = ", ".join(
-        dict.fromkeys(
-            f"{date[:10]} at commit `{(result['commit'] or 'unknown')[:12]}`"
-            for date, result in sorted(results.items())
-        )
-    )
+    commits = measurements.commits(pairs or [(machine.result, None)])
     return (
         f"fp32, {facts['threads']} threads, kernels for {facts['isa']}, {facts['system']}, "
         f"torch {versions['torch']}, {versions['compiler']}. Measured on {commits}."

@@ -131,3 +131,17 @@ def speedup(entry):
     present = [name for name in metrics.BASELINES if name in entry["median"]]
     name = min(present, key=entry["median"].get)
     return metrics.gain(entry, name), name
+
+
+def commits(pairs):
+    """Returns the dates and commits at which entries were measured, in order and in words.
+
+    pairs: (result, entry) of each entry
+    """
+    results = {result["date"]: result for result, _ in pairs}
+    return ", ".join(
+        dict.fromkeys(
+            f"{date[:10]} at commit `{(result['commit'] or 'unknown')[:12]}`"
+            for date, result in sorted(results.items())
+        )
+    )

@@ -281,19 +281,20 @@ def test_every_way_to_a_bf16_gradient_of_w(threads, count, reduction, N):
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("N", [400, 4100], ids=["one chunk", "two chunks"])
+@pytest.mark.parametrize(("N", "V"), [(400, 42_001), (4100, 7_700)], ids=["one chunk", "chunks"])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_ranges_of_classes(threads, reduction, N):
-    """Of at least 4,096 classes, of which the last one is narrower: in a backward of its own, and
-    with AMX in a forward that has gradients.
+@pytest.mark.parametrize("own", [torch.bfloat16, torch.float32], ids=str)
+def test_ranges_of_classes(threads, own, reduction, N, V):
+    """More gradients of logits than fit in 32 MiB, so that there are two or more ranges of classes:
+    in a backward of its own, and with AMX also in a forward in bf16 that has gradients.
     """
     case = linear_cross_entropy_case(
-        N, 6, 4_609, weighted=True, ignored=7, reduction=reduction, label_smoothing=0.1
+        N, 6, V, weighted=True, ignored=7, reduction=reduction, label_smoothing=0.1
     )
     results = []
     for count in (1, 3):
         threads(count)
-        args, kwargs = case.inputs(dtype=torch.bfloat16)
+        args, kwargs = case.inputs(dtype=own)
         check("linear_cross_entropy", args, kwargs)
         values, gradients = run(fused.linear_cross_entropy, args, kwargs)
         results.append(values + gradients)
