@@ -12,6 +12,7 @@ tests/operators/test_operators.py for the operators that have such kernels, and 
 `make test` leaves out the tests marked `slow`, in the file or in tests/support/slow.py.
 """
 
+import os
 import re
 import time
 import warnings
@@ -64,6 +65,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: not run by `make test`, only by `make test-all`")
     torch.set_num_threads(1)
+    # For the workers of `-n`, which start after this: threads that wait for a thread which another
+    # worker keeps from its core sleep. By default they would use up a core for milliseconds.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if config.getoption("device") != "triton":
         return
     interpreter.enable()
