@@ -60,6 +60,15 @@ class AttentionThin {
     HD const E* operator[](int64_t j) const {
       return first + j * stride + (key_rows ? key_rows[j] * batch_stride : 0);
     }
+    // to (LANES,) = the rows from j on; beyond the last one before `end` that one is repeated.
+    // Sums, as GCC makes products of indices slow vector instructions.
+    HD void from(int64_t j, int64_t end, const E** to) const {
+      const E* row = first + j * stride;
+      for (int t = 0; t < LANES<T>; ++t) {
+        to[t] = row + (key_rows ? key_rows[j] * batch_stride : 0);
+        if (j + 1 < end) ++j, row += stride;
+      }
+    }
   };
   HD Rows rows_of(const void* x, const int64_t* strides, int64_t b, int64_t g) const {
     return {p.row(x, strides, a.key_rows ? 0 : b, g, p.first_key(b)), strides[2],
@@ -115,14 +124,15 @@ class AttentionThin {
     T* const s = w.s - base;
     for (int64_t j = base; j < keys; j += LANES<T>) {
       const E *ks[LANES<T>], *next[LANES<T>];
+      k.from(j, keys, ks);
+      if (PREFETCH && j + LANES<T> < keys)
+        k.from(j + LANES<T>, keys, next);
+      else if (PREFETCH)
+        v.from(base, keys, next);
       const T* rotated[LANES<T>];
-      const bool is_last = j + LANES<T> >= keys;
-      for (int t = 0; t < LANES<T>; ++t) {
-        const int64_t key = j + t < keys ? j + t : keys - 1, after = key + LANES<T>;
-        ks[t] = k[key];
-        if (PREFETCH) next[t] = is_last ? v[key - (j - base)] : k[after < keys ? after : keys - 1];
+      for (int t = 0; t < LANES<T> && p.rope; ++t) {
         rotated[t] = w.rotated + t * p.Dp;
-        if (p.rope) p.stage_row(ks[t], key, true, w.rotated + t * p.Dp);
+        p.stage_row(ks[t], j + t < keys ? j + t : keys - 1, true, w.rotated + t * p.Dp);
       }
       for (int64_t r = 0; r < rows; ++r) {
         const T* q = w.q + r * p.Dp;

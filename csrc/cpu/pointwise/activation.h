@@ -49,7 +49,7 @@ struct Relu {
   // NaN stays NaN, because it is not less than 0.
   template <class T>
   HD static Vec<T> value(Vec<T> x) {
-    return select<T>(x.v < Vec<T>(T(0)).v, Vec<T>(T(0)), x);
+    return relu(x);
   }
   // Where x is NaN the gradient is dy, as torch's is. A select, because dy may be infinite.
   template <class T>

@@ -53,17 +53,32 @@ HD Vec<float> multiply_add(Vec<float> c, Vec<bf16_pair> a, Vec<bf16_pair> b) {
 }
 #endif
 
-// Pairs (first[i], second[i]) of the lanes of two vectors.
-HD Vec<bf16_pair> pair_lanes(Vec<float> first, Vec<float> second) {
 #if defined(__AVX512BF16__)
+// Pairs of number i and number 16 + i of a vector of 32 bfloat16 numbers.
+HD Vec<bf16_pair> pair_halves(__m512i x) {
   static constexpr uint16_t ORDER[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                          21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                          11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const __m512i both = __m512i(_mm512_cvtne2ps_pbh(__m512(second.v), __m512(first.v)));
   return Vec<bf16_pair>(
-      Vec<bf16_pair>::Raw(_mm512_permutexvar_epi16(_mm512_loadu_si512(ORDER), both)));
+      Vec<bf16_pair>::Raw(_mm512_permutexvar_epi16(_mm512_loadu_si512(ORDER), x)));
+}
+#endif
+// Pairs (first[i], second[i]) of the lanes of two vectors.
+HD Vec<bf16_pair> pair_lanes(Vec<float> first, Vec<float> second) {
+#if defined(__AVX512BF16__)
+  return pair_halves(__m512i(_mm512_cvtne2ps_pbh(__m512(second.v), __m512(first.v))));
 #else
   return Vec<bf16_pair>(rounded_bits(first) | rounded_bits(second) << 16);
+#endif
+}
+// The same of two vectors of bfloat16 numbers.
+HD Vec<bf16_pair> pair_lanes(Half first, Half second) {
+#if defined(__AVX512BF16__)
+  const __m512i lower = _mm512_castsi256_si512(__m256i(first));
+  return pair_halves(_mm512_maskz_inserti64x4(__mmask8(-1), lower, __m256i(second), 1));
+#else
+  return Vec<bf16_pair>(__builtin_convertvector(first, Word) | __builtin_convertvector(second, Word)
+                                                                   << 16);
 #endif
 }
 // Pairs of neighbours among the lanes of two vectors, of which `first` comes first.
@@ -118,8 +133,7 @@ HD Vec<E> load_across(const S* p, int64_t ld, int64_t rows, int64_t n) {
         Half first, second;
         memcpy(&first, p, sizeof first);
         memcpy(&second, p + ld, sizeof second);
-        return Vec<E>(__builtin_convertvector(first, Word) | __builtin_convertvector(second, Word)
-                                                                 << 16);
+        return pair_lanes(first, second);
       }
     }
     return pair_lanes(load_up_to(p, n), rows > 1 ? load_up_to(p + ld, n) : zero);

@@ -12,7 +12,7 @@ namespace FUSEDSEQ_ISA {
 // clamped to [-87, 88], where the result is a normal number. NaN stays NaN.
 HD Vec<float> exp_(Vec<float> x) {
   using V = Vec<float>;
-  x = select<float>(x.v < V(-87.f).v, V(-87.f), select<float>(x.v > V(88.f).v, V(88.f), x));
+  x = max_(V(-87.f), min_(V(88.f), x));
 
   // n = x / ln 2 rounded to an integer: adding 1.5 * 2^23 leaves the integer in the low bits. ln 2
   // is subtracted in two parts, so that r is precise.

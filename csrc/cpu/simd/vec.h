@@ -136,12 +136,30 @@ template <class T>
 HD Vec<T> select(typename Vec<T>::Mask m, Vec<T> a, Vec<T> b) {
   return Vec<T>(m ? a.v : b.v);
 }
+// a < b ? a : b, and a > b ? a : b: b where either is NaN. These are the instructions of x86. GCC
+// 12 makes a comparison and a selection of the conditions if a or b is a constant.
 template <class T>
 HD Vec<T> min_(Vec<T> a, Vec<T> b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    return Vec<T>(
+        typename Vec<T>::Raw(_mm512_maskz_min_ps(__mmask16(-1), __m512(a.v), __m512(b.v))));
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4)
+    return Vec<T>(typename Vec<T>::Raw(_mm256_min_ps(__m256(a.v), __m256(b.v))));
+#endif
   return select<T>(a.v < b.v, a, b);
 }
 template <class T>
 HD Vec<T> max_(Vec<T> a, Vec<T> b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4)
+    return Vec<T>(
+        typename Vec<T>::Raw(_mm512_maskz_max_ps(__mmask16(-1), __m512(a.v), __m512(b.v))));
+#elif defined(__AVX2__)
+  if constexpr (sizeof(T) == 4)
+    return Vec<T>(typename Vec<T>::Raw(_mm256_max_ps(__m256(a.v), __m256(b.v))));
+#endif
   return select<T>(a.v > b.v, a, b);
 }
 template <class T>
@@ -151,8 +169,7 @@ HD Vec<T> abs_(Vec<T> a) {
 // The scalar functions of math/host_device.h, lane by lane.
 template <class T>
 HD Vec<T> relu(Vec<T> x) {
-  const Vec<T> zero(T(0));
-  return select<T>(x.v < zero.v, zero, x);
+  return max_(Vec<T>(T(0)), x);
 }
 template <class T>
 HD Vec<T> if_positive(Vec<T> m, Vec<T> a) {
