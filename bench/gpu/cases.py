@@ -11,8 +11,10 @@ from fusedseq import nn, testing
 from torch.func import functional_call
 
 from bench.gpu import peers
-from bench.suite import cases
 from bench.suite.case import BenchmarkCase
+from bench.suite.cases import attention as attention_cases
+from bench.suite.cases import elementwise, losses
+from bench.suite.cases import recurrence as recurrence_cases
 
 BF16 = torch.bfloat16
 REHEARSAL_SIZE = 12  # no dimension is larger in a rehearsal on a CPU
@@ -76,14 +78,16 @@ def modelled(low, high):
 
 
 def mogrifier(T, B, H, *targets, dtype=BF16, **options):
-    benchmark = cases.mogrifier(T, B, H, dtype=dtype, **options)
+    benchmark = recurrence_cases.mogrifier(T, B, H, dtype=dtype, **options)
     return recurrence(benchmark, *targets, exchanges=6, steps=T)
 
 
 def mogrifier_in_the_loop(T, B, H, *targets):
     """A layer whose weights no GPU holds on its SMs: a product and a kernel for each of five rounds
     and for the gates."""
-    return recurrence(cases.mogrifier(T, B, H, dtype=BF16), *targets, launches=12, steps=T)
+    return recurrence(
+        recurrence_cases.mogrifier(T, B, H, dtype=BF16), *targets, launches=12, steps=T
+    )
 
 
 def mogrifier_layers(T, B, H, layers, *targets):
@@ -107,7 +111,7 @@ def mogrifier_layers(T, B, H, layers, *targets):
             x, _ = functional_call(single, state, (x,))
         return x
 
-    one = cases.mogrifier(T, B, H, dtype=BF16)
+    one = recurrence_cases.mogrifier(T, B, H, dtype=BF16)
     benchmark = replace(
         one,
         id=f"{one.id}-{layers}layers",
@@ -128,14 +132,14 @@ def parameter_of_layer(name, l):
 
 def lstm_with_weight_drop(T, B, X, H, *targets):
     """The masked W_hh; "torch" is cuDNN on the result of F.dropout, packed in every call."""
-    benchmark = cases.lstm(T, B, X, H, dropped=0.5, dtype=BF16)
+    benchmark = recurrence_cases.lstm(T, B, X, H, dropped=0.5, dtype=BF16)
     packed = {"cudnn unmasked": peers.PackedLSTM()}
     return recurrence(benchmark, *targets, exchanges=1, steps=T, peers=packed)
 
 
 def peephole_lstm(T, B, X, H):
     """By the persistent kernels of cells other than the LSTM's."""
-    benchmark = cases.lstm_with_vectors("peephole_lstm", T, B, X, H, dtype=BF16)
+    benchmark = recurrence_cases.lstm_with_vectors("peephole_lstm", T, B, X, H, dtype=BF16)
     return recurrence(replace(benchmark, targets=()), exchanges=1, steps=T)
 
 
@@ -147,7 +151,7 @@ def bandwidth_bound(benchmark, *targets, **more):
 
 def embedding(tokens, V, E, *targets, backward):
     """Counts the whole dense gradient: also the rows of words that do not occur are written."""
-    benchmark = cases.embedding(V, tokens=tokens, E=E, backward=backward, dtype=BF16)
+    benchmark = elementwise.embedding(V, tokens=tokens, E=E, backward=backward, dtype=BF16)
     traffic = (3 * tokens + V) * E if backward else 2 * tokens * E
     return bandwidth_bound(replace(benchmark, traffic=traffic), *targets)
 
@@ -159,7 +163,7 @@ def without_targets(benchmark, group):
 
 def attention(B, N, L, D, *targets, backward=True, long=False, **options):
     """Forward moves q, k, v and out; backward also q, k, v, dout and three gradients."""
-    benchmark = cases.attention(B, N, L, D, dtype=BF16, **options)
+    benchmark = attention_cases.attention(B, N, L, D, dtype=BF16, **options)
     if not backward:
         benchmark = replace(benchmark, backward=False, traffic=4 * B * N * L * D)
     if long:
@@ -185,11 +189,11 @@ def best_of(value, *also):
 
 
 def cross_entropy(N, E, V, *targets, **options):
-    return GpuCase(cases.cross_entropy(N, E, V, dtype=BF16, **options), "losses", targets)
+    return GpuCase(losses.cross_entropy(N, E, V, dtype=BF16, **options), "losses", targets)
 
 
 def norm(M, D, *targets):
-    return bandwidth_bound(cases.norm(M, D, dtype=BF16), *targets)
+    return bandwidth_bound(elementwise.norm(M, D, dtype=BF16), *targets)
 
 
 def build_cases(most):
@@ -228,7 +232,9 @@ def build_cases(most):
         lstm_with_weight_drop(n(70), n(20), n(1150), n(1150), Target("torch", 2)),
         peephole_lstm(n(70), n(20), n(650), n(650)),
         *(
-            bandwidth_bound(cases.elementwise(op, shape, 0.5, dtype=BF16), Target("copy", 0.85))
+            bandwidth_bound(
+                elementwise.elementwise(op, shape, 0.5, dtype=BF16), Target("copy", 0.85)
+            )
             for op, shape in (
                 ("locked_dropout", (n(70), n(704), n(650))),
                 ("weight_drop", (n(8192), n(4096))),
@@ -238,8 +244,8 @@ def build_cases(most):
             embedding(n(50_000), n(100_000), n(650), Target("copy", 0.85), backward=b)
             for b in (False, True)
         ),
-        without_targets(cases.regularization(n(70), n(704), n(650)), "memory"),
-        without_targets(cases.feed_forward(n(65_536), n(2048), "gelu"), "memory"),
+        without_targets(elementwise.regularization(n(70), n(704), n(650)), "memory"),
+        without_targets(elementwise.feed_forward(n(65_536), n(2048), "gelu"), "memory"),
         # Attention, the output layer and the norm.
         attention(
             n(2048), n(8), n(6), n(32), Target("us", 2 * 5.9, "cold"), best_of(5), backward=False
@@ -270,7 +276,7 @@ def build_cases(most):
             for N, D in ((10, 10), (5, 20), (10, 30), (5, 60))
         ),
         attention_with_bias(n(8), n(8), n(512), n(64)),
-        without_targets(cases.decoding(n(1), n(8), n(4096), n(64)), "attention"),
+        without_targets(attention_cases.decoding(n(1), n(8), n(4096), n(64)), "attention"),
         *(
             attention(
                 n(B),

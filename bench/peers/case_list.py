@@ -7,7 +7,8 @@ sizes run without it here, under an id of their own.
 
 from dataclasses import replace
 
-from bench.suite.cases import attention, lstm, mogrifier
+from bench.suite.cases.attention import attention
+from bench.suite.cases.recurrence import lstm, mogrifier
 
 
 def with_keys(case):

@@ -9,6 +9,8 @@ from fusedseq import fused, testing
 
 from bench.suite import baselines, compiled, optimizers
 
+CASE_FIELDS = ("dtype", "full", "roofline", "whole")
+
 
 @dataclass(frozen=True)
 class Target:
@@ -112,3 +114,9 @@ class OptimizerStepCase(BenchmarkCase):
         )
         named = {"fused": optimizers.nt_asgd, "eager": loop, "torch": foreach}
         return {name: optimizers.stateful_step(build) for name, build in named.items()}
+
+
+def split_options(options):
+    """Splits keyword arguments into (fields of the case, options of the operator)."""
+    fields = {name: options.pop(name) for name in CASE_FIELDS if name in options}
+    return fields, options

@@ -3,34 +3,34 @@
 import torch
 
 from bench.suite.case import Target
-from bench.suite.cases import (
-    accelerated,
-    attention,
-    bidirectional_lstm,
-    cross_entropy,
-    decoding,
+from bench.suite.cases.attention import attention, decoding, encoder_layer, packed_sequences
+from bench.suite.cases.elementwise import (
     elementwise,
     embedding,
-    encoder_layer,
     feed_forward,
-    gru,
-    layer_norm_gru,
-    linear,
-    lstm,
-    lstm_with_vectors,
-    mogrifier,
-    mogrifier_pair,
     norm,
     nt_asgd,
-    packed_sequences,
-    projected_lstm,
+    regularization,
+)
+from bench.suite.cases.losses import cross_entropy, split_cross_entropy
+from bench.suite.cases.models import accelerated
+from bench.suite.cases.products import (
+    linear,
     quantized_gru,
     quantized_linear,
     quantized_lstm,
     quantized_mogrifier_lstm,
-    regularization,
+)
+from bench.suite.cases.recurrence import (
+    bidirectional_lstm,
+    gru,
+    layer_norm_gru,
+    lstm,
+    lstm_with_vectors,
+    mogrifier,
+    mogrifier_pair,
+    projected_lstm,
     rnn,
-    split_cross_entropy,
 )
 
 # T, B, input width and hidden width of nn.LSTM, from a single row to large batches: a grid that

@@ -4,8 +4,9 @@ import pytest
 import torch
 from fusedseq.acceleration.deferred_logits import DeferredLogits
 
-from bench.suite import accelerated_models, cases
+from bench.suite import accelerated_models
 from bench.suite.case_list import CASES
+from bench.suite.cases.models import accelerated
 
 SIZES = {
     "bert": (2, 5, 16, 2),
@@ -19,7 +20,7 @@ precisions = pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16
 @precisions
 @pytest.mark.parametrize("model", SIZES)
 def test_the_accelerated_model_is_as_exact_as_torchs(model, precision):
-    case = cases.accelerated(model, *SIZES[model], dtype=precision)
+    case = accelerated(model, *SIZES[model], dtype=precision)
     args, kwargs = case.inputs("cpu")
     assert not kwargs
     assert 0 < accelerated_models.check(case, args) <= 1
@@ -27,7 +28,7 @@ def test_the_accelerated_model_is_as_exact_as_torchs(model, precision):
 
 @pytest.mark.parametrize("model", SIZES)
 def test_both_providers_train_the_same_parameters(model):
-    case = cases.accelerated(model, *SIZES[model])
+    case = accelerated(model, *SIZES[model])
     args, _ = case.inputs("cpu")
     leaves = [t.requires_grad_() for t in args if t.is_floating_point()]
     for call in case.providers(full=True).values():
@@ -38,7 +39,7 @@ def test_both_providers_train_the_same_parameters(model):
 
 
 def test_a_wrong_model_is_noticed(monkeypatch):
-    case = cases.accelerated("transformer", *SIZES["transformer"])
+    case = accelerated("transformer", *SIZES["transformer"])
     args, _ = case.inputs("cpu")
     right = accelerated_models.with_parameters
     is_first = iter([True])

@@ -7,8 +7,9 @@ import pytest
 import torch
 from fusedseq import reference, testing
 
-from bench.suite import baselines, cases, compiled
+from bench.suite import baselines, compiled
 from bench.suite.case_list import CASES
+from bench.suite.cases import word_ids
 
 # The cases without randomness and without options that the baselines do not implement.
 DETERMINISTIC = [
@@ -196,7 +197,7 @@ def test_cases_have_unique_names_and_count_their_work():
 
 
 def test_word_ids_are_in_the_vocabulary_and_small_ones_are_frequent():
-    ids = cases.words(torch.randn, 10_000, 1000)
+    ids = word_ids.words(torch.randn, 10_000, 1000)
     assert ids.min() >= 0
     assert ids.max() < 1000
     assert (ids < 10).sum() > (ids >= 500).sum()

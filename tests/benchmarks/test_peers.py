@@ -22,7 +22,8 @@ from bench.peers import (
     turns,
 )
 from bench.suite.case_list import CASES
-from bench.suite.cases import attention, lstm, mogrifier
+from bench.suite.cases.attention import attention
+from bench.suite.cases.recurrence import lstm, mogrifier
 
 
 def parse(*words):

@@ -5,7 +5,8 @@ import json
 import pytest
 from fusedseq.fused.flops import FORMULAS
 
-from bench.suite import cases, machine_page, measurements, missed_targets, step_profile, step_shares
+from bench.suite import machine_page, measurements, missed_targets, step_profile, step_shares
+from bench.suite.cases.models import accelerated
 
 EVENTS = {
     "fusedseq::linear_cross_entropy": "products",
@@ -130,7 +131,7 @@ def test_a_small_preset_is_profiled():
 
 def test_a_small_model_is_profiled():
     """Its operations are those that the benchmark case gives: three times the forward's."""
-    case = cases.accelerated("lstm", 5, 2, 16, 40)
+    case = accelerated("lstm", 5, 2, 16, 40)
     found = step_profile.measure(case.name, step_profile.steps_of_model(case), rounds=1)
     check(found)
     assert found["operations"] == 3 * case.flops
@@ -139,7 +140,7 @@ def test_a_small_model_is_profiled():
 def test_operations_of_attention_are_not_counted():
     """A step whose float input is a leaf has the products of the maps alone."""
     L, B, E = 5, 2, 16
-    case = cases.accelerated("transformer", L, B, E, 2, 1)
+    case = accelerated("transformer", L, B, E, 2, 1)
     step = step_profile.steps_of_model(case)["fused"]
     assert step_profile.operations(step) == 3 * 2 * B * L * 28 * E * E
 
