@@ -151,7 +151,7 @@ KERNELS = (
     ),
     Kernel(
         "output layer with its loss",
-        ("kernels/linear_cross_entropy.py",),
+        ("kernels/linear_cross_entropy/kernel.py",),
         INTERPRETER,
         "small sizes, sm_80 and sm_90: `tests/ptx/test_ptx_triton_operators.py`",
         case="linear_cross_entropy-2048-256-100000-bfloat16",
@@ -205,6 +205,11 @@ the time of the case in brackets, or "tests" where no benchmark calls the kernel
 """
 
 
+def shown(path):
+    """Returns the path of a source below the folder of all CUDA or all Triton kernels."""
+    return path.removeprefix("csrc/cuda/").removeprefix("kernels/")
+
+
 def limit(kernel):
     """Returns the least microseconds of the kernel in words."""
     if kernel.case is None:
@@ -247,7 +252,7 @@ def table(result):
     what its tests came to."""
     lines = [
         [
-            f"{kernel.name} ({', '.join(f'`{Path(path).name}`' for path in kernel.sources)})",
+            f"{kernel.name} ({', '.join(f'`{shown(path)}`' for path in kernel.sources)})",
             kernel.as_source,
             kernel.as_ptx,
             kernel.proved,

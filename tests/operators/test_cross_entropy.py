@@ -4,11 +4,12 @@ Tested are torch's cross-entropy, normalised distributions, rows without a targe
 the kernels' schedules, determinism, and memory that does not grow with rows times classes.
 """
 
+import importlib
 import math
 
 import pytest
 import torch
-from fusedseq import fused, kernels
+from fusedseq import fused
 from fusedseq.testing import check, linear_cross_entropy_case, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -308,10 +309,10 @@ def test_every_schedule_of_the_triton_kernel(monkeypatch, device, dtype, block_b
     """Blocks of some of the classes, or of some of the rows, for blocks of so few bytes."""
     if dtype == torch.float64:
         pytest.skip("the Triton kernels do not support float64")
-    module = kernels.module("linear_cross_entropy")
-    monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(module, "FEWEST", 4)
-    rows, columns = module.plan(9, 2500, dtype.itemsize)
+    plan = importlib.import_module("fusedseq.kernels.linear_cross_entropy.plan")
+    monkeypatch.setattr(plan, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(plan, "FEWEST", 4)
+    rows, columns = plan.plan(9, 2500, dtype.itemsize)
     assert (rows < 9) if block_bytes > 5000 else (columns < 2500)
     loss = {"label_smoothing": 0.25, "z_loss": 0.01, "reduction": reduction, "return_details": True}
     case = linear_cross_entropy_case(9, 5, 2500, weighted=True, ignored=4, **loss)
@@ -321,17 +322,18 @@ def test_every_schedule_of_the_triton_kernel(monkeypatch, device, dtype, block_b
 
 @pytest.mark.triton
 def test_blocks_have_about_the_same_size_and_their_rows_are_aligned():
-    module = kernels.module("linear_cross_entropy")
-    assert module.plan(4900, 10_000, 2) == (4900, 10_000)  # 98 MB of logits
-    assert module.plan(4900, 50_000, 2) == (1225, 50_000)  # 490 MB, in 4 blocks of rows
-    assert module.plan(2048, 100_000, 2) == (2048, 25_088)  # 410 MB, in 4 blocks of classes
-    assert module.plan(0, 100_000, 2)[0] == 1
+    plan = importlib.import_module("fusedseq.kernels.linear_cross_entropy.plan").plan
+    assert plan(4900, 10_000, 2) == (4900, 10_000)  # 98 MB of logits
+    assert plan(4900, 50_000, 2) == (1225, 50_000)  # 490 MB, in 4 blocks of rows
+    assert plan(2048, 100_000, 2) == (2048, 25_088)  # 410 MB, in 4 blocks of classes
+    assert plan(0, 100_000, 2)[0] == 1
+    padded = importlib.import_module("fusedseq.kernels.linear_cross_entropy.call").padded
     x = torch.randn(3, 650, dtype=torch.bfloat16)
-    assert module.padded(x).shape == (3, 656)
-    assert torch.equal(module.padded(x)[:, :650], x)
-    assert not module.padded(x)[:, 650:].any()
+    assert padded(x).shape == (3, 656)
+    assert torch.equal(padded(x)[:, :650], x)
+    assert not padded(x)[:, 650:].any()
     x = torch.randn(3, 656, dtype=torch.bfloat16)
-    assert module.padded(x) is x
+    assert padded(x) is x
 
 
 @pytest.mark.cpu
