@@ -61,6 +61,7 @@ def microseconds_of_masks(elements):
 
 RECURRENCE = "csrc/cuda/recurrence/"
 ATTENTION = "kernels/attention/"
+NORM = "kernels/residual_layer_norm/"
 KERNELS = (
     Kernel(
         "persistent recurrence, forward and backward",
@@ -158,7 +159,7 @@ KERNELS = (
     ),
     Kernel(
         "dropout, residual and LayerNorm",
-        ("kernels/residual_layer_norm.py", "kernels/row_tiles.py"),
+        (f"{NORM}tile.py", f"{NORM}forward.py", f"{NORM}backward.py", "kernels/row_tiles.py"),
         INTERPRETER,
         "small sizes; long rows on sm_80 only: `tests/ptx/test_ptx_triton_operators.py`",
         case="residual_layer_norm-65536x512-bfloat16",

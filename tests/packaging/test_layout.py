@@ -56,7 +56,7 @@ FOLDERS = {
     "csrc": {"ops", "math", "cpu", "cuda", "linux", "python"},
     "csrc/cpu": {"arguments", "simd", "gemm", "recurrence", "attention", "pointwise", "losses"},
     "csrc/cuda": {"recurrence"},
-    "kernels": {"attention", "linear_cross_entropy"},
+    "kernels": {"attention", "linear_cross_entropy", "residual_layer_norm"},
     "tests": {
         "operators",
         "modules",
