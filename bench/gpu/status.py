@@ -138,7 +138,14 @@ KERNELS = (
     ),
     Kernel(
         "attention of long sequences",
-        (f"{ATTENTION}tile.py", f"{ATTENTION}tiled.py", f"{ATTENTION}tiled_backward.py"),
+        (
+            f"{ATTENTION}arguments.py",
+            f"{ATTENTION}tile.py",
+            f"{ATTENTION}logits.py",
+            f"{ATTENTION}probabilities.py",
+            f"{ATTENTION}tiled.py",
+            f"{ATTENTION}tiled_backward.py",
+        ),
         INTERPRETER,
         "small sizes, all tiles: sm_80, fp32 of sm_90: `tests/ptx/test_ptx_triton_operators.py`",
         case="attention-L2048-B8-N16-D128-causal-bfloat16",

@@ -6,8 +6,9 @@ import torch
 import triton.language as tl
 from fusedseq.kernels import launch, philox
 from fusedseq.kernels.attention import tiled
+from fusedseq.kernels.attention.arguments import OptionalTensors, Sizes
 from fusedseq.kernels.attention.plan import BIAS, DROPOUT, PLAIN, RICH, Plan, plan
-from fusedseq.kernels.attention.tile import OptionalTensors, Rope, Sizes
+from fusedseq.kernels.attention.tile import Rope
 
 UNLIMITED = 2**30  # a side of a window; positions and sizes are 32-bit integers
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from fusedseq.kernels import launch
 from fusedseq.kernels import tiles as measured
-from fusedseq.kernels.attention.tile import OptionalTensors
+from fusedseq.kernels.attention.arguments import OptionalTensors
 
 
 class Options(NamedTuple):
@@ -37,7 +37,7 @@ class CachedLaunch(NamedTuple):
     strides: tuple[Any, ...]  # arguments between the tensors and the options
     sizes: tuple[Any, ...]  # arguments behind the options
     rope: Any  # tile.Rope without its table, or None
-    bias_strides: Any  # as in tile.OptionalTensors, as the next two
+    bias_strides: Any  # as in arguments.OptionalTensors, as the next two
     mask_strides: Any
     alignment: Any
 

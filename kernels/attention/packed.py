@@ -13,6 +13,17 @@ many). Measured on an H200: 15.7 us forward, 43 forward and backward.
 import triton
 import triton.language as tl
 from fusedseq.kernels.attention import tile as t
+from fusedseq.kernels.attention.arguments import (
+    UNSPECIALIZED_HEADS,
+    UNSPECIALIZED_SIZES,
+    Config,
+    Sizes,
+    batch_row_of_keys,
+    end_of_keys,
+    query_row,
+)
+from fusedseq.kernels.attention.logits import logits, store_relative, store_relative_ends
+from fusedseq.kernels.attention.probabilities import dropout, softmax
 
 # The smallest size of tl.dot on tensor cores. Queries and keys are padded to it.
 TILE = tl.constexpr(16)
@@ -39,8 +50,8 @@ def _logits(Q, K, b, n, sizes, optional, G: tl.constexpr, C: tl.constexpr):
     """
     i = tl.arange(0, TILE)[None, :]
     j = tl.arange(0, TILE)[None, :]
-    columns = j < t.end_of_keys(optional, b, sizes.S)
-    source = t.batch_row_of_keys(optional, b, j, columns, sizes.S)
+    columns = j < end_of_keys(optional, b, sizes.S)
+    source = batch_row_of_keys(optional, b, j, columns, sizes.S)
     qk = tl.zeros((G, TILE, TILE), tl.float32)
     for d0 in range(0, C.D, C.BD):
         x = t.load_tile(Q, b, n, i, i < sizes.L, d0, optional.rope, i + sizes.offset, C)
@@ -49,10 +60,10 @@ def _logits(Q, K, b, n, sizes, optional, G: tl.constexpr, C: tl.constexpr):
     query = tl.arange(0, TILE)[None, :, None]
     key = tl.arange(0, TILE)[None, None, :]
     b, n = b[:, :, None], n[:, :, None]
-    return t.logits(qk, b, n, query, key, sizes, optional, C.CAUSAL, True)
+    return logits(qk, b, n, query, key, sizes, optional, C.CAUSAL, True)
 
 
-@triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, "count"])
+@triton.jit(do_not_specialize=[*UNSPECIALIZED_SIZES, "count"])
 def packed_forward(
     q,  # (B, N, L, D)
     k,  # (B, N_kv, S, D)
@@ -62,9 +73,9 @@ def packed_forward(
     q_strides,  # of the first three dimensions, as the next two
     k_strides,
     v_strides,
-    optional,  # tile.OptionalTensors
+    optional,  # arguments.OptionalTensors
     count,  # B N, pairs of a batch row and a head
-    N,  # this and the next seven: tile.Sizes
+    N,  # this and the next seven: arguments.Sizes
     L,
     S,
     offset,
@@ -77,7 +88,7 @@ def packed_forward(
     G: tl.constexpr,  # pairs of a program
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
-    BYTES: tl.constexpr,  # the other constants: tile.Config
+    BYTES: tl.constexpr,  # the other constants: arguments.Config
 ):
     """Computes out and lse. A program owns all queries and keys of G pairs; its limit is memory
     bandwidth.
@@ -85,8 +96,8 @@ def packed_forward(
     All logits of a pair fit in one tile, so that softmax needs no running maximum. See the top of
     the file for what was tried.
     """
-    C: tl.constexpr = t.Config(D, BD, TILE, TILE, CAUSAL, PRECISION, BYTES)
-    sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+    C: tl.constexpr = Config(D, BD, TILE, TILE, CAUSAL, PRECISION, BYTES)
+    sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     b, n, exists = _pairs_of_program(count, N, G)
     i = tl.arange(0, TILE)[None, :]
     j = tl.arange(0, TILE)[None, :]
@@ -94,22 +105,22 @@ def packed_forward(
 
     # Probabilities, and the log-sum-exp that a caller may need.
     s = _logits(t.Heads(q, q_strides), t.Heads(k, k_strides), b, n, sizes, optional, G, C)
-    p, total = t.softmax(s)
-    row = t.query_row(b, n, i, sizes, optional)
+    p, total = softmax(s)
+    row = query_row(b, n, i, sizes, optional)
     tl.store(lse + row, total, mask=rows)
-    p = t.operand(t.dropout(p, optional, row, 0, TILE, sizes, False), v.dtype.element_ty, TILE)
+    p = t.operand(dropout(p, optional, row, 0, TILE, sizes, False), v.dtype.element_ty, TILE)
 
     # out = p v, one chunk of the head's columns at a time.
     V = t.Heads(v, v_strides)
-    columns = j < t.end_of_keys(optional, b, S)
-    source = t.batch_row_of_keys(optional, b, j, columns, S)
+    columns = j < end_of_keys(optional, b, S)
+    source = batch_row_of_keys(optional, b, j, columns, S)
     for d0 in range(0, D, BD):
         y = t.load_tile(V, source, n // group, j, columns, d0, None, j, C)
         o = tl.dot(p, y, input_precision=PRECISION)
         t.store_tile(out, o, b, n, i, rows, N, L, d0, None, i, C)
 
 
-@triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, *t.UNSPECIALIZED_HEADS, "count"])
+@triton.jit(do_not_specialize=[*UNSPECIALIZED_SIZES, *UNSPECIALIZED_HEADS, "count"])
 def packed_backward(
     dout,  # (B, N, L, D)
     q,  # (B, N, L, D)
@@ -124,12 +135,12 @@ def packed_backward(
     q_strides,
     k_strides,
     v_strides,
-    optional,  # tile.OptionalTensors
+    optional,  # arguments.OptionalTensors
     count,  # B N, pairs of a batch row and a head
     # Heads stored for a position of dq: N, or more where dq is part of one projection's gradient.
     dq_heads,
     dk_heads,  # the same of dk and dv
-    N,  # this and the next seven: tile.Sizes
+    N,  # this and the next seven: arguments.Sizes
     L,
     S,
     offset,
@@ -142,7 +153,7 @@ def packed_backward(
     G: tl.constexpr,  # pairs of a program
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
-    BYTES: tl.constexpr,  # the other constants: tile.Config
+    BYTES: tl.constexpr,  # the other constants: arguments.Config
 ):
     """Computes all gradients in one pass. A program owns all queries and keys of G pairs; its limit
     is memory bandwidth.
@@ -150,25 +161,25 @@ def packed_backward(
     The probabilities are recomputed from q and k, and the softmax gradient's row sums from p and
     dp, so that neither lse nor out is read.
     """
-    C: tl.constexpr = t.Config(D, BD, TILE, TILE, CAUSAL, PRECISION, BYTES)
-    sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+    C: tl.constexpr = Config(D, BD, TILE, TILE, CAUSAL, PRECISION, BYTES)
+    sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     dO, Q = t.Heads(dout, dout_strides), t.Heads(q, q_strides)
     K, V = t.Heads(k, k_strides), t.Heads(v, v_strides)
     b, n, exists = _pairs_of_program(count, N, G)
     i = tl.arange(0, TILE)[None, :]
     j = tl.arange(0, TILE)[None, :]
-    rows, columns = i < L, j < t.end_of_keys(optional, b, S)
+    rows, columns = i < L, j < end_of_keys(optional, b, S)
 
     # Probabilities p, and their gradient dp = dout v^T.
     s = _logits(Q, K, b, n, sizes, optional, G, C)
-    p, _ = t.softmax(s)
+    p, _ = softmax(s)
     dp = tl.zeros((G, TILE, TILE), tl.float32)
     for d0 in range(0, D, BD):
         do = t.load_tile(dO, b, n, i, rows, d0, None, i, C)
         y = t.load_tile(V, b, n // group, j, columns, d0, None, j, C)
         dp = tl.dot(do, t.transposed(y), dp, input_precision=PRECISION)
-    row = t.query_row(b, n, i, sizes, optional)
-    dp = t.dropout(dp, optional, row, 0, TILE, sizes, False)
+    row = query_row(b, n, i, sizes, optional)
+    dp = dropout(dp, optional, row, 0, TILE, sizes, False)
 
     # The gradient of the logits, and what follows from it elementwise.
     ds = p * (dp - t.add_last_dimension(tl.sum(p * dp, 2)))
@@ -180,11 +191,11 @@ def packed_backward(
     if drelative is not None:
         scaled = ds * scale
         row_of_tile = t.add_last_dimension(row)
-        low, high = t.store_relative(drelative, scaled, row_of_tile, query, key, sizes, optional)
-        t.store_relative_ends(drelative, low, high, row, rows, optional)
+        low, high = store_relative(drelative, scaled, row_of_tile, query, key, sizes, optional)
+        store_relative_ends(drelative, low, high, row, rows, optional)
 
     # dv = p^T dout, dk = ds^T q, dq = ds k, one chunk of the head's columns at a time.
-    p = t.operand(t.dropout(p, optional, row, 0, TILE, sizes, False), v.dtype.element_ty, TILE)
+    p = t.operand(dropout(p, optional, row, 0, TILE, sizes, False), v.dtype.element_ty, TILE)
     ds = t.operand(ds * scale, q.dtype.element_ty, TILE)
     for d0 in range(0, D, BD):
         do = t.load_tile(dO, b, n, i, rows, d0, None, i, C)

@@ -10,9 +10,20 @@ registers. Measured on an H200: 81 us forward and backward, limited by something
 import triton
 import triton.language as tl
 from fusedseq.kernels.attention import tile as t
+from fusedseq.kernels.attention.arguments import (
+    UNSPECIALIZED_HEADS,
+    UNSPECIALIZED_SIZES,
+    Config,
+    Sizes,
+    batch_row_of_keys,
+    end_of_keys,
+    query_row,
+)
+from fusedseq.kernels.attention.logits import logits, store_relative, store_relative_ends
+from fusedseq.kernels.attention.probabilities import dropout, softmax
 
 
-@triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, "tiles"])
+@triton.jit(do_not_specialize=[*UNSPECIALIZED_SIZES, "tiles"])
 def row_forward(
     q,  # (B, N, L, D)
     k,  # (B, N_kv, S, D)
@@ -22,9 +33,9 @@ def row_forward(
     q_strides,  # of the first three dimensions, as the next two
     k_strides,
     v_strides,
-    optional,  # tile.OptionalTensors
+    optional,  # arguments.OptionalTensors
     tiles,  # ceil(L / BM)
-    N,  # this and the next seven: tile.Sizes
+    N,  # this and the next seven: arguments.Sizes
     L,
     S,
     offset,
@@ -38,12 +49,12 @@ def row_forward(
     BS: tl.constexpr,  # keys of a program, at least S
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
-    BYTES: tl.constexpr,  # the other constants: tile.Config
+    BYTES: tl.constexpr,  # the other constants: arguments.Config
 ):
     """Computes out and lse. A program owns BM queries of a head and reads all keys; its limit is
     memory bandwidth."""
-    C: tl.constexpr = t.Config(D, BD, BM, BS, CAUSAL, PRECISION, BYTES)
-    sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+    C: tl.constexpr = Config(D, BD, BM, BS, CAUSAL, PRECISION, BYTES)
+    sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     head = tl.program_id(0) // tiles
     b, n = head // N, head % N
     i = tl.program_id(0) % tiles * BM + tl.arange(0, BM)
@@ -52,17 +63,17 @@ def row_forward(
     # Logits.
     Q, K, V = t.Heads(q, q_strides), t.Heads(k, k_strides), t.Heads(v, v_strides)
     x = t.load_tile(Q, b, n, i, i < L, 0, optional.rope, i + offset, C)
-    columns = j < t.end_of_keys(optional, b, S)
-    source = t.batch_row_of_keys(optional, b, j, columns, S)
+    columns = j < end_of_keys(optional, b, S)
+    source = batch_row_of_keys(optional, b, j, columns, S)
     y = t.load_tile(K, source, n // group, j, columns, 0, optional.rope, j, C)
     s = tl.dot(x, tl.trans(y), input_precision=PRECISION)
-    s = t.logits(s, b, n, i[:, None], j[None, :], sizes, optional, CAUSAL, True)
+    s = logits(s, b, n, i[:, None], j[None, :], sizes, optional, CAUSAL, True)
 
     # Probabilities, and the log-sum-exp that a caller may need.
-    p, total = t.softmax(s)
-    row = t.query_row(b, n, i, sizes, optional)
+    p, total = softmax(s)
+    row = query_row(b, n, i, sizes, optional)
     tl.store(lse + row, total, mask=i < L)
-    p = t.operand(t.dropout(p, optional, row, 0, BS, sizes, False), v.dtype.element_ty, BS)
+    p = t.operand(dropout(p, optional, row, 0, BS, sizes, False), v.dtype.element_ty, BS)
 
     # out = p v.
     y = t.load_tile(V, source, n // group, j, columns, 0, None, j, C)
@@ -70,7 +81,7 @@ def row_forward(
     t.store_tile(out, o, b, n, i, i < L, N, L, 0, None, i, C)
 
 
-@triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, *t.UNSPECIALIZED_HEADS])
+@triton.jit(do_not_specialize=[*UNSPECIALIZED_SIZES, *UNSPECIALIZED_HEADS])
 def row_backward(
     dout,  # (B, N, L, D)
     q,  # (B, N, L, D)
@@ -85,11 +96,11 @@ def row_backward(
     q_strides,
     k_strides,
     v_strides,
-    optional,  # tile.OptionalTensors
+    optional,  # arguments.OptionalTensors
     # Heads stored for a position of dq: N, or more where dq is part of one projection's gradient.
     dq_heads,
     dk_heads,  # the same of dk and dv: N_kv or more
-    N,  # this and the next seven: tile.Sizes
+    N,  # this and the next seven: arguments.Sizes
     L,
     S,
     offset,
@@ -103,7 +114,7 @@ def row_backward(
     BS: tl.constexpr,  # keys of a program, at least S
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
-    BYTES: tl.constexpr,  # the other constants: tile.Config
+    BYTES: tl.constexpr,  # the other constants: arguments.Config
 ):
     """Computes all gradients in one pass. A program owns a head of keys, and the queries of its
     group in steps of BM.
@@ -112,8 +123,8 @@ def row_backward(
     stores its dq. No atomics, so results are the same bits each time. The limit is memory
     bandwidth; BM 64 was tried and spills.
     """
-    C: tl.constexpr = t.Config(D, BD, BM, BS, CAUSAL, PRECISION, BYTES)
-    sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+    C: tl.constexpr = Config(D, BD, BM, BS, CAUSAL, PRECISION, BYTES)
+    sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     dO, Q = t.Heads(dout, dout_strides), t.Heads(q, q_strides)
     K, V = t.Heads(k, k_strides), t.Heads(v, v_strides)
     heads = N // group
@@ -121,7 +132,7 @@ def row_backward(
 
     # Keys and values stay in registers or shared memory for the whole program.
     j = tl.arange(0, BS)
-    columns = j < t.end_of_keys(optional, b, S)
+    columns = j < end_of_keys(optional, b, S)
     keys = t.load_tile(K, b, n_kv, j, columns, 0, optional.rope, j, C)
     values = t.load_tile(V, b, n_kv, j, columns, 0, None, j, C)
     dkeys = tl.zeros((BS, BD), tl.float32)
@@ -134,11 +145,11 @@ def row_backward(
         x = t.load_tile(Q, b, n, i, i < L, 0, optional.rope, i + offset, C)
         do = t.load_tile(dO, b, n, i, i < L, 0, None, i, C)
         s = tl.dot(x, tl.trans(keys), input_precision=PRECISION)
-        s = t.logits(s, b, n, i[:, None], j[None, :], sizes, optional, CAUSAL, True)
-        p, _ = t.softmax(s)
+        s = logits(s, b, n, i[:, None], j[None, :], sizes, optional, CAUSAL, True)
+        p, _ = softmax(s)
         dp = tl.dot(do, tl.trans(values), input_precision=PRECISION)
-        row = t.query_row(b, n, i, sizes, optional)
-        dp = t.dropout(dp, optional, row, 0, BS, sizes, False)
+        row = query_row(b, n, i, sizes, optional)
+        dp = dropout(dp, optional, row, 0, BS, sizes, False)
 
         # The gradient of the logits, and what follows from it elementwise.
         ds = p * (dp - tl.sum(p * dp, 1)[:, None])
@@ -147,13 +158,11 @@ def row_backward(
             tl.store(dlogits + row[:, None] * S + j[None, :], ds, mask=mask)
         if drelative is not None:
             scaled, row_of_tile, query, key = ds * scale, row[:, None], i[:, None], j[None, :]
-            low, high = t.store_relative(
-                drelative, scaled, row_of_tile, query, key, sizes, optional
-            )
-            t.store_relative_ends(drelative, low, high, row, i < L, optional)
+            low, high = store_relative(drelative, scaled, row_of_tile, query, key, sizes, optional)
+            store_relative_ends(drelative, low, high, row, i < L, optional)
 
         # dv += p^T dout, dk += ds^T q, dq = ds k.
-        p = t.operand(t.dropout(p, optional, row, 0, BS, sizes, False), v.dtype.element_ty, BM)
+        p = t.operand(dropout(p, optional, row, 0, BS, sizes, False), v.dtype.element_ty, BM)
         ds = t.operand(ds * scale, q.dtype.element_ty, BM if BM < BS else BS)
         if dv is not None:
             dvalues = tl.dot(tl.trans(p), do, dvalues, input_precision=PRECISION)

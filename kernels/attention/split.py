@@ -12,10 +12,12 @@ H200 at 4.3 TB/s; a part writes and reads 4 (D + 1) bytes for each query. Not ti
 import triton
 import triton.language as tl
 from fusedseq.kernels.attention import tile as t
+from fusedseq.kernels.attention.arguments import UNSPECIALIZED_SIZES, Config, Sizes, query_row
+from fusedseq.kernels.attention.probabilities import LN2
 from fusedseq.kernels.attention.tiled import attend, key_range
 
 
-@triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, "parts"])
+@triton.jit(do_not_specialize=[*UNSPECIALIZED_SIZES, "parts"])
 def split_forward(
     q,  # (B, N, L, D)
     k,  # (B, N_kv, S, D)
@@ -27,9 +29,9 @@ def split_forward(
     q_strides,  # of the first three dimensions, as the next two
     k_strides,
     v_strides,
-    optional,  # tile.OptionalTensors
+    optional,  # arguments.OptionalTensors
     parts,  # of the keys
-    N,  # this and the next seven: tile.Sizes
+    N,  # this and the next seven: arguments.Sizes
     L,
     S,
     offset,
@@ -43,12 +45,12 @@ def split_forward(
     BN: tl.constexpr,  # keys of a step
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
-    BYTES: tl.constexpr,  # the other constants: tile.Config
+    BYTES: tl.constexpr,  # the other constants: arguments.Config
 ):
     """Computes attention to one part of the keys. A program owns all queries of a head, one part,
     and BD columns of the result."""
-    C: tl.constexpr = t.Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES)
-    sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+    C: tl.constexpr = Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES)
+    sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     Q, K, V = t.Heads(q, q_strides), t.Heads(k, k_strides), t.Heads(v, v_strides)
     chunks: tl.constexpr = (D + BD - 1) // BD
     program, d0 = tl.program_id(0) // chunks, tl.program_id(0) % chunks * BD
@@ -56,7 +58,7 @@ def split_forward(
     heads = tl.num_programs(0) // (chunks * parts)
     b, n = head // N, head % N
     i = tl.arange(0, BM)
-    row = t.query_row(b, n, i, sizes, optional)
+    row = query_row(b, n, i, sizes, optional)
     if chunks == 1:
         x = t.load_tile(Q, b, n, i, i < L, 0, optional.rope, i + offset, C)
     else:
@@ -129,5 +131,5 @@ def split_combine(
     tl.store(out + offset, y.to(out.dtype.element_ty), mask=d < D)
     if tl.program_id(0) % chunks == 0:
         row = lse + query
-        total_lse = (top + tl.math.log2(total)) * t.LN2
+        total_lse = (top + tl.math.log2(total)) * LN2
         tl.store(row, tl.where(sees_nothing, float("inf"), total_lse))

@@ -21,6 +21,17 @@ nothing has timed them: a table of measured tiles chooses them, see plan.py.
 import triton
 import triton.language as tl
 from fusedseq.kernels.attention import tile as t
+from fusedseq.kernels.attention.arguments import (
+    UNSPECIALIZED_SIZES,
+    Config,
+    Sizes,
+    batch_row_of_keys,
+    end_of_keys,
+    query_row,
+    sequence,
+)
+from fusedseq.kernels.attention.logits import logits
+from fusedseq.kernels.attention.probabilities import LN2, LOG2E, dropout, exp_of_difference
 
 
 @triton.jit
@@ -39,7 +50,7 @@ def product_of_heads(
     rope,  # rotates both, or None
     offset,  # position of row 0 of X
     TRANSPOSED: tl.constexpr,
-    C: tl.constexpr,  # tile.Config
+    C: tl.constexpr,  # arguments.Config
 ):
     """Returns the tile x y^T of products over D, or y x^T if TRANSPOSED.
 
@@ -98,7 +109,7 @@ def key_range(optional, b, i0, sizes, C: tl.constexpr):
 
     Tiles of keys before `whole` need no test for hidden keys.
     """
-    whole = t.end_of_keys(optional, b, sizes.S)
+    whole = end_of_keys(optional, b, sizes.S)
     end = whole
     if C.CAUSAL:
         whole = tl.minimum(whole, i0 + sizes.offset + 1)
@@ -132,33 +143,33 @@ def attend(
     i,  # (BM,) queries
     row,  # (BM,) query_row of these
     d0,  # first column of the result
-    sizes,  # tile.Sizes
-    optional,  # tile.OptionalTensors
+    sizes,  # arguments.Sizes
+    optional,  # arguments.OptionalTensors
     EDGE: tl.constexpr,  # whether some keys may be hidden
-    C: tl.constexpr,  # tile.Config
+    C: tl.constexpr,  # arguments.Config
 ):
     """Adds the keys begin : end to a running softmax. Returns acc, top and total."""
-    keys = t.end_of_keys(optional, b, sizes.S)
+    keys = end_of_keys(optional, b, sizes.S)
     for j0 in tl.range(begin, end, C.BN, warp_specialize=C.SPECIALIZED):
         j = j0 + tl.arange(0, C.BN)
-        source = t.batch_row_of_keys(optional, b, j, j < keys, sizes.S)
+        source = batch_row_of_keys(optional, b, j, j < keys, sizes.S)
         if K.strides is None:
             s = product_with_described_keys(resident, Q, K, b, n, n_kv, i, j0, i < sizes.L, C)
         else:
             at = b, n, source, n_kv, i, j, i < sizes.L, j < keys
             s = product_of_heads(resident, Q, K, *at, optional.rope, sizes.offset, False, C)
-        s = t.logits(s, b, n, i[:, None], j[None, :], sizes, optional, C.CAUSAL, EDGE)
+        s = logits(s, b, n, i[:, None], j[None, :], sizes, optional, C.CAUSAL, EDGE)
 
         # Rescale what was accumulated to the new maximum; a row that has seen no key yet has a
         # maximum of -inf.
-        new_top = tl.maximum(top, tl.max(s, 1) * t.LOG2E)
+        new_top = tl.maximum(top, tl.max(s, 1) * LOG2E)
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-        p = t.exp_of_difference(s, shift[:, None])
+        p = exp_of_difference(s, shift[:, None])
         shrink = tl.math.exp2(top - shift)
         total = total * shrink + tl.sum(p, 1)
 
         # Dropout acts on the probabilities but not on their sum.
-        p = t.dropout(p, optional, row, j0, C.BN, sizes, False)
+        p = dropout(p, optional, row, j0, C.BN, sizes, False)
         p = t.operand(p, Q.pointer.dtype.element_ty, C.BN)
         if V.strides is None:
             y = t.load_described(V, b, n_kv, j0, d0, C)
@@ -169,7 +180,7 @@ def attend(
     return acc, top, total
 
 
-@triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, "tiles"])
+@triton.jit(do_not_specialize=[*UNSPECIALIZED_SIZES, "tiles"])
 def tiled_forward(
     q,  # (B, N, L, D)
     k,  # (B, N_kv, S, D), or a descriptor of it, as the next one
@@ -179,9 +190,9 @@ def tiled_forward(
     q_strides,  # of the first three dimensions, as the next two; these are None for descriptors
     k_strides,
     v_strides,
-    optional,  # tile.OptionalTensors
+    optional,  # arguments.OptionalTensors
     tiles,  # ceil(L / BM)
-    N,  # this and the next seven: tile.Sizes
+    N,  # this and the next seven: arguments.Sizes
     L,
     S,
     offset,
@@ -196,7 +207,7 @@ def tiled_forward(
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
     BYTES: tl.constexpr,
-    SPECIALIZED: tl.constexpr,  # the other constants: tile.Config
+    SPECIALIZED: tl.constexpr,  # the other constants: arguments.Config
 ):
     """Computes out and lse. A program owns BM queries of a head, and BD columns of their result.
 
@@ -204,8 +215,8 @@ def tiled_forward(
     with hidden keys. The limit is the tensor cores for long sequences and memory bandwidth for
     short ones.
     """
-    C: tl.constexpr = t.Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES, SPECIALIZED)
-    sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+    C: tl.constexpr = Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES, SPECIALIZED)
+    sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     Q, K, V = t.Heads(q, q_strides), t.Heads(k, k_strides), t.Heads(v, v_strides)
 
     # Of a causal call the queries with the most keys come first, so that the last programs are
@@ -216,14 +227,14 @@ def tiled_forward(
     b, n = head // N, head % N
     stored = b  # the batch row of the results
     if optional.cu_seqlens_q is not None:
-        first_q, first_k, L, S, offset = t.sequence(optional, b)
-        sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+        first_q, first_k, L, S, offset = sequence(optional, b)
+        sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
         Q = t.Heads(q + first_q * q_strides[2], q_strides)
         K = t.Heads(k + first_k * k_strides[2], k_strides)
         V = t.Heads(v + first_k * v_strides[2], v_strides)
         out, stored = out + first_q * N * D, b * 0
     i = step * BM + tl.arange(0, BM)
-    row = t.query_row(b, n, i, sizes, optional)
+    row = query_row(b, n, i, sizes, optional)
     if chunks == 1:
         x = t.load_tile(Q, b, n, i, i < L, 0, optional.rope, i + offset, C)
     else:
@@ -245,7 +256,7 @@ def tiled_forward(
     # Normalization; a query that sees no key has result 0 and a log-sum-exp of +inf.
     sees_nothing = total == 0
     if optional.sinks is not None:
-        sink = tl.load(optional.sinks + n).to(tl.float32) * t.LOG2E
+        sink = tl.load(optional.sinks + n).to(tl.float32) * LOG2E
         new_top = tl.maximum(top, sink)
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         shrink = tl.math.exp2(top - shift)
@@ -255,5 +266,5 @@ def tiled_forward(
     acc = acc / total[:, None]
     t.store_tile(out, acc, stored, n, i, i < L, N, L, d0, None, i, C)
     if d0 == 0:
-        total = tl.where(sees_nothing, float("inf"), (top + tl.math.log2(total)) * t.LN2)
+        total = tl.where(sees_nothing, float("inf"), (top + tl.math.log2(total)) * LN2)
         tl.store(lse + row, total, mask=i < L)

@@ -24,6 +24,21 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 from fusedseq.kernels.attention import tile as t
+from fusedseq.kernels.attention.arguments import (
+    UNSPECIALIZED_SIZES,
+    Config,
+    Sizes,
+    end_of_keys,
+    query_row,
+    sequence,
+)
+from fusedseq.kernels.attention.logits import (
+    logits,
+    softcap_slope,
+    store_relative,
+    store_relative_ends,
+)
+from fusedseq.kernels.attention.probabilities import LOG2E, dropout, exp_of_difference
 from fusedseq.kernels.attention.tiled import key_range, product_of_heads, window_range
 
 
@@ -55,13 +70,13 @@ def tiled_delta(
     D: tl.constexpr,
     BD: tl.constexpr,
     BM: tl.constexpr,  # rows of a program
-    BYTES: tl.constexpr,  # the other constants: tile.Config
+    BYTES: tl.constexpr,  # the other constants: arguments.Config
 ):
     """Computes delta, the sum of dout * out over each row, which the softmax gradient subtracts.
 
     A program owns BM rows of a head. Memory bandwidth is the limit.
     """
-    C: tl.constexpr = t.Config(D, BD, BM, BM, False, "ieee", BYTES)
+    C: tl.constexpr = Config(D, BD, BM, BM, False, "ieee", BYTES)
     head = tl.program_id(0) // tiles
     b, n = head // N, head % N
     i = tl.program_id(0) % tiles * BM + tl.arange(0, BM)
@@ -90,11 +105,11 @@ def logit_gradients(
     i,  # (BM,) queries
     j,  # (BN,) keys
     j0,  # the first of these
-    sizes,  # tile.Sizes
-    optional,  # tile.OptionalTensors
+    sizes,  # arguments.Sizes
+    optional,  # arguments.OptionalTensors
     EDGE: tl.constexpr,  # whether some keys may be hidden, or queries outside of L
     TRANSPOSED: tl.constexpr,
-    C: tl.constexpr,  # tile.Config
+    C: tl.constexpr,  # arguments.Config
     OF_PRODUCTS: tl.constexpr = True,  # whether softcap's derivative is a factor of the gradient
 ):
     """Returns a tile of the probabilities after dropout, and of the gradient of the logits; in
@@ -103,7 +118,7 @@ def logit_gradients(
 
     Both are (queries, keys), or (keys, queries) if TRANSPOSED.
     """
-    columns = j < t.end_of_keys(optional, b, sizes.S)
+    columns = j < end_of_keys(optional, b, sizes.S)
     rows = i < sizes.L
     at = b, n, b, n_kv, i, j, rows, columns
     Q, K, offset = operands.Q, operands.K, sizes.offset
@@ -113,25 +128,25 @@ def logit_gradients(
     dp = product_of_heads(resident_dp, dO, V, *at, None, offset, TRANSPOSED, C)
 
     # Rows outside of L have a log-sum-exp of +inf, hence exponentials of 0.
-    row = t.query_row(b, n, i, sizes, optional)
-    lse = tl.load(operands.lse + row, mask=rows, other=float("inf")) * t.LOG2E
+    row = query_row(b, n, i, sizes, optional)
+    lse = tl.load(operands.lse + row, mask=rows, other=float("inf")) * LOG2E
     delta = tl.load(operands.delta + row, mask=rows, other=0.0)
     slope = None
     if optional.softcap is not None and OF_PRODUCTS:
         if TRANSPOSED:
-            slope = t.softcap_slope(s, b, n, i[None, :], j[:, None], sizes, optional)
+            slope = softcap_slope(s, b, n, i[None, :], j[:, None], sizes, optional)
         else:
-            slope = t.softcap_slope(s, b, n, i[:, None], j[None, :], sizes, optional)
+            slope = softcap_slope(s, b, n, i[:, None], j[None, :], sizes, optional)
     if TRANSPOSED:
         query, key = i[None, :], j[:, None]
-        s = t.logits(s, b, n, query, key, sizes, optional, C.CAUSAL, EDGE)
+        s = logits(s, b, n, query, key, sizes, optional, C.CAUSAL, EDGE)
         lse, delta = lse[None, :], delta[None, :]
     else:
         query, key = i[:, None], j[None, :]
-        s = t.logits(s, b, n, query, key, sizes, optional, C.CAUSAL, EDGE)
+        s = logits(s, b, n, query, key, sizes, optional, C.CAUSAL, EDGE)
         lse, delta = lse[:, None], delta[:, None]
-    e = t.exp_of_difference(s, lse)
-    dp = t.dropout(dp, optional, row, j0, C.BN, sizes, TRANSPOSED)
+    e = exp_of_difference(s, lse)
+    dp = dropout(dp, optional, row, j0, C.BN, sizes, TRANSPOSED)
     if slope is not None:
         dp, delta = dp * slope, delta * slope
     if operands.inverse is None:
@@ -141,7 +156,7 @@ def logit_gradients(
         inverse = inverse[None, :] if TRANSPOSED else inverse[:, None]
         p = e * tl.abs(inverse)
         ds = tl.where(inverse < 0, 0.0, p * (dp - delta))
-        return t.dropout(p, optional, row, j0, C.BN, sizes, TRANSPOSED), ds
+        return dropout(p, optional, row, j0, C.BN, sizes, TRANSPOSED), ds
 
 
 @triton.jit
@@ -161,8 +176,8 @@ def _add_queries(
     dk,  # None where not needed, as dv
     dv,
     operands,  # Operands
-    sizes,  # tile.Sizes
-    optional,  # tile.OptionalTensors
+    sizes,  # arguments.Sizes
+    optional,  # arguments.OptionalTensors
     EDGE: tl.constexpr,
     C: tl.constexpr,
 ):
@@ -184,7 +199,7 @@ def _add_queries(
     return dkeys, dvalues
 
 
-@triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, "tiles", "dk_heads"])
+@triton.jit(do_not_specialize=[*UNSPECIALIZED_SIZES, "tiles", "dk_heads"])
 def tiled_backward_keys(
     dout,  # (B, N, L, D)
     q,  # (B, N, L, D)
@@ -199,11 +214,11 @@ def tiled_backward_keys(
     q_strides,
     k_strides,
     v_strides,
-    optional,  # tile.OptionalTensors
+    optional,  # arguments.OptionalTensors
     tiles,  # ceil(S / BN)
     # Heads stored for a position of dk and dv: N_kv, or more in one projection's gradient.
     dk_heads,
-    N,  # this and the next seven: tile.Sizes
+    N,  # this and the next seven: arguments.Sizes
     L,
     S,
     offset,
@@ -217,15 +232,15 @@ def tiled_backward_keys(
     BN: tl.constexpr,  # keys of a program
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
-    BYTES: tl.constexpr,  # the other constants: tile.Config
+    BYTES: tl.constexpr,  # the other constants: arguments.Config
 ):
     """Computes dk and dv. A program owns BN keys of a head and BD columns of their gradients.
 
     It loops over the query heads of its group: for each, first the tiles of queries that do not see
     all BN keys, then those that do. The tensor cores are the limit; registers limit the tile sizes.
     """
-    C: tl.constexpr = t.Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES)
-    sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+    C: tl.constexpr = Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES)
+    sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     dO, Q = t.Heads(dout, dout_strides), t.Heads(q, q_strides)
     K, V = t.Heads(k, k_strides), t.Heads(v, v_strides)
     operands = Operands(dO, Q, K, V, lse, delta, inverse)
@@ -238,8 +253,8 @@ def tiled_backward_keys(
     b, n_kv = head // heads, head % heads
     stored = b  # the batch row of the results
     if optional.cu_seqlens_q is not None:
-        first_q, first_k, L, S, offset = t.sequence(optional, b)
-        sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+        first_q, first_k, L, S, offset = sequence(optional, b)
+        sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
         dO = t.Heads(dout + first_q * dout_strides[2], dout_strides)
         Q = t.Heads(q + first_q * q_strides[2], q_strides)
         K = t.Heads(k + first_k * k_strides[2], k_strides)
@@ -250,7 +265,7 @@ def tiled_backward_keys(
             dk += first_k * dk_heads * D
         if dv is not None:
             dv += first_k * dk_heads * D
-    j, end = j0 + tl.arange(0, BN), t.end_of_keys(optional, b, S)
+    j, end = j0 + tl.arange(0, BN), end_of_keys(optional, b, S)
     if chunks == 1:
         keys = t.load_tile(K, b, n_kv, j, j < end, 0, optional.rope, j, C)
         values = t.load_tile(V, b, n_kv, j, j < end, 0, None, j, C)
@@ -307,14 +322,14 @@ def _add_keys(
     dq,  # None where not needed, as drelative
     drelative,
     operands,  # Operands
-    sizes,  # tile.Sizes
-    optional,  # tile.OptionalTensors
+    sizes,  # arguments.Sizes
+    optional,  # arguments.OptionalTensors
     EDGE: tl.constexpr,
     C: tl.constexpr,
 ):
     """Adds what keys begin : end contribute to the gradients of a tile of queries. Returns
     dqueries, low, high, total and top."""
-    keys = t.end_of_keys(optional, b, sizes.S)
+    keys = end_of_keys(optional, b, sizes.S)
     for j0 in range(begin, end, C.BN):
         j = j0 + tl.arange(0, C.BN)
         at = b, n, n_kv, i, j, j0
@@ -322,8 +337,8 @@ def _add_keys(
         total, top = total + tl.sum(e, 1), tl.maximum(top, tl.max(e, 1))
         ds *= sizes.scale
         if drelative is not None:
-            row, query, key = t.query_row(b, n, i, sizes, optional)[:, None], i[:, None], j[None, :]
-            more = t.store_relative(drelative, ds, row, query, key, sizes, optional)
+            row, query, key = query_row(b, n, i, sizes, optional)[:, None], i[:, None], j[None, :]
+            more = store_relative(drelative, ds, row, query, key, sizes, optional)
             low, high = low + more[0], high + more[1]
         if dq is not None:
             y = t.load_tile(operands.K, b, n_kv, j, j < keys, d0, optional.rope, j, C)
@@ -332,7 +347,7 @@ def _add_keys(
     return dqueries, low, high, total, top
 
 
-@triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, "tiles", "dq_heads"])
+@triton.jit(do_not_specialize=[*UNSPECIALIZED_SIZES, "tiles", "dq_heads"])
 def tiled_backward_queries(
     dout,  # (B, N, L, D)
     q,  # (B, N, L, D)
@@ -347,11 +362,11 @@ def tiled_backward_queries(
     q_strides,
     k_strides,
     v_strides,
-    optional,  # tile.OptionalTensors
+    optional,  # arguments.OptionalTensors
     tiles,  # ceil(L / BM)
     # Heads stored for a position of dq: N, or more where dq is part of one projection's gradient.
     dq_heads,
-    N,  # this and the next seven: tile.Sizes
+    N,  # this and the next seven: arguments.Sizes
     L,
     S,
     offset,
@@ -365,7 +380,7 @@ def tiled_backward_queries(
     BN: tl.constexpr,  # keys of a step
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
-    BYTES: tl.constexpr,  # the other constants: tile.Config
+    BYTES: tl.constexpr,  # the other constants: arguments.Config
 ):
     """Computes dq, drelative and inverse. A program owns BM queries of a head and BD columns of
     their gradient.
@@ -374,8 +389,8 @@ def tiled_backward_queries(
     yet divided by the sums of the exponentials, which are known only after it was stored: the
     caller multiplies it by max(inverse, 0).
     """
-    C: tl.constexpr = t.Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES)
-    sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+    C: tl.constexpr = Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES)
+    sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     dO, Q = t.Heads(dout, dout_strides), t.Heads(q, q_strides)
     K, V = t.Heads(k, k_strides), t.Heads(v, v_strides)
     operands = Operands(dO, Q, K, V, lse, delta, None)
@@ -387,8 +402,8 @@ def tiled_backward_queries(
     b, n = head // N, head % N
     stored = b  # the batch row of the results
     if optional.cu_seqlens_q is not None:
-        first_q, first_k, L, S, offset = t.sequence(optional, b)
-        sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+        first_q, first_k, L, S, offset = sequence(optional, b)
+        sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
         dO = t.Heads(dout + first_q * dout_strides[2], dout_strides)
         Q = t.Heads(q + first_q * q_strides[2], q_strides)
         K = t.Heads(k + first_k * k_strides[2], k_strides)
@@ -421,16 +436,16 @@ def tiled_backward_queries(
 
     # Normalization, by 0 where a query sees no key or one.
     if optional.sinks is not None:  # a probability without a value
-        row = t.query_row(b, n, i, sizes, optional)
-        lse_of_row = tl.load(lse + row, mask=i < L, other=float("inf")) * t.LOG2E
-        total += t.exp_of_difference(tl.load(optional.sinks + n).to(tl.float32), lse_of_row)
+        row = query_row(b, n, i, sizes, optional)
+        lse_of_row = tl.load(lse + row, mask=i < L, other=float("inf")) * LOG2E
+        total += exp_of_difference(tl.load(optional.sinks + n).to(tl.float32), lse_of_row)
     has_gradient = total != top
     factor = 1.0 / tl.where(total == 0, 1.0, total)
-    row = t.query_row(b, n, i, sizes, optional)
+    row = query_row(b, n, i, sizes, optional)
     # The programs of all chunks of a head store the same inverse and drelative.
     tl.store(inverse + row, tl.where(has_gradient, factor, -factor), mask=i < L)
     if drelative is not None:
-        t.store_relative_ends(drelative, low, high, row, i < L, optional)
+        store_relative_ends(drelative, low, high, row, i < L, optional)
     if dq is not None:
         rows = i < L
         position = i + offset

@@ -3,10 +3,11 @@
 import triton
 import triton.language as tl
 from fusedseq.kernels.attention import tile as t
+from fusedseq.kernels.attention.arguments import UNSPECIALIZED_SIZES, Config, Sizes, sequence
 from fusedseq.kernels.attention.tiled_backward import Operands, logit_gradients
 
 
-@triton.jit(do_not_specialize=[*t.UNSPECIALIZED_SIZES, "B", "parts"])
+@triton.jit(do_not_specialize=[*UNSPECIALIZED_SIZES, "B", "parts"])
 def tiled_backward_bias(
     dout,  # (B, N, L, D)
     q,  # (B, N, L, D)
@@ -20,10 +21,10 @@ def tiled_backward_bias(
     q_strides,
     k_strides,
     v_strides,
-    optional,  # tile.OptionalTensors
+    optional,  # arguments.OptionalTensors
     B,
     parts,  # programs that share the sum of a tile of the bias
-    N,  # this and the next seven: tile.Sizes
+    N,  # this and the next seven: arguments.Sizes
     L,
     S,
     offset,
@@ -37,7 +38,7 @@ def tiled_backward_bias(
     BN: tl.constexpr,  # keys of a tile
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
-    BYTES: tl.constexpr,  # the other constants: tile.Config
+    BYTES: tl.constexpr,  # the other constants: arguments.Config
     SUM_B: tl.constexpr,  # whether the gradient is summed over B, as the next three
     SUM_N: tl.constexpr,
     SUM_L: tl.constexpr,
@@ -49,8 +50,8 @@ def tiled_backward_bias(
     The caller adds the parts, in order. The logits' gradient is computed a third time here, so that
     no (B, N, L, S) tensor exists.
     """
-    C: tl.constexpr = t.Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES)
-    sizes = t.Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
+    C: tl.constexpr = Config(D, BD, BM, BN, CAUSAL, PRECISION, BYTES)
+    sizes = Sizes(N, L, S, offset, threshold, scale, keep_scale, group)
     dO, Q = t.Heads(dout, dout_strides), t.Heads(q, q_strides)
     K, V = t.Heads(k, k_strides), t.Heads(v, v_strides)
     operands = Operands(dO, Q, K, V, lse, delta, inverse)
@@ -83,8 +84,8 @@ def tiled_backward_bias(
                 None, None, operands, *at, sizes, optional, True, False, C, False
             )
         else:
-            first_q, first_k, rows, columns, start = t.sequence(optional, b)
-            own = t.Sizes(N, rows, columns, start, threshold, scale, keep_scale, group)
+            first_q, first_k, rows, columns, start = sequence(optional, b)
+            own = Sizes(N, rows, columns, start, threshold, scale, keep_scale, group)
             shifted = Operands(
                 t.Heads(dout + first_q * dout_strides[2], dout_strides),
                 t.Heads(q + first_q * q_strides[2], q_strides),
