@@ -72,9 +72,10 @@ EmbeddingOutput embedding(const EmbeddingInputs& i) {
   return {y};
 }
 
-// A new (rows, columns) gradient, and whether it is zeroed. The pages of a large one are zeroed by
-// the operating system when they are first touched, so that only the rows that are used cost time.
-// Huge pages are requested unless the page faults of these rows cost less without.
+// A new (rows, columns) gradient, and whether it is zeroed. The pages of a large one of which few
+// rows are used are zeroed by the operating system when they are first touched, so that only these
+// rows cost time. Otherwise memory that is reused and filled with zeros here costs less than its
+// page faults, while the cache of cpu/memory.h has room for it.
 struct Table {
   Tensor t;
   bool zeroed;
@@ -84,14 +85,14 @@ Table table(const Tensor& like, int64_t rows, int64_t columns, ScalarType type, 
   checked_product(BACKWARD, "the gradient", {rows, columns, element});
   const int64_t row_bytes = columns * element, bytes = rows * row_bytes;
   const Sizes shape{rows, columns}, strides{columns, 1};
-  constexpr int64_t REUSED = int64_t(64) << 20, PAGE = 4096, HUGE_PAGE = 1 << 21,
+  constexpr int64_t MIB = 1 << 20, PAGE = 4096, HUGE_PAGE = 2 * MIB,
                     HUGE_FAULT = 28;  // in faults of a page
-  if (bytes <= REUSED) return {output(like, shape, type), false};
+  const bool uses_few = bytes / HUGE_PAGE * HUGE_FAULT >= used * (row_bytes / PAGE + 1);
+  if (bytes <= (uses_few ? 64 : 512) * MIB) return {output(like, shape, type), false};
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) refuse(BACKWARD, "no memory for a gradient of ", in_words(Shape(shape)));
 #ifdef MADV_HUGEPAGE
-  if (bytes / HUGE_PAGE * HUGE_FAULT < used * (row_bytes / PAGE + 1))
-    madvise(p, bytes, MADV_HUGEPAGE);
+  if (!uses_few) madvise(p, bytes, MADV_HUGEPAGE);
 #endif
   return {torch::stable::from_blob(p, shape, strides, like.device(), type,
                                    [bytes](void* q) { munmap(q, bytes); }),
