@@ -103,6 +103,23 @@ def test_embedding_gradient_of_words_not_used_is_zero(ops, device):
     assert torch.equal(grad, expected.expand(1000, 3))
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("tokens", [5, 5000], ids=["few rows used", "many rows used"])
+@pytest.mark.parametrize("rows", [70_000, 530_000], ids=["68 MiB", "518 MiB"])
+def test_embedding_gradient_of_a_large_table(rows, tokens):
+    """Above 64 MiB fresh memory if few rows are used, up to 512 MiB memory that is reused if many
+    are. The second gradient may be in the memory of the first, whose rows must not stay.
+    """
+    W = torch.empty(rows, 256, requires_grad=True)  # its values do not matter
+    for _ in range(2):
+        ids, dy = torch.randint(rows, (tokens,)), torch.randn(tokens, 256)
+        (dW,) = torch.autograd.grad(fused.embedding(ids, W), W, dy)
+        used, inverse = ids.unique(return_inverse=True)
+        torch.testing.assert_close(dW[used], torch.zeros(len(used), 256).index_add_(0, inverse, dy))
+        dW[used] = 0
+        assert not dW.any()
+
+
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_sparse_gradient_has_the_rows_of_the_words_used(ops, p, device):
     W = torch.randn(1000, 3, device=device, requires_grad=True)
