@@ -17,6 +17,7 @@ from fusedseq.fused.explain import PRODUCTS
 from fusedseq.testing import (
     attention_case,
     bidirectional_lstm_case,
+    check,
     hidden_state_case,
     linear_case,
     linear_cross_entropy_case,
@@ -167,6 +168,17 @@ def test_weight_gradients_of_one_and_of_several_passes(M):
     rounding = exact.abs() * torch.finfo(torch.bfloat16).eps / 2
     sums = M * torch.finfo(torch.float32).eps * dy.abs().max() * x.abs().max()
     assert ((dW.double() - exact).abs() <= rounding + sums).all()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("K", "N"), [(40, 2080), (2080, 40)], ids=["y", "dx"])
+def test_results_larger_than_the_caches(threads, count, K, N):
+    """8 MiB and more are written past the caches where a part of the columns begins at a cache
+    line, as that of one thread and the first of two threads do.
+    """
+    threads(count)
+    args, kwargs = linear_case(2100, K, N).inputs(dtype=torch.bfloat16)
+    check("linear", args, kwargs)
 
 
 @ONLY_WITH_PAIRS
