@@ -60,8 +60,8 @@ class AttentionThin {
     HD const E* operator[](int64_t j) const {
       return first + j * stride + (key_rows ? key_rows[j] * batch_stride : 0);
     }
-    // to (LANES,) = the rows from j on; beyond the last one before `end` that one is repeated.
-    // Sums, as GCC makes products of indices slow vector instructions.
+    // to (LANES,) = the rows from j on; beyond the last one before `end` that one is repeated. The
+    // addresses are sums, because GCC makes slow vector instructions of products of indices.
     HD void from(int64_t j, int64_t end, const E** to) const {
       const E* row = first + j * stride;
       for (int t = 0; t < LANES<T>; ++t) {

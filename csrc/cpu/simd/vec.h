@@ -136,8 +136,8 @@ template <class T>
 HD Vec<T> select(typename Vec<T>::Mask m, Vec<T> a, Vec<T> b) {
   return Vec<T>(m ? a.v : b.v);
 }
-// a < b ? a : b, and a > b ? a : b: b where either is NaN. These are the instructions of x86. GCC
-// 12 makes a comparison and a selection of the conditions if a or b is a constant.
+// a < b ? a : b, and a > b ? a : b: b where either is NaN. The instructions of x86 compute just
+// that, but GCC 12 makes a comparison and a selection of it if a or b is a constant.
 template <class T>
 HD Vec<T> min_(Vec<T> a, Vec<T> b) {
 #if defined(__AVX512F__)
