@@ -65,8 +65,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: not run by `make test`, only by `make test-all`")
     torch.set_num_threads(1)
-    # For the workers of `-n`, which start after this: threads that wait for a thread which another
-    # worker keeps from its core sleep. By default they would use up a core for milliseconds.
+    # The workers of `-n` start after this and inherit the variable. A thread that waits for one
+    # that another worker keeps from its core then sleeps; by default it would use up its own core
+    # for milliseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if config.getoption("device") != "triton":
         return

@@ -106,10 +106,10 @@ available: once the gain was 3.6, below its target of 4.
     "intel-xeon-family-6-model-207-2-cores-cpu": """
 The targets were set on Zen 5. A core of this processor runs two threads, and on this virtual
 machine the second thread of each core seems to belong to other machines: the same call takes much
-longer at one time than at another. A gain compares times of the same rounds. The times in fp32 and
-in bf16 are not compared with each other, because they were measured in two runs. All cores share a
-cache, and a cache line takes some 80 nanoseconds from one core to the other, so that ‡ means little
-here.
+longer at one time than at another. A gain compares times of the same rounds. Times of an operator
+in fp32 and in bf16 are not compared with each other, because they were measured in two runs; those
+of a training step were measured in one. All cores share a cache, and a cache line takes some 80
+nanoseconds from one core to the other, so that ‡ means little here.
 
 - **fp32**: MKL takes its AVX-512 kernels, so that torch's products are as fast as those here.
 - **bf16**: torch's oneDNN and the kernels here (`avx512_amx`) multiply in AMX tiles.

@@ -74,8 +74,9 @@ EmbeddingOutput embedding(const EmbeddingInputs& i) {
 
 // A new (rows, columns) gradient, and whether it is zeroed. The pages of a large one of which few
 // rows are used are zeroed by the operating system when they are first touched, so that only these
-// rows cost time. Otherwise memory that is reused and filled with zeros here costs less than its
-// page faults, while the cache of cpu/memory.h has room for it.
+// rows cost time. If many rows are used, memory that is reused and filled with zeros costs less
+// than page faults, as long as the cache of cpu/memory.h has room for it: by default at least 512
+// MiB.
 struct Table {
   Tensor t;
   bool zeroed;

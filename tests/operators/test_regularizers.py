@@ -107,8 +107,9 @@ def test_embedding_gradient_of_words_not_used_is_zero(ops, device):
 @pytest.mark.parametrize("tokens", [5, 5000], ids=["few rows used", "many rows used"])
 @pytest.mark.parametrize("rows", [70_000, 530_000], ids=["68 MiB", "518 MiB"])
 def test_embedding_gradient_of_a_large_table(rows, tokens):
-    """Above 64 MiB fresh memory if few rows are used, up to 512 MiB memory that is reused if many
-    are. The second gradient may be in the memory of the first, whose rows must not stay.
+    """A gradient of more than 64 MiB is in fresh memory if few rows are used. If many are used,
+    one of at most 512 MiB is in memory that is reused: the second gradient here may be where the
+    first one was, whose rows must not stay.
     """
     W = torch.empty(rows, 256, requires_grad=True)  # its values do not matter
     for _ in range(2):

@@ -27,12 +27,18 @@ HD const E* as_elements(const S* p) {
   return reinterpret_cast<const E*>(p);
 }
 
-// C (M, width) = a block of sums, in the type in memory.
-template <class S, class T>
+// C (M, width) = a block of sums, in the type in memory. STREAMED: whole vectors of C, which are
+// aligned then, are written past the caches.
+template <bool STREAMED = false, class S, class T>
 HD void store_block(int64_t M, int64_t width, const T* block, int64_t ld, S* C, int64_t ldc) {
   for (int64_t m = 0; m < M; ++m)
-    for (int64_t j = 0; j < width; j += LANES<T>)
-      store_up_to(C + m * ldc + j, Vec<T>::load(block + m * ld + j), width - j);
+    for (int64_t j = 0; j < width; j += LANES<T>) {
+      const Vec<T> x = Vec<T>::load(block + m * ld + j);
+      if (STREAMED && width - j >= LANES<T>)
+        stream_as(C + m * ldc + j, x);
+      else
+        store_up_to(C + m * ldc + j, x, width - j);
+    }
 }
 
 // Chooses the way for x (M, K), and multiplies any rows of W by it, from any thread.

@@ -17,22 +17,10 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// Stores a block (M, width) to C past the caches, in the type in memory. The rows of C are aligned
-// to cache lines; a panel fills whole ones.
-template <class S, class T>
-HD void stream_block(int64_t M, int64_t width, const T* block, int64_t ld, S* C, int64_t ldc) {
-  for (int64_t m = 0; m < M; ++m) {
-    int64_t n = 0;
-    for (; n + LANES<T> <= width; n += LANES<T>)
-      stream_as(C + m * ldc + n, Vec<T>::load(block + m * ld + n));
-    if (n < width) store_up_to(C + m * ldc + n, Vec<T>::load(block + m * ld + n), width - n);
-  }
-}
-
 // C (M, columns) = A (M, K) times packed columns + bias, as `gemm`. If S is not the type of the
-// sums, they go through a block of one panel. Its rows are a cache line or two, far from each other
-// in C: where C is larger than the caches, each would first be read from memory, so that they are
-// written past the caches.
+// sums, they go through a block of one panel, whose rows are a cache line or two, far from each
+// other in C. Where C is larger than the caches, each line would first be read from memory: the
+// lines are written past the caches then.
 template <class E, class S>
 void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed, Matrix<S> C,
              E* scratch, const Sum<E>* bias = nullptr, const E* next = nullptr) {
@@ -49,10 +37,12 @@ void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* 
         const bool last = n + PANEL<E> >= columns;
         gemm_chunk<E>(rows, depth<E>(K), width, left, panel, {block, PANEL<E>, true, false},
                       bias ? bias + n : nullptr, last ? next : panel + depth<E>(K) * PANEL<E>);
+        const Sum<E>* const sums = block;
+        S* const to = C.p + m * C.ld + n;
         if (streamed)
-          stream_block(rows, width, (const Sum<E>*)block, PANEL<E>, C.p + m * C.ld + n, C.ld);
+          store_block<true>(rows, width, sums, PANEL<E>, to, C.ld);
         else
-          store_block(rows, width, (const Sum<E>*)block, PANEL<E>, C.p + m * C.ld + n, C.ld);
+          store_block(rows, width, sums, PANEL<E>, to, C.ld);
       }
     });
     if (streamed) stream_fence();
