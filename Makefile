@@ -59,7 +59,7 @@ format: $(INSTALLED)-dev
 
 # The pages come from the sources by static analysis. The variable silences an advertisement of mkdocs-material.
 docs: $(INSTALLED)-dev
-	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 wheels: $(INSTALLED)-dev
 	$(PYTHON) -m tools.wheels $(ARGS)

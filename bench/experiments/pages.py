@@ -20,13 +20,17 @@ RULE = (
 OVERVIEW = f"""{GENERATED}
 # Results of the experiments
 
-The experiments of the five source reports, and what this package measured. {RULE} Smoke runs have
-[a page of their own](smoke_runs.md).
+The experiments of the five [source reports](tasks.md), and what this package measured. {RULE}
+Smoke runs have [a page of their own](smoke_runs.md).
 
 Each experiment with a reproduction has a line here; its page has the runs with other settings, the
 losses of every epoch as curves, translations, commands and machines. The weights are not
 committed; the commands make them. Only a training "in full" is
 that of the source report; any other value is not comparable with the reported one.
+
+*tempered perplexity* is the perplexity at the softmax temperature that is best on the validation
+split, *dynamic perplexity* that of dynamic evaluation (Krause et al., 2018). *bleu* is from 0 to 1,
+*sacrebleu* and *chrf* are from 0 to 100.
 """
 SMOKE_RUNS = f"""{GENERATED}
 # Smoke runs

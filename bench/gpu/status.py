@@ -209,7 +209,8 @@ case in brackets, forward and backward.
 {table}
 
 The last column is filled in from the committed results of `make gpu`, of which there {are}:
-the time of the case in brackets, or "tests" where no benchmark calls the kernel.
+the time of the case in brackets, or "tests" where no benchmark calls the kernel. The times are
+those of the day of the result; [GPU status](gpu-status.md) says what has become faster since.
 """
 
 

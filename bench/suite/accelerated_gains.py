@@ -10,10 +10,11 @@ from bench.suite import metrics
 PATH = "pyext/fusedseq/acceleration/gains.json"
 # {the kind of module or the whole block: (the operator's cases that stand for it, by the beginning
 # of their names, and the provider that computes what the model computed before)}
-# There are no cases of RNN. Those of Embedding drop rows of the table, which torch's does not.
+# The cases of Embedding drop rows of the table, which torch's does not.
 CASES = {
     "LSTM": ("lstm-", "torch"),
     "GRU": ("gru-", "torch"),
+    "RNN": ("rnn-", "torch"),
     "TransformerEncoderLayer": ("encoder_layer-", "torch"),
     "Transformer": ("accelerate-transformer-", "torch"),
     "BERT layer": ("accelerate-bert-", "torch"),

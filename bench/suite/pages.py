@@ -26,12 +26,12 @@ README_MARKS = (
 TITLE = "Speed-up over PyTorch on a CPU"
 # {what README.md calls them: (the measurements' attribute, a pattern of the cases' names)}
 RANGES = {
-    "a plain LSTM": ("fp32", r"lstm-T\d+-B\d+-\d+-\d+"),
-    "a GRU": ("fp32", r"gru-T\d+-B\d+-\d+-\d+"),
-    "a bidirectional LSTM": ("fp32", r"bidirectional_lstm-T\d+-B\d+-\d+-\d+"),
-    "attention of 5 positions and batch 8": ("fp32", r"attention-L5-B8-N1-D\d+"),
-    "in bf16 a plain LSTM": ("bf16", r"lstm-T\d+-B\d+-\d+-\d+-bfloat16"),
-    "in bf16 a Mogrifier LSTM of batches from 20 on": (
+    "A plain LSTM": ("fp32", r"lstm-T\d+-B\d+-\d+-\d+"),
+    "A GRU": ("fp32", r"gru-T\d+-B\d+-\d+-\d+"),
+    "A bidirectional LSTM": ("fp32", r"bidirectional_lstm-T\d+-B\d+-\d+-\d+"),
+    "Attention of 5 positions and batch 8": ("fp32", r"attention-L5-B8-N1-D\d+"),
+    "In bf16 a plain LSTM": ("bf16", r"lstm-T\d+-B\d+-\d+-\d+-bfloat16"),
+    "In bf16 a Mogrifier LSTM of batches from 20 on": (
         "bf16",
         r"mogrifier_lstm-T\d+-B[2-9]\d-\d+-r5-bfloat16",
     ),
@@ -132,8 +132,8 @@ def readme_days(machine):
 
 
 def readme_ranges(machines):
-    """Returns a sentence with the smallest and the largest speed-up of some operators."""
-    ranges = []
+    """Returns a table of the smallest and the largest speed-up of some operators."""
+    ranges = ["| with MKL as installed | sizes | smallest | largest |", "| --- | --: | --: | --: |"]
     for label, (dtype, pattern) in RANGES.items():
         found = [
             measurements.speedup(entry)[0]
@@ -144,12 +144,9 @@ def readme_ranges(machines):
             if re.fullmatch(pattern, name)
         ]
         if found:
-            ranges.append(f"{label} {min(found):.2f} to {max(found):.2f}× ({len(found)})")
-    return (
-        "The smallest and the largest speed-up of all sizes (their number) on these machines, over "
-        "the faster of PyTorch's own operator and eager code, MKL as installed: "
-        f"{'; '.join(ranges)}."
-    )
+            ends = f"{min(found):.2f}× | {max(found):.2f}×"
+            ranges.append(f"| {label} | {len(found)} | {ends} |")
+    return "\n".join(ranges)
 
 
 def with_numbers(readme, numbers):

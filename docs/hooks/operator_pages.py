@@ -7,6 +7,7 @@ without the compiled library.
 """
 
 import ast
+import functools
 import json
 from pathlib import Path
 from string import Template
@@ -128,19 +129,47 @@ def existing(path: str) -> str:
 
 
 def speed(op: str) -> str:
-    """A table of the operator's benchmark cases for every committed result file that has some."""
+    """A table of the operator's benchmark cases for every committed result file that has some.
+
+    Of a case that was measured several times on a machine, with the same MKL, the latest counts.
+    """
+    latest: dict[tuple[Any, ...], Path] = {}
+    for path, document in sorted(suite_results().items(), key=lambda item: item[1]["date"]):
+        for case in document["rows"]:
+            latest[measured_as(document, case)] = path
     tables = []
-    for path in sorted((ROOT / "bench/results").glob("*.json")):
-        document = json.loads(path.read_text())
-        # Not whole training steps, nor what docs/benchmarks shows in tables of its own, nor the
-        # results of `make gpu`, which docs/gpu-status.md shows.
-        is_other = not {"peers", "recurrence profile", "ceilings"}.isdisjoint(document)
-        if is_other or not isinstance(document.get("rows"), list):
-            continue
-        cases = [case for case in document["rows"] if case["op"] == op]
+    for path, document in suite_results().items():
+        cases = [
+            case
+            for case in document["rows"]
+            if case["op"] == op and latest[measured_as(document, case)] == path
+        ]
         if cases:
             tables.append(f"{conditions(document, path)}\n\n{speed_table(cases)}")
     return "\n\n".join([*tables, COLUMNS]) if tables else NO_CASE
+
+
+@functools.cache
+def suite_results() -> dict[Path, dict[str, Any]]:
+    """{path: the result file} of the committed results of the benchmark suite.
+
+    Not whole training steps, nor what docs/benchmarks shows in tables of its own, nor the results
+    of `make gpu`, which docs/gpu-status.md shows.
+    """
+    found = {}
+    for path in sorted((ROOT / "bench/results").glob("*.json")):
+        document = json.loads(path.read_text())
+        is_other = not {"peers", "recurrence profile", "ceilings"}.isdisjoint(document)
+        if not is_other and isinstance(document.get("rows"), list):
+            found[path] = document
+    return found
+
+
+def measured_as(document: dict[str, Any], case: dict[str, Any]) -> tuple[Any, ...]:
+    """What results of one case on one machine have in common."""
+    machine = document["machine"]
+    where = machine["gpu"] if document["device"] == "cuda" else machine["cpu"]
+    return where, document.get("mkl"), case["name"], case["mode"], case["dtype"]
 
 
 def conditions(document: dict[str, Any], path: Path) -> str:

@@ -19,9 +19,10 @@ TORCH = (2, 11)  # the oldest torch with the stable ABI that the operators are b
 
 
 def environment_problem() -> str | None:
-    """Returns why fusedseq cannot work in this environment, in one sentence, or None. Does not "
-    "import
-    torch."""
+    """Returns why fusedseq cannot work in this environment, in one sentence, or None.
+
+    torch is not imported.
+    """
     wanted = ".".join(map(str, TORCH))
     found = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
     if found is None:

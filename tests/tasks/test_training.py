@@ -391,7 +391,7 @@ ERRORS = {
     "--set must be key=value, got 'hidden'": ["--set", "hidden"],
     "model.layers must be int, got 'two'": ["--set", "layers=two"],
     "dropout must be in [0, 1], got 1.5": ["--set", "dropout=1.5"],
-    "rounds must be at least 0, got -1": ["--set", "rounds=-1"],
+    "rounds must be a whole number in [0, 64), got -1": ["--set", "rounds=-1"],
     "training.averaging must be one of none, nt-asgd, tail, got 'best'": [
         "--set",
         "averaging=best",

@@ -72,7 +72,7 @@ def attention(
 
     Autocast casts q, k, v, bias, relative_keys and sinks to its dtype; alibi and rope may be fp32
     beside any dtype. Sums are accumulated in fp32 (fp64 for fp64), in an order that depends only on
-    the shapes and the number of threads.
+    the shapes: on the CPU a result does not depend on the number of threads.
 
     Errors: ValueError or TypeError naming the argument, for a wrong shape or device, D above 2048,
     a dtype other than fp32, bf16, fp16 and (CPU) fp64, key_lengths outside [0, S], a table of rope

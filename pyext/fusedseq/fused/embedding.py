@@ -20,8 +20,9 @@ def embedding(
     """Computes `fusedseq.reference.embedding` with the dropout inside the gather: the time does not
     depend on V, and W is never copied.
 
-    The gradient touches only the rows of W that were used. With `sparse` it is a sparse tensor of
-    these rows; otherwise the other rows are pages that the operating system zeroes when they are
+    With `sparse` the gradient is a sparse tensor of the rows of W that were used. Otherwise it is
+    dense: on the CPU each of its rows is written once; above 64 MiB where few rows are used, and
+    above 512 MiB always, the other rows are pages that the operating system zeroes when they are
     first read. On CUDA the gradient's sums follow the order of the ids, without atomics, so that
     every run gives the same bits.
 

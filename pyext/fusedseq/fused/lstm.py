@@ -23,7 +23,7 @@ WITHOUT_ROUNDS: Named = {
     "state_dropout": 0.0,
 }
 MOGRIFIER_WEIGHTS = ("W_ih", "W_hh", "Q", "R", "Q_factor", "R_factor")
-PAD = 16  # Saved rows are padded to a multiple of this many elements: csrc/cpu/kernels.h.
+PAD = 16  # Saved rows are padded to a multiple of this many elements: csrc/cpu/arguments.
 
 
 def lstm(

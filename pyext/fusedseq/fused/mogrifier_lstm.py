@@ -70,7 +70,7 @@ def mogrifier_lstm(
 
     Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
     fp64, bf16, and fp16 on CUDA are supported), sizes T, X or H of 0 (B may be 0), lengths outside
-    [0, T], probabilities outside [0, 1], rounds below 0, or rounds without weights.
+    [0, T], probabilities outside [0, 1], rounds outside [0, 64), or rounds without weights.
     """
     given: Named = {
         "x": x,

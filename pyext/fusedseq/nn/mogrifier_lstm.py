@@ -37,7 +37,7 @@ class MogrifierLSTM(Recurrent):
         al., 2017); in eval mode the new state is the expectation
     weight_drop, variational, residual, output, batch_first, bidirectional, forget_bias, ops: as in
         `LSTM`
-    Errors: ValueError as in `LSTM`, for rounds below 0 and for a rank below 1.
+    Errors: ValueError as in `LSTM`, for rounds outside [0, 64) and for a rank below 1.
     """
 
     def __init__(
@@ -86,8 +86,10 @@ class MogrifierLSTM(Recurrent):
             dtype=dtype,
         )
         super().__init__(settings)
-        if rounds < 0:
-            raise ValueError(f"MogrifierLSTM: rounds must be at least 0, got {rounds}")
+        if not 0 <= rounds < 64:
+            raise ValueError(
+                f"MogrifierLSTM: rounds must be a whole number in [0, 64), got {rounds}"
+            )
         if rank is not None and rank < 1:
             raise ValueError(
                 f"MogrifierLSTM: rank must be at least 1, or None for full rank, got {rank}"

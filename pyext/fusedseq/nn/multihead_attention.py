@@ -48,8 +48,7 @@ class MultiheadAttention(nn.Module):
     zeros, and zero gradients; its probabilities are 0. torch gives the same with need_weights=False
     and NaN with need_weights=True.
 
-    The projections are the operator `linear`: on CPUs where torch's matrix library has no fast
-    path it is 2.2 times as fast as torch's own (measured for the decoder of LanguageModel).
+    The projections are the operator `linear`, whose page has its speed.
     """
 
     # Of modules that were pickled before these options existed.
