@@ -1,5 +1,6 @@
 #include "cpu/memory.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -96,6 +97,7 @@ size_t max_cached_bytes() {
 struct Block {
   size_t size;
   void* p;
+  explicit operator bool() const { return p; }
 };
 
 // Freed blocks by size and age. Where a new block does not fit, the blocks that have been in the
@@ -116,23 +118,12 @@ class Cache {
     return p;
   }
 
-  // Caches a block, and returns the blocks that the caller must free.
-  std::vector<Block> put(Block block) {
-    if (block.size > max_bytes_) return {block};
-    std::vector<Block> removed;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    while (bytes_ + block.size > max_bytes_) {
-      const auto oldest = sizes_.begin();
-      const auto found = by_size_.find({oldest->second, oldest->first});
-      removed.push_back({oldest->second, found->second});
-      bytes_ -= oldest->second;
-      by_size_.erase(found);
-      sizes_.erase(oldest);
-    }
-    by_size_[{block.size, released_}] = block.p;
-    sizes_[released_++] = block.size;
-    bytes_ += block.size;
-    return removed;
+  // Caches a block, and frees the oldest ones until the cache has room for it. A block that alone
+  // is too large, or for whose entry there is no memory, is freed.
+  void put(Block block) noexcept {
+    if (block.size > max_bytes_ || !enter(block)) return free_block(block.p, block.size);
+    while (const Block oldest = take_beyond_limit())
+      free_block(oldest.p, oldest.size);
   }
 
   // Removes all blocks and returns them, for the caller to free.
@@ -147,7 +138,41 @@ class Cache {
     return removed;
   }
 
+  // Around a fork: the child has no other thread, which could unlock a mutex that it held.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
  private:
+  // Returns whether there was memory for the block's entry.
+  bool enter(Block block) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::pair<size_t, uint64_t> key{block.size, released_};
+    try {
+      by_size_[key] = block.p;
+      sizes_[released_] = block.size;
+    } catch (const std::bad_alloc&) {
+      by_size_.erase(key);
+      return false;
+    }
+    ++released_;
+    bytes_ += block.size;
+    return true;
+  }
+
+  // Removes the oldest block from a cache that is larger than its limit and returns it; no block
+  // from another one.
+  Block take_beyond_limit() noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (bytes_ <= max_bytes_) return {};
+    const auto oldest = sizes_.begin();
+    const auto found = by_size_.find({oldest->second, oldest->first});
+    const Block block{oldest->second, found->second};
+    bytes_ -= block.size;
+    by_size_.erase(found);
+    sizes_.erase(oldest);
+    return block;
+  }
+
   std::mutex mutex_;
   std::map<std::pair<size_t, uint64_t>, void*> by_size_;  // (size, number of the release) -> block
   std::map<uint64_t, size_t> sizes_;                      // number of the release -> size
@@ -156,8 +181,22 @@ class Cache {
   const size_t max_bytes_ = max_cached_bytes();
 };
 
+Cache& cache();
+
+Cache* new_cache() {
+  const auto lock = [] {
+    cache().lock();
+  };
+  const auto unlock = [] {
+    cache().unlock();
+  };
+  Cache* const made = new Cache;
+  pthread_atfork(lock, unlock, unlock);
+  return made;
+}
+
 Cache& cache() {
-  static Cache* c = new Cache;  // never destroyed: tensors may outlive every static object
+  static Cache* c = new_cache();  // never destroyed: tensors may outlive every static object
   return *c;
 }
 
@@ -176,11 +215,10 @@ void* allocate(size_t bytes) {
   }
 }
 
-void release(void* p, size_t bytes) {
+void release(void* p, size_t bytes) noexcept {
   if (!p) return;
   if (bytes < LARGE) return std::free(p);
-  for (const Block& block : cache().put({rounded(bytes), p}))
-    free_block(block.p, block.size);
+  cache().put({rounded(bytes), p});
 }
 
 size_t empty_cache() {

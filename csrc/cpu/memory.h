@@ -14,7 +14,7 @@ namespace fusedseq::cpu {
 // Returns uninitialised memory aligned to 64 bytes; throws std::bad_alloc if there is none.
 void* allocate(size_t bytes);
 // Releases a block. `bytes` must be the size that was passed to `allocate`.
-void release(void* p, size_t bytes);
+void release(void* p, size_t bytes) noexcept;
 
 // Blocks smaller than LARGE bytes are not cached; they come from malloc.
 constexpr size_t LARGE = size_t(1) << 17;

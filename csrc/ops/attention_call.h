@@ -99,7 +99,7 @@ struct Call {
     a.scale = scale;
     a.causal = causal;
     a.offset = offset;
-    require(softcap >= 0, op, "softcap must be at least 0");
+    if (!(softcap >= 0)) refuse(op, "softcap must be at least 0, got ", softcap);
     a.softcap = softcap;
     set_window(i);
     if (sinks) {

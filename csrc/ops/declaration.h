@@ -10,12 +10,12 @@
 // names of its fields get the outer field's name as a suffix (`layer W_ih` in a field named
 // `first` becomes the argument `W_ih_first`).
 //
-// Names carry meaning. pyext/fusedseq/fused/schema.py and csrc/python/_autograd.cpp read them from
-// the schema of `<op>_backward` to connect it with `<op>`: an argument `d<output>` is the gradient
-// of that output, an argument with the name of an input or of an output is that tensor, `needs`
-// has bit i set where the i-th result is required, `outputs` is the list of all outputs, and a
-// result `d<input>` is the gradient of that input. torch allows 64 arguments: an operator that
-// would have nearly as many takes its outputs as that list.
+// Names carry meaning. pyext/fusedseq/fused/schema.py and csrc/python/autograd_formulas.h read them
+// from the schema of `<op>_backward` to connect it with `<op>`: an argument `d<output>` is the
+// gradient of that output, an argument with the name of an input or of an output is that tensor,
+// `needs` has bit i set where the i-th result is required, `outputs` is the list of all outputs,
+// and a result `d<input>` is the gradient of that input. torch allows 64 arguments: an operator
+// that would have nearly as many takes its outputs as that list.
 #pragma once
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>

@@ -141,10 +141,10 @@ EmbeddingGradient embedding_backward(const EmbeddingBackward& g) {
 #ifdef FUSEDSEQ_CUDA
 // The device that all tensors must be on.
 int32_t device_of(const Tensor& first, const std::vector<Tensor>& others) {
-  require(first.is_cuda(), "embedding", "tensors must be on one device");
+  constexpr const char* wanted = "ids, W and their gradients must be on one CUDA device";
+  require(first.is_cuda(), "embedding", wanted);
   for (const Tensor& t : others)
-    require(t.is_cuda() && t.get_device_index() == first.get_device_index(), "embedding",
-            "tensors must be on one device");
+    require(t.is_cuda() && t.get_device_index() == first.get_device_index(), "embedding", wanted);
   return first.get_device_index();
 }
 

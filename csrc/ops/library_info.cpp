@@ -18,12 +18,13 @@ EXPORT const char* fusedseq_isa_found() {
 
 // The instruction set in use, or "error: " and the reason why there is none.
 EXPORT const char* fusedseq_isa_used() {
-  static std::string answer;
-  try {
-    answer = fusedseq::cpu::kernels().isa;
-  } catch (const std::exception& e) {
-    answer = std::string("error: ") + e.what();
-  }
+  static const std::string answer = [] {
+    try {
+      return std::string(fusedseq::cpu::kernels().isa);
+    } catch (const std::exception& e) {
+      return std::string("error: ") + e.what();
+    }
+  }();
   return answer.c_str();
 }
 

@@ -5,10 +5,8 @@
 namespace fusedseq {
 namespace {
 
-// One thread per 20,000 multiply-adds: with fewer, starting a thread takes longer than it saves.
 int linear_threads(int64_t M, int64_t K, int64_t N) {
-  const double useful = double(M) * double(K) * double(N) / 20000 + 1;
-  return useful < threads() ? int(useful) : threads();
+  return threads_for(double(M) * double(K) * double(N));
 }
 
 // The type of a call's tensors in memory while the kernels run, as a C++ type and as torch's.

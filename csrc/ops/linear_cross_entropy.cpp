@@ -1,6 +1,7 @@
 // The operator linear_cross_entropy: pyext/fusedseq/reference/linear_cross_entropy.py. Only the
 // rows that have a target are passed to the kernel: the others cost nothing, and their values do
 // not matter.
+#include <algorithm>
 #include <cstring>
 
 #include "ops/precision.h"
@@ -205,11 +206,10 @@ struct Call {
     return some;
   }
 
-  // One thread per 20,000 multiply-adds, and at least 64 classes for each.
+  // At least 64 classes for each thread.
   int team() const {
-    double most = double(l.N) * double(l.E) * double(l.V) / 20000 + 1;
-    if (double(V()) / 64 < most) most = double(V()) / 64;
-    return most < 1 ? 1 : most < threads() ? int(most) : threads();
+    const int64_t most = std::max<int64_t>(V() / 64, 1);
+    return int(std::min<int64_t>(most, threads_for(double(l.N) * double(l.E) * double(l.V))));
   }
 
   // Runs the kernel, and returns the gradients whose bits are set in `needs`.
@@ -327,7 +327,7 @@ LossGradients linear_cross_entropy_scale(const ScaleInputs& i, const Needs& need
   const Tensor dloss = dense(i.dloss, ScalarType::Double);
   const auto scale_one = [&](const char* name, const Tensor& gradient, int position) {
     if (!is_needed(needs.needs, position)) return output(i.x, {0});
-    require(gradient.is_contiguous(), SCALE, "dx, dW and db must be contiguous");
+    if (!gradient.is_contiguous()) refuse(SCALE, name, " must be contiguous");
     require_dtype(SCALE, name, gradient, i.x.scalar_type());
     Tensor result = output(i.x, Sizes(gradient.sizes().begin(), gradient.sizes().end()));
     if (result.numel())

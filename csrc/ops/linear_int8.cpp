@@ -45,14 +45,11 @@ Int8Output linear_int8(const Int8Inputs& i) {
   Tensor y = output(x, shape);
   const int64_t K = W.size(1), M = x.numel() / K, N = W.size(0);
   if (y.numel()) {
-    // One thread per 20,000 multiply-adds, as linear.
-    const double useful = double(M) * double(K) * double(N) / 20000 + 1;
-    const int parts = useful < threads() ? int(useful) : threads();
     cpu::kernels().linear_int8(
         {M, K, N, numbers(x), static_cast<const int8_t*>(W.const_data_ptr()), numbers(scale),
          i.b ? numbers(b) : nullptr, static_cast<float*>(y.mutable_data_ptr()),
          cpu::kernels().int8_rows},
-        parallel, parts);
+        parallel, threads_for(double(M) * double(K) * double(N)));
   }
   return {as_type(y, i.x.scalar_type())};
 }

@@ -2,6 +2,9 @@
 // gradients, and the update of all parameters.
 #include "cuda/nt_asgd.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "math/nt_asgd.h"
 #include "ops/cuda_stream.h"
 #include "ops/tensor.h"
@@ -27,14 +30,28 @@ FUSEDSEQ_DECLARE(NormOutput, NORM_OUTPUT)
   FIELD(double, mu) /* the weight of the new parameters in the average */
 FUSEDSEQ_DECLARE(StepInputs, STEP_INPUTS)
 
-// The kernels read memory in its order, so that any permutation of dimensions is allowed, but no
-// gaps.
+// The kernels read memory in its order, so that any permutation of dimensions is allowed, but
+// neither gaps nor elements that share memory.
 void require_dense(const char* op, const char* name, const Tensor& t) {
+  if (t.is_contiguous() || t.numel() == 0) return;
   const Shape sizes = t.sizes(), strides = t.strides();
-  int64_t span = t.numel() ? 1 : 0;
-  for (size_t d = 0; d < sizes.size() && span; ++d)
-    span += (sizes[d] - 1) * strides[d];
-  require_that(span == t.numel(), op, name, t, "tensors without gaps");
+  std::vector<std::pair<int64_t, int64_t>> dimensions;  // (stride, size) where there is a step
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] > 1) dimensions.emplace_back(strides[d], sizes[d]);
+  std::sort(dimensions.begin(), dimensions.end());
+  int64_t elements = 1;
+  for (const auto& [stride, size] : dimensions) {
+    require_that(stride == elements, op, name, t, "tensors without gaps or shared elements");
+    elements *= size;
+  }
+}
+// The i-th element in memory of a gradient or an average is that of the i-th of the parameter.
+void require_order(const char* name, const Tensor& t, const Tensor& parameter) {
+  const Shape sizes = t.sizes(), strides = t.strides(), wanted = parameter.strides();
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] > 1 && strides[d] != wanted[d])
+      refuse(STEP, name, " must have the strides of their parameters, ", in_words(wanted), ", got ",
+             in_words(strides));
 }
 
 cpu::NtAsgdTensor gradient(const char* op, const Tensor& g) {
@@ -63,11 +80,13 @@ std::vector<cpu::NtAsgdTensor> parameters(const Tensors& params, const Tensors& 
     require_dense(STEP, "params", p);
     require_shape(STEP, "grads", grads[i], p.sizes());
     require_dtype(STEP, "grads", grads[i], p.scalar_type());
+    if (p.numel()) require_order("grads", grads[i], p);
     table[i].p = p.numel() ? p.mutable_data_ptr() : nullptr;
     if (averages.empty()) continue;
     const Tensor& a = averages[i];
     require_dense(STEP, "averages", a);
     require_shape(STEP, "averages", a, p.sizes());
+    if (p.numel()) require_order("averages", a, p);
     const bool wide = p.scalar_type() == ScalarType::Double;
     require_dtype(STEP, "averages", a, wide ? ScalarType::Double : ScalarType::Float);
     table[i].average = a.numel() ? a.mutable_data_ptr() : nullptr;
@@ -123,7 +142,8 @@ void step(const StepInputs& i) {
 #ifdef FUSEDSEQ_CUDA
 int32_t require_one_device(const char* op, const Tensors& tensors, int32_t device) {
   for (const Tensor& t : tensors)
-    require(t.is_cuda() && t.get_device_index() == device, op, "tensors must be on one device");
+    require(t.is_cuda() && t.get_device_index() == device, op,
+            "params, grads and averages must be on one CUDA device");
   return device;
 }
 

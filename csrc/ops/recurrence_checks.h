@@ -6,8 +6,14 @@
 namespace fusedseq {
 
 inline void require_rounds(const RecurrenceInputs& i, const RoundsOn& side) {
-  if (side.uses == 0) return;
-  require(bool(side.W), i.op, "a round's weights are missing");
+  if (side.uses == 0) {
+    if (side.W && side.W->numel())
+      refuse(i.op, side.name, " must be None, as no round uses it, got ",
+             in_words(side.W->sizes()));
+    return;
+  }
+  if (!side.W)
+    refuse(i.op, side.name, " must be a weight for each of its rounds, or one, got None");
   const ScalarType type = i.x.scalar_type();
   require_dimensions(i.op, side.name, *side.W, 3, "(n, out, in) or (n, out, rank)");
   const int64_t n = side.W->size(0), rank = i.rank();
@@ -32,7 +38,7 @@ inline void require_rounds(const RecurrenceInputs& i, const RoundsOn& side) {
 inline void require_scale(const RecurrenceInputs& i, const char* name, const OptionalTensor& scale,
                           const OptionalTensor& weight) {
   if (!weight || weight->dim() == 0) return;
-  require(bool(scale), i.op, "the scales of a weight in 8 bits are missing");
+  if (!scale) refuse(i.op, name, " must be the scales of a weight in 8 bits, got None");
   require_shape(i.op, name, *scale, Sizes(weight->sizes().begin(), weight->sizes().end() - 1));
   require_dtype(i.op, name, *scale, ScalarType::Float);
 }
@@ -92,7 +98,7 @@ inline void require_inputs(const RecurrenceInputs& i) {
   if (with_c) require_dtype(i.op, "c0", i.c0, type);
   if (i.b) require_dtype(i.op, "b", *i.b, type);
   if (const int64_t width = vectors_of(i.cell) * H) {
-    require(bool(i.vectors), i.op, "the cell's own parameters are missing");
+    if (!i.vectors) refuse(i.op, i.vectors_name, " must be ", in_words(Sizes{width}), ", got None");
     require_shape(i.op, i.vectors_name, *i.vectors, {width});
     require_dtype(i.op, i.vectors_name, *i.vectors, type);
     require(i.eps >= 0, i.op, "eps must be at least 0");

@@ -137,13 +137,10 @@ struct KernelArguments {
   }
 };
 
-// One thread per 20,000 multiply-adds of a step: with less work than that, waiting at the barriers
-// of a step takes longer than a second thread saves.
+// The threads of a step, at the end of which they wait for each other.
 template <class T>
 int team_size(const cpu::Recurrence<T>& r) {
-  const int64_t work = r.B * gates_of(r.cell) * r.H * (r.P + (r.rounds ? r.X : 0));
-  const int64_t useful = work / 20000 + 1;
-  return int(useful < threads() ? useful : threads());
+  return threads_for(double(r.B) * gates_of(r.cell) * r.H * (r.P + (r.rounds ? r.X : 0)));
 }
 
 template <class T>

@@ -121,5 +121,11 @@ inline void parallel(int64_t n, cpu::Body body, void* context) {
 inline int threads() {
   return int(torch::stable::get_num_threads());
 }
+// One thread per 20,000 multiply-adds: with fewer, starting a thread, or waiting for it at the end
+// of a step, takes longer than it saves.
+inline int threads_for(double multiply_adds) {
+  const double useful = multiply_adds / 20000 + 1;
+  return useful < threads() ? int(useful) : threads();
+}
 
 }  // namespace fusedseq

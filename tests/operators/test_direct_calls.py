@@ -91,6 +91,12 @@ WRONG = [
     ("bias_activation_dropout", {"activation": "swish"}, "activation must be relu.*, got swish"),
     ("activation_regularization", {"raw": ones}, r"raw must be \(4, 2, 5\), got \(3, 2, 4\)"),
     ("nt_asgd_step_", {"grads": [ones]}, "grads must have one tensor for each of 2 params, got 1"),
+    ("mogrifier_lstm", {"Q": None}, "Q must be a weight for each of its rounds, or one, got None"),
+    (
+        "mogrifier_lstm",
+        {"rounds": 1, "Q": torch.ones(1, 5, 4), "Q_bias": None},
+        r"R must be None, as no round uses it, got \(1, 4, 5\)",
+    ),
 ]
 
 
@@ -100,6 +106,24 @@ WRONG = [
 def test_message(op, changed, message):
     with pytest.raises(RuntimeError, match=f"^{op}: {message}"):
         getattr(OPS, op)(**good(op) | changed)
+
+
+@pytest.mark.parametrize("changed", ["grads", "averages"])
+def test_nt_asgd_takes_elements_in_one_order(changed):
+    parameter = torch.arange(6.0).reshape(2, 3).t()
+    call = {"params": [parameter], "grads": [parameter.clone()], "averages": [parameter.clone()]}
+    call[changed] = [parameter.contiguous()]
+    settings = {"norm": None, "max_norm": 0.0, "lr": 0.1, "weight_decay": 0.0, "mu": 1.0}
+    message = rf"^nt_asgd_step_: {changed} must have the strides of their parameters, \(1, 3\), got"
+    with pytest.raises(RuntimeError, match=message):
+        OPS.nt_asgd_step_(**call, **settings)
+    assert torch.equal(parameter, torch.arange(6.0).reshape(2, 3).t())
+
+
+def test_nt_asgd_refuses_elements_that_share_memory():
+    shared = torch.zeros(9).as_strided((2, 2, 2), (1, 1, 5))
+    with pytest.raises(RuntimeError, match="grads must be tensors without gaps or shared elements"):
+        OPS.nt_asgd_norm([shared])
 
 
 def test_rounds_of_rank_0():

@@ -19,9 +19,9 @@ enum class WeightType { full, bf16, int8 };
 // A recurrence over `steps` time steps (T in the shapes); with rounds > 0, which only the cell
 // `lstm` can have, a Mogrifier LSTM. G, Z, N, V and S stand for gates_of(cell), slots_of(cell),
 // biases_of(cell), vectors_of(cell) and statistics_of(cell), Hp, Xp and rp for padded(H), padded(X)
-// and padded(rank). Round k scales x if k is even and h if k is
-// odd; `out` is the width of what it scales, `in` that of the other operand. c0, c and cells are
-// null for a cell without c. What a forward saves is all null where no backward will follow.
+// and padded(rank). Round k scales x if k is even and h if k is odd; `out` is the width of what it
+// scales, `in` that of the other operand. c0, c and cells are null for a cell without c. What a
+// forward saves is all null where no backward will follow.
 //
 // With a projection W_hr, which only the cell `lstm` without rounds can have, h and y are W_hr
 // times what the cell computes. P is their width, and H where there is none.

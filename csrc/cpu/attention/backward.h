@@ -198,12 +198,11 @@ class AttentionBackward {
 
   // The sums to which the queries of a unit contribute.
   struct Sums {
-    T* bias;   // in the shape of dbias, or null
-    T* table;  // (R, Dp), the gradient of relative_keys, or null
-    T* dk;     // (S, Dp)
-    T* dv;     // (S, Dp)
-    int64_t
-        written;  // rows of dk and dv to which earlier blocks have contributed; others are unset
+    T* bias;          // in the shape of dbias, or null
+    T* table;         // (R, Dp), the gradient of relative_keys, or null
+    T* dk;            // (S, Dp)
+    T* dv;            // (S, Dp)
+    int64_t written;  // rows of dk and dv that earlier blocks have added to; others are unset
   };
 
   // The queries from i0 on of head h, which see some of the first `keys` keys.

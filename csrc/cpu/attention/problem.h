@@ -79,6 +79,8 @@ int64_t odd_lines(int64_t n) {
   return ((n + LINE - 1) / LINE | 1) * LINE;
 }
 
+constexpr int64_t MOST_QUERIES = 48;  // of a block
+
 // Returns how many queries a block has: few enough for its logits (block, Wp) to stay in the L2
 // cache and for causal attention to skip keys that no query of the block sees; whole tiles, of
 // about equal size.
@@ -86,8 +88,8 @@ inline int64_t queries_per_block(int64_t L, int64_t Wp) {
   int64_t rows = 65536 / Wp / MR<float> * MR<float>;
   if (rows < 2 * MR<float>)
     rows = 2 * MR<float>;
-  else if (rows > 48)
-    rows = 48;  // MOST_QUERIES
+  else if (rows > MOST_QUERIES)
+    rows = MOST_QUERIES;
   const int64_t blocks = (L + rows - 1) / rows, equal = (L + blocks - 1) / blocks;
   return (equal + MR<float> - 1) / MR<float> * MR<float>;
 }
@@ -103,7 +105,7 @@ struct AttentionProblem {
   const int64_t keep_stride = (a.S + 3) / 4 * 4;  // the row length of the dropout mask
   const int64_t group = a.N / a.N_kv;             // query heads that share a key head
   // The row length of logits: keys that some query of a block sees, from a multiple of 16 on.
-  static constexpr int64_t MOST_QUERIES = 48, KEY_UNIT = 16;  // whole vectors of every type
+  static constexpr int64_t KEY_UNIT = 16;  // whole vectors of every type
   const int64_t Wp = row_length();
   const int64_t block = queries_per_block(a.L, Wp);
   // Whether results are written with streaming stores.
@@ -328,7 +330,8 @@ struct AttentionProblem {
         s[j] = shown[j * t[3]] ? s[j] : -INFINITE<T>;
   }
 
-  // The same for the keys that a block sees, from key base on.
+  // Sets `to` (rows, keep_stride) to the dropout's factors of queries i0, i0 + 1, ... for the keys
+  // that a block sees; the columns are all keys.
   HD void dropout_factors(int64_t b, int64_t h, int64_t i0, int64_t rows, SeenKeys seen,
                           T* to) const {
     if (!a.windowed) return dropout_factors(b, h, i0, rows, to);

@@ -17,9 +17,10 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// Whether rows of K numbers are rows of elements E where they are.
+// Whether rows of K numbers are rows of elements E where they are. E is S, or a pair of it.
 template <class E, class S>
 HD bool are_elements(int64_t K) {
+  static_assert(std::is_same<E, S>::value || !std::is_same<S, bfloat16>::value || NUMBERS<E> == 2);
   return std::is_same<E, S>::value || (std::is_same<S, bfloat16>::value && K % 2 == 0);
 }
 template <class E, class S>

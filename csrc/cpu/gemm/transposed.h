@@ -20,9 +20,9 @@ constexpr int64_t A_TILES = IN_TILE_REGISTERS<E> ? 4 : 8;
 template <class E>
 constexpr int64_t TRANSPOSED_SCRATCH = KC<E> * (NC_PANELS<E> * PANEL<E> + A_TILES<E> * MR<E>);
 
-// Copies A (K, rows), rows <= A_TILES * MR, into tiles of (depth(K), MR), for
-// tile registers into rows of depth(K). Several tiles are packed
-// at once, so that a cache line of a row of A is read once.
+// Copies A (K, rows), rows <= A_TILES * MR, into tiles of (depth(K), MR), for tile registers into
+// rows of depth(K). Several tiles are packed at once, so that a cache line of a row of A is read
+// once.
 template <class E, class S>
 HD void pack_tiles(int64_t K, const S* A, int64_t lda, int64_t rows, E* tiles) {
   const int64_t elements = depth<E>(K);

@@ -59,11 +59,15 @@ void dropout_of_all_steps(const cpu::Dropout& d, cpu::Parallel run) {
     for (int64_t b = b0; b < b1; ++b)
       mask_values<uint32_t>(d.mask, b, d.D, 0, d.D, ~0u, 0u, keep + b * d.D);
   });
-  const int64_t n = d.B * d.D;
-  parallel(run, d.T, [&](int64_t t0, int64_t t1) {
-    for (int64_t t = t0; t < t1; ++t)
-      drop(static_cast<const S*>(d.x) + t * n, static_cast<S*>(d.y) + t * n, (const uint32_t*)keep,
-           n, typename Compute<S>::type(d.mask.scale));
+  constexpr int64_t BLOCK = 1 << 14;  // elements; a step may be few large ones
+  const int64_t n = d.B * d.D, blocks = (n + BLOCK - 1) / BLOCK;
+  parallel(run, d.T * blocks, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % blocks * BLOCK, at = i / blocks * n + first;
+      drop(static_cast<const S*>(d.x) + at, static_cast<S*>(d.y) + at,
+           (const uint32_t*)keep + first, n - first < BLOCK ? n - first : BLOCK,
+           typename Compute<S>::type(d.mask.scale));
+    }
   });
 }
 

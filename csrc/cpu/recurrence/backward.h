@@ -169,7 +169,7 @@ class RecurrentBackward {
       const bool reset = resets(r, t, b);
       for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>) {
         Vec<T> d = Vec<T>::load(p.dh.at(b, j));
-        if (r.state.threshold) d = d * Vec<T>::load(w.state_mask + b * s.ldh + j);
+        if (r.state.threshold) d = part_of(Vec<T>::load(w.state_mask + b * s.ldh + j), d);
         d = Vec<T>::load(p.dh_carried.at(b, j)) + d;
         (reset ? Vec<T>(T(0)) : d).store(p.dh_carried.at(b, j));
       }

@@ -109,8 +109,8 @@ class BackwardProducts {
       memcpy(out + own.begin, p.sums, own.size() * sizeof(T));
   }
 
-  // Without rounds: the gradient of x. Where the parts own rows of the batch, each
-  // computes rows of dx.
+  // Without rounds: the gradient of x. Where the parts own rows of the batch, each computes rows of
+  // dx.
   void gradient_of_x(const Part& p) const {
     if (s.rounds || !g.dx) return;
     const int64_t first = by_rows ? w.rows * p.begin / parts : 0;
@@ -133,8 +133,8 @@ class BackwardProducts {
     if (!Cell::WHOLE_ROWS) bias_gradient(p, g.db, SLOTS * s.H, {w.dz, w.ldz}, false);
   }
 
-  // The gradients of the cell's own parameters, and of b with layer normalization.
-  // Products with saved values are summed in the order of column_sums.
+  // The gradients of the cell's own parameters, and of b with layer normalization. Products with
+  // saved values are summed in the order of column_sums.
   void vector_gradients(const Part& p) const {
     const Matrix<const T> terms{w.terms, w.ld_terms};
     if constexpr (Cell::WHOLE_ROWS) {

@@ -8,9 +8,10 @@
 // that it has just computed. A step has a barrier after each round (two if the rank is low) and one
 // after the gates. Where the batch has many rows and the weights are small, each part owns rows of
 // the batch instead, of which it computes all columns, and no step has a barrier: see shares_rows.
-// No memory is allocated in the loop. A cell with layer normalization needs all columns of a row:
-// after a barrier behind the products each part computes the cells of its rows of the batch. A
-// projection is one more product at the end of a step, with a barrier before and after it.
+// The loop allocates no memory, except for the digits of weights in 8 bits. A cell with layer
+// normalization needs all columns of a row: after a barrier behind the products each part computes
+// the cells of its rows of the batch. A projection is one more product at the end of a step, with a
+// barrier before and after it.
 //
 // Layout: rows are those of the batch; within a row, the slots of all hidden units (the gates of an
 // LSTM) follow each other. Rows of saved tensors are padded to PAD elements, rows of workspaces
@@ -127,7 +128,8 @@ class RecurrentForward {
 
   // Returns the state with its dropout, for the units from j on in row b.
   HD Vec<T> drop_state(Vec<T> h, int64_t b, int64_t j) const {
-    return r.state.threshold ? h * Vec<T>::load(w.state_mask + b * s.ldh + j, s.H - j) : h;
+    if (!r.state.threshold) return h;
+    return part_of(Vec<T>::load(w.state_mask + b * s.ldh + j, s.H - j), h);
   }
 
   // Round k of step t: the operand that it scales is multiplied by twice the sigmoid of a product

@@ -37,12 +37,19 @@ Update<T> update_of(const cpu::Recurrence<T>& r, Range units, int64_t t, int64_t
           update_of(r, r.zoneout_c, r.zoneout_c_p, units, row, workspace + ld)};
 }
 
+// Returns factor * x, and 0 where the factor is 0, whatever x is: NaN or infinite, too.
+template <class T>
+HD Vec<T> part_of(Vec<T> factor, Vec<T> x) {
+  const Vec<T> zero(T(0));
+  return select<T>(factor.v != zero.v, factor * x, zero);
+}
+
 // Returns the state of the units from the j-th of the range on.
 template <class T>
 HD Vec<T> mix(const T* update, int64_t j, Vec<T> after, Vec<T> before) {
   if (!update) return after;
   const Vec<T> u = Vec<T>::load(update + j);
-  return u * after + (1.f - u) * before;
+  return part_of(u, after) + part_of(1.f - u, before);
 }
 
 // Returns the part of the state's gradient d that bypasses the cell, and leaves the other part in
@@ -50,8 +57,8 @@ HD Vec<T> mix(const T* update, int64_t j, Vec<T> after, Vec<T> before) {
 template <class T>
 HD Vec<T> bypass(const T* update, int64_t j, Vec<T>& d) {
   if (!update) return Vec<T>(T(0));
-  const Vec<T> u = Vec<T>::load(update + j), past = (1.f - u) * d;
-  d = u * d;
+  const Vec<T> u = Vec<T>::load(update + j), past = part_of(1.f - u, d);
+  d = part_of(u, d);
   return past;
 }
 

@@ -11,7 +11,7 @@ OP = "attention"
 NO_WINDOW = -1, -1
 MAX_HEAD_DIM = 2048
 INFINITY = float("inf")
-MAX_OFFSET = 2**62  # as in csrc/ops/attention.cpp: positions are 64-bit integers
+MAX_OFFSET = 2**62  # as in csrc/ops/attention_call.h: positions are 64-bit integers
 
 
 def terms(

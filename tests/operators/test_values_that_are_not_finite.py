@@ -1,0 +1,62 @@
+"""A zoneout or a dropout of the state selects: what it leaves out may be NaN or infinite."""
+
+import pytest
+import torch
+from fusedseq import fused, reference
+
+T, B, X, H = 4, 3, 5, 17
+KEPT = {"zoneout_h": 0.5, "seed": 3, "training": True}
+
+
+def lstm_call(**changed):
+    torch.manual_seed(0)
+    shapes = {"x": (T, B, X), "W_ih": (4 * H, X), "W_hh": (4 * H, H), "b": (4 * H,)}
+    shapes |= {"h0": (B, H), "c0": (B, H)}
+    return {name: torch.randn(shape) for name, shape in shapes.items()} | changed
+
+
+def test_a_unit_that_is_kept_is_not_the_new_one():
+    call = lstm_call()
+    call["W_hh"].zero_()
+    call["b"][3 * H :] = torch.nan  # of the output gates: every new h is NaN
+    y, _ = fused.lstm(**call, **KEPT)
+    expected, _ = reference.lstm(**call, **KEPT)
+    assert 0 < expected[0].isnan().sum() < expected[0].numel()
+    torch.testing.assert_close(y, expected, equal_nan=True)
+
+
+def test_the_gradient_of_a_unit_that_is_kept_does_not_reach_the_cell():
+    call = {name: t[:1] if name == "x" else t for name, t in lstm_call().items()}
+    kept = fused.lstm(**call, **KEPT)[0] == call["h0"]
+    assert 0 < kept.sum() < kept.numel()
+    gradients = {}
+    for ops in (fused, reference):
+        leaves = {name: t.clone().requires_grad_() for name, t in call.items()}
+        y, _ = ops.lstm(**leaves, **KEPT)
+        y.backward(torch.where(kept, torch.inf, torch.ones(())))
+        gradients[ops] = {name: t.grad for name, t in leaves.items()}
+    assert gradients[reference]["W_ih"].isfinite().all()
+    for name, expected in gradients[reference].items():
+        torch.testing.assert_close(
+            gradients[fused][name], expected, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_state_that_is_dropped_is_not_used(rounds):
+    call = lstm_call()
+    weights = {"Q": None, "R": None}
+    if rounds:
+        weights = {"Q": torch.randn(1, X, H), "R": torch.randn(1, H, X)}
+    options = {"rounds": rounds, "state_dropout": 0.5, "seed": 5, "training": True}
+    dropped = reference.mogrifier_lstm(**call, **weights, **options)[0]
+    for j in range(H):  # an infinite unit of h0 changes nothing if it is dropped
+        h0 = call["h0"].clone()
+        h0[0, j] = torch.inf
+        changed = call | {"h0": h0}
+        expected, _ = reference.mogrifier_lstm(**changed, **weights, **options)
+        y, _ = fused.mogrifier_lstm(**changed, **weights, **options)
+        if torch.equal(expected, dropped):
+            torch.testing.assert_close(y, expected)
+            return
+    pytest.fail("no unit is dropped")
