@@ -188,7 +188,7 @@ def _recurrent(
         theirs.input_size,
         theirs.hidden_size,
         theirs.num_layers,
-        theirs.bias,
+        bias=theirs.bias,
         dropout=theirs.dropout,
         locked_input=False,
         batch_first=theirs.batch_first,

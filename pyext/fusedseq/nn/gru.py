@@ -9,8 +9,8 @@ from torch import Tensor
 from fusedseq import fused
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
-from fusedseq.nn.recurrent import LayerState
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
+from fusedseq.nn.recurrent_state import LayerState
 
 
 class GRU(RecurrentWithDropout):
@@ -28,6 +28,7 @@ class GRU(RecurrentWithDropout):
 
     GATES = 3
     STATE = ("h",)
+    mode = "GRU"  # as torch.nn.GRU has it
 
     def __init__(
         self,

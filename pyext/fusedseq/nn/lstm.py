@@ -9,8 +9,9 @@ from torch import Tensor
 from fusedseq import fused
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
-from fusedseq.nn.recurrent import LayerState, Output
+from fusedseq.nn.recurrent import Output
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
+from fusedseq.nn.recurrent_state import LayerState
 
 
 class LSTM(RecurrentWithDropout):
@@ -44,6 +45,7 @@ class LSTM(RecurrentWithDropout):
     probabilities outside [0, 1], and zoneout_h together with proj_size.
     """
 
+    mode = "LSTM"  # as torch.nn.LSTM has it
     _projected_lstm = staticmethod(fused.projected_lstm)  # of modules that older versions pickled
 
     def __init__(
