@@ -166,5 +166,6 @@ def test_a_module_is_traced_by_jit():
     module = nn.LSTM(X, H).eval()
     with torch.no_grad():
         traced = torch.jit.trace(module, (torch.randn(3, 2, X),))
-        x = torch.randn(3, 2, X)
-        torch.testing.assert_close(traced(x), module(x))
+        for shape in ((3, 2, X), (7, 4, X)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(traced(x), module(x))

@@ -23,7 +23,7 @@ class GRU(RecurrentWithDropout):
     num_layers: at least 1    bias: whether the gates have biases
     dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
         bidirectional, ops: as in `LSTM`
-    Errors: ValueError as in `LSTM`.
+    Errors: as in `LSTM`.
     """
 
     GATES = 3

@@ -30,7 +30,7 @@ class LayerNormGRU(RecurrentWithDropout):
     eps: added to the variances, at least 0
     dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
         bidirectional, ops: as in `LSTM`
-    Errors: ValueError as in `LSTM`, and for an eps below 0.
+    Errors: as in `LSTM`, and a ValueError for an eps below 0.
     """
 
     GATES = 3

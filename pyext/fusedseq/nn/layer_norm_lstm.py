@@ -29,7 +29,7 @@ class LayerNormLSTM(RecurrentWithDropout):
     eps: added to the variances, at least 0
     dropout, locked_input, zoneout_h, zoneout_c, weight_drop, variational, residual, output,
         batch_first, bidirectional, forget_bias, ops: as in `LSTM`
-    Errors: ValueError as in `LSTM`, and for an eps below 0.
+    Errors: as in `LSTM`, and a ValueError for an eps below 0.
     """
 
     PARAMETERS = (*GATE_PARAMETERS, *VECTORS)

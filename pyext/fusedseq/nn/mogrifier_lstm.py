@@ -42,7 +42,7 @@ class MogrifierLSTM(Recurrent):
         al., 2017); in eval mode the new state is the expectation
     weight_drop, variational, residual, output, batch_first, bidirectional, forget_bias, ops: as in
         `LSTM`
-    Errors: ValueError as in `LSTM`, for rounds outside [0, 64) and for a rank below 1.
+    Errors: as in `LSTM`, and a ValueError for rounds outside [0, 64) and for a rank below 1.
     """
 
     PARAMETERS = (*GATE_PARAMETERS, *ROUND_PARAMETERS)

@@ -25,7 +25,7 @@ class PeepholeLSTM(RecurrentWithDropout):
     num_layers: at least 1    bias: whether the gates have biases
     dropout, locked_input, zoneout_h, zoneout_c, weight_drop, variational, residual, output,
         batch_first, bidirectional, forget_bias, ops: as in `LSTM`
-    Errors: ValueError as in `LSTM`.
+    Errors: as in `LSTM`.
     """
 
     PARAMETERS = (*GATE_PARAMETERS, "peephole")

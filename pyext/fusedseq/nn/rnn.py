@@ -25,7 +25,7 @@ class RNN(RecurrentWithDropout):
     bias: whether the state's pre-activation has biases
     dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
         bidirectional, ops: as in `LSTM`
-    Errors: ValueError as in `LSTM`, and for another nonlinearity.
+    Errors: as in `LSTM`, and a ValueError for another nonlinearity.
     """
 
     GATES = 1
