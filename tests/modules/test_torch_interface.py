@@ -5,6 +5,7 @@ weights that are parametrized and drawn again, and the methods and attributes of
 import inspect
 import typing
 
+import fusedseq
 import pytest
 import torch
 from fusedseq import nn
@@ -147,6 +148,22 @@ def test_attributes_of_torch(name):
     assert ours.layer_dropout.p == 0
     with pytest.raises(ValueError, match=rf"{name}: dropout must be in \[0, 1\], got 2"):
         ours.dropout = 2
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+def test_accelerated_modules_have_the_attributes_of_torch(name):
+    module = getattr(torch.nn, name)(X, H, 2, dropout=0.3)
+    before = module.mode, module.dropout, module.all_weights
+    fusedseq.accelerate(model := torch.nn.Sequential(module))
+    assert type(model[0]).__module__.startswith("fusedseq.")
+    assert (model[0].mode, model[0].dropout) == before[:2]
+    model[0].dropout = 0.0
+    model[0].flatten_parameters()
+    assert all(
+        a is b
+        for found, wanted in zip(model[0].all_weights, before[2], strict=True)
+        for a, b in zip(found, wanted, strict=True)
+    )
 
 
 def test_a_tracer_of_fx_takes_a_module_as_a_leaf():

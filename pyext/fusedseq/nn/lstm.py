@@ -42,8 +42,8 @@ class LSTM(RecurrentWithDropout):
     forget_bias: the initial bias of the forget gate; None draws it as torch.nn.LSTM
     ops: `fusedseq.fused` or `fusedseq.reference`
     Errors: ValueError for sizes below 1, sizes that residual or output='sum' do not allow,
-    probabilities outside [0, 1], and zoneout_h together with proj_size; TypeError for sizes that are
-    not whole numbers and flags that are not bools.
+    probabilities outside [0, 1], and zoneout_h together with proj_size; TypeError for sizes that
+    are not whole numbers and flags that are not bools.
     """
 
     mode = "LSTM"  # as torch.nn.LSTM has it
