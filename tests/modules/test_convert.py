@@ -7,6 +7,7 @@ import torch
 from fusedseq.models import convert
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from tests.support.placement import exact
 
@@ -110,6 +111,36 @@ def test_rnn_with_relu_equals_torch(ops):
     theirs = nn.RNN(7, 5, nonlinearity="relu").to(exact()).eval()
     ours, x = convert.rnn(theirs, ops=ops), torch.randn(6, 3, 7, dtype=exact())
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+def converters():
+    return {
+        "lstm": (convert.lstm, nn.LSTM(7, 5), "weight_hh_l0"),
+        "gru": (convert.gru, nn.GRU(7, 5), "weight_hh_l0"),
+        "rnn": (convert.rnn, nn.RNN(7, 5), "weight_hh_l0"),
+        "attention": (convert.attention, nn.MultiheadAttention(E, N), "in_proj_weight"),
+        "encoder": (convert.encoder, nn.TransformerEncoderLayer(E, N, 20), "norm1.weight"),
+        "decoder": (convert.decoder, nn.TransformerDecoderLayer(E, N, 20), "norm1.weight"),
+    }
+
+
+@pytest.mark.parametrize("name", converters())
+def test_frozen_weights_stay_frozen(name):
+    to_ours, theirs, weight = converters()[name]
+    theirs.get_parameter(weight).requires_grad_(False)
+    parameters = dict(to_ours(theirs).named_parameters())
+    assert [p for p in parameters if not parameters[p].requires_grad] == [
+        p for p in parameters if p.endswith(weight)
+    ]
+
+
+@pytest.mark.parametrize("name", converters())
+def test_parametrized_modules_are_refused(name):
+    to_ours, theirs, weight = converters()[name]
+    *owner, weight = weight.rsplit(".", 1)
+    parametrizations.weight_norm(theirs.get_submodule("".join(owner)), weight)
+    with pytest.raises(ValueError, match=rf"^convert: .*must be removed first, got .*{weight}"):
+        to_ours(theirs)
 
 
 class AwdLstm(nn.Module):

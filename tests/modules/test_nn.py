@@ -323,7 +323,7 @@ BAD = {
         lambda: nn.MogrifierLSTM(3, 4, zoneout_h=1.1),
         r"MogrifierLSTM: zoneout_h .* got 1.1",
     ),
-    "dropout": (lambda: nn.LSTM(3, 4, dropout=-0.1), r"LockedDropout: p .* got -0.1"),
+    "dropout": (lambda: nn.LSTM(3, 4, dropout=-0.1), r"LSTM: dropout .* got -0.1"),
     "nan": (lambda: nn.Dropout(float("nan")), r"Dropout: p .* got nan"),
     "embedding": (lambda: nn.Embedding(3, 4, dropout=2.0), r"Embedding: dropout .* got 2.0"),
     "layers": (lambda: nn.LSTM(3, 4, 0), r"LSTM: .*num_layers"),
@@ -346,11 +346,11 @@ BAD = {
     ),
     "unbatched state": (
         lambda: nn.LSTM(3, 4)(torch.zeros(2, 3), torch.zeros(2, 1, 1, 4)),
-        r"LSTM: state must be \(h, c\), each \(num_layers, H\), .* got .*\(1, 4\)",
+        r"LSTM: state must be \(h, c\), each \(num_layers, H\) or .* got a tensor \(2, 1, 1, 4\)",
     ),
     "state": (
         lambda: nn.LSTM(3, 4, 2)(torch.zeros(2, 1, 3), torch.zeros(2, 1, 1, 4)),
-        r"LSTM: state .* got \[1, 1\]",
+        r"LSTM: state must be \(h, c\), each \(num_layers, B, H\) or .* \(2, 1, 1, 4\)",
     ),
     "state size": (
         lambda: nn.LSTM(3, 4)(torch.zeros(2, 1, 3), torch.zeros(2, 1, 2, 4)),

@@ -47,6 +47,12 @@ def test_a_vector_and_numbers_that_are_not_finite_are_refused(wrong):
         Int8Weight.from_float(wrong)
 
 
+def test_numbers_beyond_those_of_fp32_are_refused():
+    message = "weight must be at most 3.4e[+]38, the largest number of fp32, got 2e[+]299"
+    with pytest.raises(ValueError, match=message):
+        Int8Weight.from_float(torch.tensor([[1.0, -2e299]], dtype=torch.float64))
+
+
 def test_whole_numbers_are_refused():
     with pytest.raises(TypeError, match=r"must be floating-point, got torch\.int64"):
         Int8Weight.from_float(torch.zeros(2, 3, dtype=torch.int64))

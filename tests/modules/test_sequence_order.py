@@ -9,7 +9,7 @@ import pytest
 import torch
 from fusedseq import fused, nn, reference, testing
 from fusedseq.fused import autograd
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 X, H = 5, 4
 LENGTHS = [3, 6, 1, 4]
@@ -203,6 +203,31 @@ def test_nested_tensors_with_holes_are_read_without_them(name, bidirectional, op
     found, last = module(nested)
     wanted = torch.cat([y[:n, b] for b, n in enumerate(LENGTHS)])
     assert_same([found.values(), last], [wanted, final])
+
+
+@pytest.mark.cpu
+def test_nested_results_have_the_lengths_of_x():
+    """Which to_padded_tensor reads, and would overestimate otherwise."""
+    nested = torch.nested.nested_tensor([torch.ones(3, X), torch.ones(5, X)], layout=torch.jagged)
+    y, _ = nn.GRU(X, X)(nested)
+    assert y.to_padded_tensor(0.0).shape == (2, 5, X)
+    assert (y + nested).shape == y.shape
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("lengths", [[3, 3, 3], [4, 2, 2]], ids=str)
+def test_packed_results_are_in_the_order_of_x(lengths, ops):
+    """Also where that is not the order in which torch.sort puts sequences of the same length."""
+    order = torch.tensor([2, 0, 1])
+    given = pack_padded_sequence(rows(3), lengths)
+    packed = PackedSequence(given.data, given.batch_sizes, order)
+    module = made("LSTM", True, ops)
+    theirs, state = of_torch("LSTM", module), random_state(module, 3)
+    y, final = module(packed, state)
+    expected, last = theirs(packed, state)
+    assert_same([y.data, final], [expected.data, last])
+    for found, wanted in zip(y[1:], packed[1:], strict=True):
+        assert torch.equal(found, wanted)
 
 
 @MODULES

@@ -315,6 +315,25 @@ def test_batches_of_recurrences_run_the_kernels(op, name, monkeypatch):
     COMPOSITIONS[name](*recurrent_call(op))
 
 
+@pytest.mark.parametrize("op", ["lstm", "mogrifier_lstm", "gru"])
+def test_an_empty_batch_has_empty_results(op):
+    module = {"lstm": nn.LSTM, "mogrifier_lstm": nn.MogrifierLSTM, "gru": nn.GRU}[op](5, 3)
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    x, lengths = torch.ones(4, 0, 2, 5), torch.ones(0, 2, dtype=torch.int64)  # (T, empty, B, X)
+
+    def loss(parameters, x, lengths):
+        return functional_call(module, parameters, (x, None, lengths))[0].sum()
+
+    y, _ = vmap(lambda x, lengths: module(x, lengths=lengths), (1, 0))(x, lengths)
+    assert y.shape == (0, 4, 2, 3)
+    y.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
+    gradients = vmap(grad(loss), (None, 1, 0))(parameters, x, lengths)
+    assert {name: g.shape for name, g in gradients.items()} == {
+        name: (0, *p.shape) for name, p in parameters.items()
+    }
+
+
 def test_a_batch_of_gradients_of_a_recorded_call():
     """torch.autograd.grad(is_grads_batched=True) runs a recorded backward under vmap."""
     f, x, W = recurrent_call("lstm")

@@ -119,6 +119,10 @@ class Recurrent(ours.recurrent.Recurrent):
 
     residual, output = False, "last"
     weight_drop, variational = 0.0, False
+    # torch's constructor has set the attributes. These come before the properties of our modules.
+    dropout, mode = 0.0, ""
+    flatten_parameters = nn.RNNBase.flatten_parameters
+    all_weights = nn.RNNBase.all_weights
 
     @property
     def sizes(self) -> list[tuple[int, int]]:  # type: ignore[override]

@@ -3,6 +3,7 @@ required and what was given. The registered operators repeat only those checks w
 would touch foreign memory.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -90,6 +91,23 @@ def sizes(op: str, name: str, value: Sequence[int]) -> None:
         raise ValueError(f"{op}: {name} must be sizes of at least 0, got {tuple(value)}")
 
 
+def flag(op: str, name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{op}: {name} must be a bool, got {value!r}")
+
+
+def whole_number(op: str, name: str, value: Any, more: str = "") -> int:
+    """Returns a whole number, of NumPy too, as an int.    more: what else is allowed, for the
+    message
+    """
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{op}: {name} must be a whole number{more}, got {value!r}")
+
+
 def probability(op: str, name: str, p: float) -> None:
     if not 0 <= p <= 1:
         raise ValueError(f"{op}: {name} must be in [0, 1], got {p}")
@@ -137,11 +155,15 @@ def int64(value: Any) -> Any:
     return value.long() if isinstance(value, Tensor) and value.dtype == torch.int32 else value
 
 
+def is_int64(n: int) -> bool:
+    return -(2**63) <= n < 2**63
+
+
 def to_lengths(value: Any, device: torch.device | str) -> Any:
     """Returns a list or tuple of ints, or an integer tensor, as an int64 tensor on `device`, and
     anything else unchanged. Modules convert lengths once for all their operators, which check them.
     """
-    if isinstance(value, (list, tuple)) and all(type(n) is int for n in value):
+    if isinstance(value, (list, tuple)) and all(type(n) is int and is_int64(n) for n in value):
         return torch.tensor(value, dtype=torch.int64, device=device)
     value = int64(value)
     is_on_cpu = isinstance(value, Tensor) and value.device.type == "cpu"
@@ -164,6 +186,8 @@ def lengths(
                 f"{op}: {name} must be a tensor or a list of ints, got {type(value).__name__} "
                 f"with {sorted(wrong)}"
             )
+        if huge := [n for n in value if not is_int64(n)]:
+            raise ValueError(f"{op}: {name} must be in [0, {symbol}] = [0, {most}], got {huge[0]}")
         value = torch.tensor(value, dtype=torch.int64)
     if not isinstance(value, Tensor):
         raise TypeError(

@@ -47,7 +47,7 @@ class Int8Weight(Tensor):
 
         The error of an element is at most half the scale of its row.
         Errors: TypeError unless the weight is of floating-point numbers; ValueError unless it has
-        two dimensions or more and is finite.
+        two dimensions or more and is finite in fp32.
         """
         if not weight.is_floating_point():
             raise TypeError(f"Int8Weight: weight must be floating-point, got {weight.dtype}")
@@ -55,6 +55,12 @@ class Int8Weight(Tensor):
             raise ValueError(f"Int8Weight: weight must be (..., N, K), got {tuple(weight.shape)}")
         numbers = weight.detach().float()
         if not numbers.isfinite().all():
+            if weight.detach().isfinite().all():
+                most, largest = torch.finfo(torch.float32).max, weight.detach().abs().max()
+                raise ValueError(
+                    f"Int8Weight: weight must be at most {most:.3g}, the largest number of fp32, "
+                    f"got {largest:.3g}"
+                )
             raise ValueError("Int8Weight: weight must be finite, got NaN or infinity")
         if numbers.numel() == 0:
             scale = numbers.new_ones(numbers.shape[:-1])

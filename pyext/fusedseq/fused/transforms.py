@@ -69,10 +69,16 @@ def one_by_one(
         share
     """
     pairs = [*zip(inputs, in_dims, strict=True)]
-    rows = [
-        function(*[value.select(d, i) if isinstance(d, int) else value for value, d in pairs])
-        for i in range(batch_size)
-    ]
-    columns = zip(*rows, strict=True)
-    results = tuple([None if column[0] is None else torch.stack(column) for column in columns])
+
+    def element(value: Any, d: Any, i: int) -> Any:
+        if not isinstance(d, int):
+            return value
+        return value.select(d, i) if batch_size else value.new_zeros(value.movedim(d, 0).shape[1:])
+
+    # Of an empty batch, a call on zeros has results of the right shapes, none of which is returned.
+    rows = [function(*[element(value, d, i) for value, d in pairs]) for i in range(batch_size or 1)]
+    columns = [[*column] for column in zip(*rows, strict=True)]
+    results = tuple(
+        [None if column[0] is None else torch.stack(column)[:batch_size] for column in columns]
+    )
     return results, tuple([None if y is None else 0 for y in results])

@@ -1,8 +1,8 @@
 """Converts weights of torch's modules and of AWD-LSTM's checkpoints to models of this package.
 
-A converted module has copies of the weights, on their device and in their dtype, and computes the
-same results in eval mode. In training mode it drops with the same probabilities, but with other
-random masks.
+A converted module has copies of the weights, on their device, in their dtype and with their
+requires_grad, and computes the same results in eval mode. In training mode it drops with the same
+probabilities, but with other random masks. Modules with parametrized weights are refused.
 """
 
 import re
@@ -67,14 +67,14 @@ def _stack(
     state = {
         f"layers.{i}.{name}": t
         for i, layer in enumerate(layers)
-        for name, t in layer.state_dict().items()
+        for name, t in layer.state_dict(keep_vars=True).items()
     }
     state = {
         re.sub(r"\.(linear[12])\.", r".feed_forward.\1.", name): t for name, t in state.items()
     }
     if norm is not None:
-        state |= {f"norm.{name}": t for name, t in norm.state_dict().items()}
-    return _load(stack, state).train(theirs.training)
+        state |= {f"norm.{name}": t for name, t in norm.state_dict(keep_vars=True).items()}
+    return _like(theirs, stack, state)
 
 
 def _options(layer: Any, where: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def attention(theirs: nn.MultiheadAttention, *, ops: Operators = fused) -> Multi
         need_weights=True,
         ops=ops,
     )
-    return _load(ours, theirs.state_dict()).train(theirs.training)
+    return _like(theirs, ours, theirs.state_dict(keep_vars=True))
 
 
 def lstm(theirs: nn.LSTM, *, ops: Operators = fused) -> LSTM:
@@ -188,7 +188,7 @@ def _recurrent(
         theirs.input_size,
         theirs.hidden_size,
         theirs.num_layers,
-        theirs.bias,
+        bias=theirs.bias,
         dropout=theirs.dropout,
         locked_input=False,
         batch_first=theirs.batch_first,
@@ -196,7 +196,7 @@ def _recurrent(
         ops=ops,
         **options,
     )
-    return _load(ours, theirs.state_dict()).train(theirs.training)
+    return _like(theirs, ours, theirs.state_dict(keep_vars=True))
 
 
 def awd_lstm(
@@ -242,6 +242,24 @@ def _awd_lstm_layers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if m and not masked_copy:
             found[f"recurrent.{m[2]}_l{m[1]}"] = t
     return found
+
+
+def _like(theirs: nn.Module, module: AnyModule, state: Mapping[str, Tensor]) -> AnyModule:
+    """Returns the module with the weights and the mode of a module of torch, and with gradients for
+    those parameters that have one there.
+
+    state: the parameters of `theirs` under the names that our module has
+    """
+    if unknown := state.keys() - module.state_dict().keys():
+        raise ValueError(
+            f"convert: {type(theirs).__name__} must have the parameters of torch's module and no "
+            "others, as of a parametrization (weight_norm) or of pruning, which must be removed "
+            f"first, got {', '.join(sorted(unknown))}"
+        )
+    module = _load(module, state)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(state[name].requires_grad)
+    return module.train(theirs.training)
 
 
 def _load(module: AnyModule, state: Mapping[str, Tensor]) -> AnyModule:

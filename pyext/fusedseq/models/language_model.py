@@ -25,7 +25,7 @@ from fusedseq.nn import (
     SplitCrossEntropy,
 )
 from fusedseq.nn.initialization import reset_in_order
-from fusedseq.nn.recurrent import OfLayers
+from fusedseq.nn.recurrent_state import OfLayers
 
 State = tuple[OfLayers, ...]  # (h, c), or (h,) of cells without c
 

@@ -16,8 +16,14 @@ def draw_seed(device: torch.device) -> Tensor:
 
 
 def check_probability(p: float, module: str, name: str = "p") -> float:
-    """Returns p; raises ValueError, naming the module and the argument, if it is outside [0, 1]."""
-    if not 0 <= p <= 1:
+    """Returns p; raises ValueError, naming the module and the argument, if it is outside [0, 1],
+    and TypeError if it is not a number.
+    """
+    try:
+        is_probability = 0 <= p <= 1
+    except TypeError:
+        raise TypeError(f"{module}: {name} must be a number in [0, 1], got {p!r}") from None
+    if not is_probability:
         raise ValueError(f"{module}: {name} must be in [0, 1], got {p}")
     return p
 

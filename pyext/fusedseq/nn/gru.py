@@ -9,8 +9,8 @@ from torch import Tensor
 from fusedseq import fused
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
-from fusedseq.nn.recurrent import LayerState
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
+from fusedseq.nn.recurrent_state import LayerState
 
 
 class GRU(RecurrentWithDropout):
@@ -23,11 +23,12 @@ class GRU(RecurrentWithDropout):
     num_layers: at least 1    bias: whether the gates have biases
     dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
         bidirectional, ops: as in `LSTM`
-    Errors: ValueError as in `LSTM`.
+    Errors: as in `LSTM`.
     """
 
     GATES = 3
     STATE = ("h",)
+    mode = "GRU"  # as torch.nn.GRU has it
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from fusedseq.nn.dropout import Dropout, LockedDropout
+from fusedseq.fused import check
+from fusedseq.nn.dropout import Dropout, LockedDropout, check_probability
 from fusedseq.nn.operators import Operators, shown_options
 from fusedseq.nn.recurrent import Recurrent
 from fusedseq.nn.recurrent_settings import RecurrentSettings
@@ -19,14 +20,23 @@ class RecurrentWithDropout(Recurrent):
         self, settings: RecurrentSettings, dropout: float, locked_input: bool, ops: Operators
     ) -> None:
         super().__init__(settings)
+        module = type(self).__name__
+        check.flag(module, "locked_input", locked_input)
+        check_probability(dropout, module, "dropout")
         self.layer_dropout = (LockedDropout if locked_input else Dropout)(dropout, ops=ops)
+
+    @property
+    def dropout(self) -> float:
+        """The probability that an element is dropped in training mode."""
+        return self.layer_dropout.p
+
+    @dropout.setter
+    def dropout(self, p: float) -> None:
+        self.layer_dropout.p = check_probability(p, type(self).__name__, "dropout")
 
     def _layer_input(self, l: int, x: Tensor) -> Tensor:
         dropped: Tensor = self.layer_dropout(x) if l > 0 else x
         return dropped
 
     def extra_repr(self) -> str:
-        dropout = self.layer_dropout
-        return shown_options(
-            self, dropout=dropout.p, locked_input=isinstance(dropout, LockedDropout)
-        )
+        return shown_options(self, locked_input=isinstance(self.layer_dropout, LockedDropout))

@@ -10,8 +10,9 @@ from fusedseq import fused
 from fusedseq.nn.gru import four_biases
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
-from fusedseq.nn.recurrent import LayerState
+from fusedseq.nn.recurrent import GATE_PARAMETERS
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
+from fusedseq.nn.recurrent_state import LayerState
 
 VECTORS = ("gamma_ih", "gamma_hh")  # (3H,) each
 
@@ -29,11 +30,12 @@ class LayerNormGRU(RecurrentWithDropout):
     eps: added to the variances, at least 0
     dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
         bidirectional, ops: as in `LSTM`
-    Errors: ValueError as in `LSTM`, and for an eps below 0.
+    Errors: as in `LSTM`, and a ValueError for an eps below 0.
     """
 
     GATES = 3
     STATE = ("h",)
+    PARAMETERS = (*GATE_PARAMETERS, *VECTORS)
 
     def __init__(
         self,
@@ -91,8 +93,7 @@ class LayerNormGRU(RecurrentWithDropout):
         for l in range(self.num_layers):
             for reverse in self._directions():
                 for name in VECTORS:
-                    if (vector := self._parameter(name, l, reverse)) is not None:
-                        nn.init.ones_(vector)
+                    self._reset(name, l, reverse, nn.init.ones_)
 
     def _bias(self, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
         return four_biases(bias_ih, bias_hh)

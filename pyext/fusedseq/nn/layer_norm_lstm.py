@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
-from fusedseq.nn.recurrent import LayerState
+from fusedseq.nn.recurrent import GATE_PARAMETERS
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
+from fusedseq.nn.recurrent_state import LayerState
 
 VECTORS = {"gamma_ih": 4, "gamma_hh": 4, "gamma_c": 1, "beta_c": 1}  # elements for each unit
 
@@ -28,8 +29,10 @@ class LayerNormLSTM(RecurrentWithDropout):
     eps: added to the variances, at least 0
     dropout, locked_input, zoneout_h, zoneout_c, weight_drop, variational, residual, output,
         batch_first, bidirectional, forget_bias, ops: as in `LSTM`
-    Errors: ValueError as in `LSTM`, and for an eps below 0.
+    Errors: as in `LSTM`, and a ValueError for an eps below 0.
     """
+
+    PARAMETERS = (*GATE_PARAMETERS, *VECTORS)
 
     def __init__(
         self,
@@ -93,8 +96,8 @@ class LayerNormLSTM(RecurrentWithDropout):
         for l in range(self.num_layers):
             for reverse in self._directions():
                 for name in VECTORS:
-                    if (vector := self._parameter(name, l, reverse)) is not None:
-                        nn.init.constant_(vector, 0.0 if name == "beta_c" else 1.0)
+                    fill = nn.init.zeros_ if name == "beta_c" else nn.init.ones_
+                    self._reset(name, l, reverse, fill)
 
     def _run_direction(
         self, l: int, reverse: bool, x: Tensor, state: LayerState, order: Order

@@ -9,8 +9,9 @@ from torch import Tensor
 from fusedseq import fused
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
-from fusedseq.nn.recurrent import LayerState, Output
+from fusedseq.nn.recurrent import Output
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
+from fusedseq.nn.recurrent_state import LayerState
 
 
 class LSTM(RecurrentWithDropout):
@@ -41,9 +42,11 @@ class LSTM(RecurrentWithDropout):
     forget_bias: the initial bias of the forget gate; None draws it as torch.nn.LSTM
     ops: `fusedseq.fused` or `fusedseq.reference`
     Errors: ValueError for sizes below 1, sizes that residual or output='sum' do not allow,
-    probabilities outside [0, 1], and zoneout_h together with proj_size.
+    probabilities outside [0, 1], and zoneout_h together with proj_size; TypeError for sizes that
+    are not whole numbers and flags that are not bools.
     """
 
+    mode = "LSTM"  # as torch.nn.LSTM has it
     _projected_lstm = staticmethod(fused.projected_lstm)  # of modules that older versions pickled
 
     def __init__(

@@ -2,16 +2,21 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fusedseq import fused
+from fusedseq.fused import check
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.operators import Operators, shown_options
-from fusedseq.nn.recurrent import LayerState, Output, Recurrent
+from fusedseq.nn.recurrent import GATE_PARAMETERS, Output, Recurrent
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
+from fusedseq.nn.recurrent_state import LayerState
+
+ROUND_PARAMETERS = ("Q", "R", "Q_A", "Q_B", "R_A", "R_B", "Q_bias", "R_bias")
 
 
 class MogrifierLSTM(Recurrent):
@@ -37,8 +42,10 @@ class MogrifierLSTM(Recurrent):
         al., 2017); in eval mode the new state is the expectation
     weight_drop, variational, residual, output, batch_first, bidirectional, forget_bias, ops: as in
         `LSTM`
-    Errors: ValueError as in `LSTM`, for rounds outside [0, 64) and for a rank below 1.
+    Errors: as in `LSTM`, and a ValueError for rounds outside [0, 64) and for a rank below 1.
     """
+
+    PARAMETERS = (*GATE_PARAMETERS, *ROUND_PARAMETERS)
 
     def __init__(
         self,
@@ -86,6 +93,17 @@ class MogrifierLSTM(Recurrent):
             dtype=dtype,
         )
         super().__init__(settings)
+        flags = {
+            "mogrifier_bias": mogrifier_bias,
+            "share_rounds": share_rounds,
+            "cap_input_gate": cap_input_gate,
+            "locked_input": locked_input,
+        }
+        for name, value in flags.items():
+            check.flag("MogrifierLSTM", name, value)
+        rounds = check.whole_number("MogrifierLSTM", "rounds", rounds)
+        if rank is not None:
+            rank = check.whole_number("MogrifierLSTM", "rank", rank, ", or None for full rank")
         if not 0 <= rounds < 64:
             raise ValueError(
                 f"MogrifierLSTM: rounds must be a whole number in [0, 64), got {rounds}"
@@ -138,21 +156,19 @@ class MogrifierLSTM(Recurrent):
         super().reset_parameters(forget_bias)
         for l, (_, H) in enumerate(self.sizes):
             for reverse in self._directions():
-                for name in ("Q", "R", "Q_A", "Q_B", "R_A", "R_B", "Q_bias", "R_bias"):
+                for name in ROUND_PARAMETERS:
                     self._reset_round_parameter(name, l, H, reverse)
 
     def _reset_round_parameter(self, name: str, l: int, H: int, reverse: bool) -> None:
-        if (parameter := self._parameter(name, l, reverse)) is None:
-            return
         if name.endswith("bias"):
-            nn.init.zeros_(parameter)
+            self._reset(name, l, reverse, nn.init.zeros_)
         elif self.rank is None:
-            nn.init.uniform_(parameter, -1 / math.sqrt(H), 1 / math.sqrt(H))
-        else:
-            second_factor = self._parameter(f"{name[0]}_B", l, reverse)
-            assert second_factor is not None, "a low-rank weight has two factors"
+            bound = 1 / math.sqrt(H)
+            self._reset(name, l, reverse, partial(nn.init.uniform_, a=-bound, b=bound))
+        elif (second_factor := self._parameter(f"{name[0]}_B", l, reverse)) is not None:
             std = (1 / (second_factor.size(-1) * self.rank)) ** 0.25
-            nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+            fill = partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std)
+            self._reset(name, l, reverse, fill)
 
     def _round_weight(
         self, name: str, l: int, reverse: bool

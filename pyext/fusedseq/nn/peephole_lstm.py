@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
-from fusedseq.nn.recurrent import LayerState
+from fusedseq.nn.recurrent import GATE_PARAMETERS
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
+from fusedseq.nn.recurrent_state import LayerState
 
 
 class PeepholeLSTM(RecurrentWithDropout):
@@ -23,8 +25,10 @@ class PeepholeLSTM(RecurrentWithDropout):
     num_layers: at least 1    bias: whether the gates have biases
     dropout, locked_input, zoneout_h, zoneout_c, weight_drop, variational, residual, output,
         batch_first, bidirectional, forget_bias, ops: as in `LSTM`
-    Errors: ValueError as in `LSTM`.
+    Errors: as in `LSTM`.
     """
+
+    PARAMETERS = (*GATE_PARAMETERS, "peephole")
 
     def __init__(
         self,
@@ -81,8 +85,8 @@ class PeepholeLSTM(RecurrentWithDropout):
         super().reset_parameters(forget_bias)
         for l, (_, H) in enumerate(self.sizes):
             for reverse in self._directions():
-                if (peephole := self._parameter("peephole", l, reverse)) is not None:
-                    nn.init.uniform_(peephole, -1 / math.sqrt(H), 1 / math.sqrt(H))
+                bound = 1 / math.sqrt(H)
+                self._reset("peephole", l, reverse, partial(nn.init.uniform_, a=-bound, b=bound))
 
     def _run_direction(
         self, l: int, reverse: bool, x: Tensor, state: LayerState, order: Order

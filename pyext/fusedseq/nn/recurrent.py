@@ -1,19 +1,21 @@
 """What the recurrent modules share: layers, directions, gate parameters, states and lengths."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import rnn
+from torch.nn.utils import parametrize, rnn
 
 from fusedseq.fused import check
+from fusedseq.fused.nested import nested_as
 from fusedseq.nn.dropout import draw_seed
+from fusedseq.nn.recurrent_input import check_sequences, check_starts, check_x
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
+from fusedseq.nn.recurrent_state import LayerState, StateForm, zeros_of
 
-OfLayers = Sequence[Tensor] | Tensor  # of all layers: (num_layers * directions, B, H), or a list
-LayerState = tuple[Tensor, ...]  # (h, c), or (h,), of one direction of a layer, (B, H) each
+GATE_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 Output = tuple[Tensor, Sequence[LayerState]]  # y of a layer, and the final state of each direction
 
 
@@ -22,13 +24,14 @@ class Recurrent(nn.Module):
 
     GATES = 4  # rows of the weights for each hidden unit
     STATE: tuple[str, ...] = ("h", "c")  # the names of the tensors of a state
+    PARAMETERS: tuple[str, ...] = GATE_PARAMETERS  # of each direction of a layer
     forget_bias: float | None = None
     # Of modules that older versions have pickled.
     bidirectional, proj_size, zoneout_h, zoneout_c = False, 0, 0.0, 0.0
 
     def __init__(self, settings: RecurrentSettings) -> None:
         super().__init__()
-        s = settings
+        s = settings.typed(type(self).__name__)
         hidden = s.hidden_sizes(type(self).__name__)
         self.input_size, self.hidden_size, self.num_layers = (
             s.input_size,
@@ -81,8 +84,10 @@ class Recurrent(nn.Module):
         """Draws the parameters from U(-1/sqrt(H), 1/sqrt(H)), as torch.nn.LSTM.
 
         forget_bias: the bias of the forget gate; by default the constructor's
+        Parametrized weights (torch.nn.utils.parametrize) are set to what is drawn.
         Errors: ValueError for a forget_bias of a cell without a forget gate, and of parameters that
-        are sharded among processes.
+        are sharded among processes; for weights that are computed from other parameters, without a
+        right_inverse.
         """
         forget_bias = self.forget_bias if forget_bias is None else forget_bias
         if forget_bias is not None and "c" not in self.STATE:
@@ -98,14 +103,56 @@ class Recurrent(nn.Module):
             )
         for l, (_, H) in enumerate(self.sizes):
             for reverse in self._directions():
-                for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"):
-                    if (parameter := self._parameter(name, l, reverse)) is not None:
-                        nn.init.uniform_(parameter, -1 / math.sqrt(H), 1 / math.sqrt(H))
-                bias_ih = self._parameter("bias_ih", l, reverse)
-                bias_hh = self._parameter("bias_hh", l, reverse)
-                if bias_ih is not None and bias_hh is not None and forget_bias is not None:
-                    nn.init.constant_(bias_ih[H : 2 * H], forget_bias)
-                    nn.init.zeros_(bias_hh[H : 2 * H])
+                for name in GATE_PARAMETERS:
+
+                    def fill(values: Tensor, name: str = name, H: int = H) -> None:
+                        nn.init.uniform_(values, -1 / math.sqrt(H), 1 / math.sqrt(H))
+                        if forget_bias is not None and name.startswith("bias"):
+                            values[H : 2 * H].fill_(forget_bias if name == "bias_ih" else 0)
+
+                    self._reset(name, l, reverse, fill)
+
+    def _reset(self, name: str, l: int, reverse: bool, fill: Callable[[Tensor], object]) -> None:
+        """Fills a parameter of layer l, if the module has it: in place, or by the inverse of its
+        parametrization.
+        """
+        values = self._parameter(name, l, reverse)
+        if values is None:
+            return
+        full_name = parameter_name(name, l, reverse)
+        with torch.no_grad():
+            if full_name in self._parameters:
+                fill(values)
+                return
+            fill(drawn := torch.empty_like(values))
+            try:
+                if not parametrize.is_parametrized(self, full_name):
+                    raise NotImplementedError
+                setattr(self, full_name, drawn)
+            except (NotImplementedError, RuntimeError) as error:
+                raise ValueError(
+                    f"{type(self).__name__}: {full_name} must be a parameter, or have a "
+                    "parametrization with a right_inverse, to be drawn again, got a tensor that "
+                    "is computed from other parameters"
+                ) from error
+
+    def flatten_parameters(self) -> None:
+        """Does nothing: the weights are packed for the kernels in each call. torch's modules have
+        this method for cuDNN.
+        """
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The parameters of each direction of each layer, in the order of torch's modules."""
+        return [
+            [
+                parameter
+                for name in self.PARAMETERS
+                if (parameter := self._parameter(name, l, reverse)) is not None
+            ]
+            for l in range(self.num_layers)
+            for reverse in self._directions()
+        ]
 
     def _gates(self, l: int, reverse: bool) -> dict[str, Tensor | None]:
         """Returns the operator's arguments W_ih, W_hh and b."""
@@ -203,10 +250,11 @@ class Recurrent(nn.Module):
         returns y and the final state: y as x but of the last layer's width (the sum of all layers'
             outputs with output='sum'), which is twice H with `bidirectional`, the forward direction
             first; the final state in the form of `state`
-        Errors: ValueError for another shape of x, a state without an entry for each layer, both
+        Errors: ValueError for another shape or layout of x or starts, a state of another form, both
         state and hx, lengths or starts together with an x that has its own sequences, lengths
         together with an x without a batch dimension, and max_seqlen without cu_seqlens or below the
-        longest sequence. TypeError for a max_seqlen that is no whole number.
+        longest sequence. TypeError for an x or starts that is no tensor, and a max_seqlen that is
+        no whole number.
         """
         module = type(self).__name__
         if hx is not None:
@@ -216,28 +264,19 @@ class Recurrent(nn.Module):
                     "got both"
                 )
             state = hx
-        self._check_sequences(x, lengths, starts, cu_seqlens)
+        check_sequences(module, x, lengths, starts, cu_seqlens)
         if max_seqlen is not None and cu_seqlens is None:
             raise ValueError(
                 f"{module}: max_seqlen must be None without cu_seqlens, got {max_seqlen}"
             )
+        check_x(module, x, self.input_size, self.batch_first, cu_seqlens is not None)
         if isinstance(x, rnn.PackedSequence):
-            steps, own_lengths = rnn.pad_packed_sequence(x)
-            order = Order(check.to_lengths(own_lengths, steps.device), None)
-            y, final = self._run(steps, state, order)
-            # A sequence without this permutation was packed from lengths in descending order.
-            in_order = x.unsorted_indices is None
-            return rnn.pack_padded_sequence(y, own_lengths, enforce_sorted=in_order), final
+            return self._run_packed(x, state)
         if x.is_nested:
             return self._run_nested(x, state)
         if cu_seqlens is not None:
             return self._run_ragged(x, state, cu_seqlens, max_seqlen)
-        if x.dim() not in (2, 3) or x.size(-1) != self.input_size:
-            required = ("B, T" if self.batch_first else "T, B") + f", {self.input_size}"
-            raise ValueError(
-                f"{module}: x must be ({required}), or (T, {self.input_size}) without a batch "
-                f"dimension, got {tuple(x.shape)}"
-            )
+        check_starts(module, starts, x, self.batch_first)
         if x.dim() == 2:
             return self._run_unbatched(x, state, lengths, starts)
         if self.batch_first:
@@ -246,34 +285,21 @@ class Recurrent(nn.Module):
         y, final = self._run(x, state, Order(check.to_lengths(lengths, x.device), starts))
         return y.transpose(0, 1) if self.batch_first else y, final
 
-    def _check_sequences(self, x: Any, lengths: Any, starts: Any, cu_seqlens: Any) -> None:
-        """Requires that only one argument says which sequences there are."""
-        if lengths is None and starts is None and cu_seqlens is None:
-            return
-        own = {
-            "a PackedSequence": isinstance(x, rnn.PackedSequence),
-            "a nested tensor": isinstance(x, Tensor) and x.is_nested,
-            "cu_seqlens": cu_seqlens is not None,
-        }
-        given = {"lengths": lengths, "starts": starts, "cu_seqlens": cu_seqlens}
-        for kind, is_used in own.items():
-            for name, value in given.items():
-                if is_used and value is not None and name != kind:
-                    raise ValueError(
-                        f"{type(self).__name__}: {name} must be None with {kind}, which has its "
-                        f"own sequences, got {name}"
-                    )
+    def _run_packed(self, x: rnn.PackedSequence, state: Any) -> tuple[rnn.PackedSequence, Any]:
+        """Computes `forward` for a PackedSequence, and returns y in its order."""
+        steps, lengths = rnn.pad_packed_sequence(x)  # in the order before they were sorted
+        y, final = self._run(steps, state, Order(check.to_lengths(lengths, steps.device), None))
+        if x.sorted_indices is not None:
+            y, lengths = y.index_select(1, x.sorted_indices), lengths[x.sorted_indices.cpu()]
+        rows = rnn.pack_padded_sequence(y, lengths).data
+        packed = rnn.PackedSequence(rows, x.batch_sizes, x.sorted_indices, x.unsorted_indices)
+        return packed, final
 
     def _run_ragged(
         self, x: Tensor, state: Any, cu_seqlens: Tensor, max_seqlen: int | None
     ) -> tuple[Tensor, Any]:
         """Computes `forward` for x (tokens, input_size), whose sequences follow each other."""
         module = type(self).__name__
-        if x.dim() != 2 or x.size(-1) != self.input_size:
-            raise ValueError(
-                f"{module}: x must be (tokens, {self.input_size}) with cu_seqlens, got "
-                f"{tuple(x.shape)}"
-            )
         offsets = check.offsets(module, "cu_seqlens", cu_seqlens, x, "x")
         lengths, B = offsets.diff(), len(offsets) - 1
         if len(x) == 0 or B == 0:
@@ -288,17 +314,12 @@ class Recurrent(nn.Module):
 
     def _run_nested(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Computes `forward` for a nested tensor (B, ragged, input_size)."""
-        if x.layout != torch.jagged or x.dim() != 3 or x.size(-1) != self.input_size:
-            raise ValueError(
-                f"{type(self).__name__}: a nested x must be (B, ragged, {self.input_size}) in the "
-                f"layout torch.jagged, got {x.dim()} dimensions in the layout {x.layout}"
-            )
         if x.lengths() is not None:  # type: ignore[attr-defined]  # only nested tensors have it
             x = x.contiguous()  # without holes between the sequences
         offsets: Tensor = x.offsets()  # type: ignore[attr-defined]
         longest: int | None = x._maybe_max_seqlen  # type: ignore[attr-defined]  # None: not known
         y, final = self._run_ragged(x.values(), state, offsets, longest)
-        return torch.nested.nested_tensor_from_jagged(y, offsets), final
+        return nested_as(x, y), final
 
     def _run_unbatched(
         self, x: Tensor, state: Any, lengths: Tensor | Sequence[int] | None, starts: Tensor | None
@@ -309,50 +330,30 @@ class Recurrent(nn.Module):
             raise ValueError(
                 f"{module}: lengths must be None for an x without a batch dimension, got lengths"
             )
+        form = self._form
         if state is not None:
-            parts = self._parts(state)
-            if any(s_l.dim() != 1 for s in parts for s_l in s):
-                shapes = [[tuple(s_l.shape) for s_l in s] for s in parts]
-                raise ValueError(
-                    f"{module}: state must be {self._state_name()}, each (num_layers, H), for an x "
-                    f"without a batch dimension, got entries of the shapes {shapes}"
-                )
-            state = self._state([[t[None] for t in s] for s in parts])
+            state = form.whole([[t[None] for t in s] for s in form.parts(state, is_batched=False)])
         starts = None if starts is None else starts[:, None]
         y, final = self._run(x[:, None], state, Order(None, starts))
-        parts = [
-            s[:, 0] if isinstance(s, Tensor) else [t[0] for t in s] for s in self._parts(final)
-        ]
-        return y[:, 0], self._state(parts)
+        parts = [s[:, 0] if isinstance(s, Tensor) else [t[0] for t in s] for s in form.parts(final)]
+        return y[:, 0], form.whole(parts)
 
-    def _state_name(self) -> str:
-        return f"({', '.join(self.STATE)})" if len(self.STATE) > 1 else self.STATE[0]
-
-    def _parts(self, state: Any) -> Sequence[OfLayers]:
-        """Returns the tensors of a state of all layers, in the order of STATE."""
-        parts = state if len(self.STATE) > 1 else (state,)
-        count = self.num_layers * len(self._directions())
-        if len(parts) != len(self.STATE) or any(len(s) != count for s in parts):
-            directions = " in 2 directions" if self.bidirectional else ""
-            raise ValueError(
-                f"{type(self).__name__}: state must be {self._state_name()} with an entry for each "
-                f"of {self.num_layers} layers{directions}, got {[len(s) for s in parts]}"
-            )
-        return parts
-
-    def _state(self, parts: Sequence[Any]) -> Any:
-        """Returns a state in the form in which the module takes and returns it."""
-        return tuple(parts) if len(self.STATE) > 1 else parts[0]
+    @property
+    def _form(self) -> StateForm:
+        """The form of the module's states."""
+        directions = len(self._directions())
+        return StateForm(type(self).__name__, self.STATE, self.num_layers, directions)
 
     def _run(self, x: Tensor, state: Any, order: Order) -> tuple[Tensor, Any]:
         """Computes `forward` for x (T, B, input_size)."""
+        form = self._form
         if state is None:
             widths = {
                 "h": [self._output_size(H) for _, H in self.sizes for _ in self._directions()],
                 "c": [H for _, H in self.sizes for _ in self._directions()],
             }
-            state = self._state([zeros_of(x, widths[name]) for name in self.STATE])
-        initial = list(zip(*self._parts(state), strict=True))
+            state = form.whole([zeros_of(x, widths[name]) for name in self.STATE])
+        initial = list(zip(*form.parts(state), strict=True))
         layer_inputs, total = [x], None
         final: list[LayerState] = []
         while (l := len(layer_inputs) - 1) < self.num_layers:
@@ -366,16 +367,8 @@ class Recurrent(nn.Module):
         assert total is not None, "there is at least one layer"
         parts = [list(part) for part in zip(*final, strict=True)]
         if len({H for _, H in self.sizes}) == 1:
-            return total, self._state([torch.stack(part) for part in parts])
-        return total, self._state(parts)
-
-
-def zeros_of(x: Tensor, widths: Sequence[int]) -> list[Tensor]:
-    """Returns (B, width) zeros for every width; entries of one width are one tensor, since no
-    operator changes its initial state.    x: (T, B, X)
-    """
-    zeros = {width: x.new_zeros(x.size(1), width) for width in {*widths}}
-    return [zeros[width] for width in widths]
+            return total, form.whole([torch.stack(part) for part in parts])
+        return total, form.whole(parts)
 
 
 def parameter_name(name: str, l: int, reverse: bool) -> str:

@@ -1,13 +1,16 @@
 """The arguments of the recurrent modules: of the constructors, and the order of a call's steps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fusedseq.fused import check
 from fusedseq.nn.dropout import check_probability
+
+FLAGS = ("bias", "variational", "residual", "batch_first", "bidirectional")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,24 @@ class RecurrentSettings:
     @property
     def directions(self) -> int:
         return 2 if self.bidirectional else 1
+
+    def typed(self, module: str) -> "RecurrentSettings":
+        """Returns the settings with whole numbers as ints; raises TypeError, naming the module and
+        the argument, for a flag that is not a bool and a size that is not a whole number.
+        """
+        for name in FLAGS:
+            check.flag(module, name, getattr(self, name))
+        sizes: dict[str, Any] = {
+            name: check.whole_number(module, name, getattr(self, name))
+            for name in ("input_size", "num_layers", "proj_size")
+        }
+        hidden: Any = self.hidden_size
+        is_list = isinstance(hidden, Sequence) and not isinstance(hidden, str)
+        of_layers = [
+            check.whole_number(module, "hidden_size", H, " or one for each layer")
+            for H in (hidden if is_list else [hidden])
+        ]
+        return replace(self, **sizes, hidden_size=of_layers if is_list else of_layers[0])
 
     def hidden_sizes(self, module: str) -> list[int]:
         """Returns H of each layer; raises ValueError, naming the module, for invalid settings."""

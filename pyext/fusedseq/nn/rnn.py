@@ -9,8 +9,8 @@ from torch import Tensor
 from fusedseq import fused
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
-from fusedseq.nn.recurrent import LayerState
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
+from fusedseq.nn.recurrent_state import LayerState
 
 
 class RNN(RecurrentWithDropout):
@@ -20,11 +20,12 @@ class RNN(RecurrentWithDropout):
     loads. Its state is h.
 
     input_size: X    hidden_size: H of all layers, or a list with one size for each
-    num_layers: at least 1    bias: whether the gates have biases
+    num_layers: at least 1
     nonlinearity: "tanh" or "relu", of the state's pre-activation
+    bias: whether the state's pre-activation has biases
     dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
         bidirectional, ops: as in `LSTM`
-    Errors: ValueError as in `LSTM`, and for another nonlinearity.
+    Errors: as in `LSTM`, and a ValueError for another nonlinearity.
     """
 
     GATES = 1
@@ -35,9 +36,9 @@ class RNN(RecurrentWithDropout):
         input_size: int,
         hidden_size: int | Sequence[int],
         num_layers: int = 1,
+        nonlinearity: Literal["tanh", "relu"] = "tanh",
         bias: bool = True,
         *,
-        nonlinearity: Literal["tanh", "relu"] = "tanh",
         dropout: float = 0.0,
         locked_input: bool = True,
         zoneout_h: float = 0.0,
@@ -72,6 +73,11 @@ class RNN(RecurrentWithDropout):
         self.nonlinearity = nonlinearity
         self._rnn = ops.rnn
         self.reset_parameters()
+
+    @property
+    def mode(self) -> str:
+        """RNN_TANH or RNN_RELU, as torch.nn.RNN has it."""
+        return f"RNN_{self.nonlinearity.upper()}"
 
     def _run_direction(
         self, l: int, reverse: bool, x: Tensor, state: LayerState, order: Order
