@@ -132,6 +132,15 @@ def test_a_model_moves_to_another_dtype(build, inputs):
     assert (found - expected).norm() <= budget
 
 
+@pytest.mark.parametrize("name", ["attention", "encoder", "decoder", "transformer"])
+def test_inputs_without_a_batch_dimension_are_computed(name):
+    build, inputs = MODELS[name]
+    model, given = build().eval(), tuple(x[:, 0] for x in inputs())
+    expected = run(model, given)
+    fusedseq.accelerate(model)
+    torch.testing.assert_close(run(model, given), expected)
+
+
 def test_dropout_has_torchs_strength_and_stops_in_eval_mode():
     model = nn.Sequential(nn.Dropout(0.25))
     fusedseq.accelerate(model)
