@@ -110,7 +110,9 @@ def test_hooks_of_all_modules_are_called_for_the_modules_that_torch_calls(name, 
 
 
 REPLACED = {
-    "linear1": lambda layer: setattr(layer.linear1, "forward", lambda x: torch.cat([x, x[..., :8]], -1)),
+    "linear1": lambda layer: setattr(
+        layer.linear1, "forward", lambda x: torch.cat([x, x[..., :8]], -1)
+    ),
     "norm1": lambda layer: setattr(layer.norm1, "forward", torch.sin),
     "dropout1": lambda layer: setattr(layer.dropout1, "forward", torch.cos),
     "self_attn": lambda layer: setattr(layer.self_attn, "forward", lambda x, *_, **__: (x, None)),

@@ -1,5 +1,7 @@
 """How `MultiheadAttention` turns torch's arguments into those of the operator `attention`: batch
-dimension, masks, positions and lengths; and the attention probabilities, which the operator never stores."""
+dimension, masks, positions and lengths; and the attention probabilities, which the operator never
+stores.
+"""
 
 from typing import Any
 
