@@ -1,8 +1,9 @@
 """Fine-tunes a small causal model of Hugging Face `transformers` on one sentence, with the fused
 attention, and compares it with transformers' own `eager` attention.
 
-Needs `pip install --no-build-isolation '.[transformers]'`. The model is random and nothing is downloaded; with a
-checkpoint of yours it is `from_pretrained(name, attn_implementation="fusedseq")`.
+Needs `pip install --no-build-isolation '.[transformers]'`. The model is random and nothing is
+downloaded; with a checkpoint of yours it is
+`from_pretrained(name, attn_implementation="fusedseq")`.
 """
 
 import sys

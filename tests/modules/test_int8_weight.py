@@ -1,5 +1,5 @@
-"""The class Int8Weight as a tensor and a parameter of torch: functions of torch, state dicts, copies,
-changes in place, other processes.
+"""The class Int8Weight as a tensor and a parameter of torch: functions of torch, state dicts,
+copies, changes in place, other processes.
 """
 
 import copy
