@@ -203,12 +203,19 @@ def test_attention_that_returns_probabilities_is_torchs():
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("name", ["gru", "encoder", "attention", "linear", "embedding"])
-def test_autocast_to_a_dtype_without_kernels_is_torchs(name):
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        *((name, torch.float32) for name in ("gru", "encoder", "attention", "linear", "embedding")),
+        *((name, torch.bfloat16) for name in ("gru", "attention", "linear")),
+    ],
+    ids=str,
+)
+def test_autocast_to_a_dtype_without_kernels_is_torchs(name, own):
     """fp16 on the CPU: the recurrences and the sublayers' operators have no kernels for it."""
     build, inputs = MODELS[name]
-    model = build().eval().to(torch.float32)
-    given = [t.float() if t.is_floating_point() else t for t in inputs()]
+    model = build().eval().to(own)
+    given = [t.to(own) if t.is_floating_point() else t for t in inputs()]
     with torch.autocast("cpu", torch.float16):
         expected = first(model(*given))
         fusedseq.accelerate(model)

@@ -25,13 +25,13 @@ from fusedseq.nn.feed_forward import known_activation
 def is_supported(x: Any) -> bool:
     """Returns whether x is a plain tensor which every operator computes on its device.
 
-    The operators compute in the dtype of x, or, under autocast, fp32 tensors in autocast's.
+    The operators compute in the dtype of x, and under autocast products in autocast's.
     """
     if not isinstance(x, Tensor) or x.is_nested:
         return False
     kind = x.device.type
     known = check.DTYPES.get(kind, check.DTYPES["cpu"])
-    is_cast = x.dtype == torch.float32 and autocast.is_on(kind)
+    is_cast = autocast.is_cast(x) and autocast.is_on(kind)
     return x.dtype in known and (not is_cast or torch.get_autocast_dtype(kind) in known)
 
 

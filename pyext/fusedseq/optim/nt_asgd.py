@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from fusedseq import _load
+from fusedseq.fused import check
 
 _load.operators()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -87,9 +88,14 @@ class NTASGD(Optimizer):
         max_norm: float | None = None,
         n: int = 5,
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("max_norm", max_norm)):
-            if value is not None and not value >= 0:
-                raise ValueError(f"NTASGD: {name} must be at least 0, got {value}")
+        if not isinstance(lr, Tensor):  # which torch's optimizers take, too
+            check.number("NTASGD", "lr", lr)
+        if not lr >= 0:
+            raise ValueError(f"NTASGD: lr must be at least 0, got {lr}")
+        check.at_least_zero("NTASGD", "weight_decay", weight_decay)
+        if max_norm is not None:
+            check.at_least_zero("NTASGD", "max_norm", max_norm)
+        check.whole_number("NTASGD", "n", n)
         if n < 1:
             raise ValueError(f"NTASGD: n must be at least 1, got {n}")
         self.max_norm, self.n = max_norm, n
@@ -99,13 +105,16 @@ class NTASGD(Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch.optim.Optimizer; raises TypeError for a parameter of another dtype."""
+        """As torch.optim.Optimizer; raises TypeError for a parameter of another dtype, without
+        adding the group.
+        """
         super().add_param_group(param_group)
-        for p in self.param_groups[-1]["params"]:
-            if p.dtype not in DTYPES:
-                raise TypeError(
-                    f"NTASGD: parameters must be float32, float64 or bfloat16, got {p.dtype}"
-                )
+        wrong = [p.dtype for p in self.param_groups[-1]["params"] if p.dtype not in DTYPES]
+        if wrong:
+            self.param_groups.pop()
+            raise TypeError(
+                f"NTASGD: parameters must be float32, float64 or bfloat16, got {wrong[0]}"
+            )
 
     def observe(self, loss: float) -> bool:
         """Records a validation loss and starts averaging if it triggers it.
