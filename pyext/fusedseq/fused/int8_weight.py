@@ -189,12 +189,13 @@ def _share_memory(weight: Int8Weight) -> Int8Weight:
     return weight
 
 
+_data, _requires_grad = (getattr(Tensor, name) for name in ("data", "requires_grad"))
 # Methods of torch.Tensor that do something else, or that `__torch_dispatch__` does not see.
 METHODS: dict[Any, Callable[..., Any]] = {
     Tensor.__setitem__: _set_item,
     Tensor.copy_: _copy_without_gradient,
-    Tensor.data.__set__: lambda weight, value: refuse_change("an assignment to data"),
-    Tensor.requires_grad.__set__: lambda weight, value: None,
+    _data.__set__: lambda weight, value: refuse_change("an assignment to data"),
+    _requires_grad.__set__: lambda weight, value: None,
     Tensor.requires_grad_: lambda weight, *_, **__: weight,
     Tensor.share_memory_: _share_memory,
     Tensor.is_shared: lambda weight: weight.int8.is_shared() and weight.scale.is_shared(),

@@ -1,5 +1,6 @@
 """Non-monotonically triggered averaged SGD, over `nt_asgd_norm` and `nt_asgd_step_`."""
 
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from fusedseq import _load
-from fusedseq.fused import check
 
 _load.operators()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -73,8 +73,8 @@ class NTASGD(Optimizer):
     No value is read back from the device. A sparse gradient is made dense first, because the
     average changes everywhere. The averages of bf16 parameters are fp32: in bf16 a mean over many
     steps would stop changing.
-    Errors: TypeError for other dtypes; ValueError for a negative lr, weight_decay or max_norm, or n
-    below 1.
+    Errors: TypeError for other dtypes, and for a setting that is not a number; ValueError for a
+    negative lr, weight_decay or max_norm, or n below 1.
     """
 
     grad_norm: Tensor | None
@@ -88,14 +88,12 @@ class NTASGD(Optimizer):
         max_norm: float | None = None,
         n: int = 5,
     ) -> None:
-        if not isinstance(lr, Tensor):  # which torch's optimizers take, too
-            check.number("NTASGD", "lr", lr)
-        if not lr >= 0:
-            raise ValueError(f"NTASGD: lr must be at least 0, got {lr}")
-        check.at_least_zero("NTASGD", "weight_decay", weight_decay)
+        check_number("lr", lr)
+        check_number("weight_decay", weight_decay)
         if max_norm is not None:
-            check.at_least_zero("NTASGD", "max_norm", max_norm)
-        check.whole_number("NTASGD", "n", n)
+            check_number("max_norm", max_norm)
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"NTASGD: n must be a whole number, got {type(n).__name__}")
         if n < 1:
             raise ValueError(f"NTASGD: n must be at least 1, got {n}")
         self.max_norm, self.n = max_norm, n
@@ -227,6 +225,15 @@ class NTASGD(Optimizer):
         for i, state in state_dict["state"].items():
             p, average = params[i], state["average"]
             self.state[p]["average"] = torch.empty_like(p, dtype=average.dtype).copy_(average)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Requires a number of at least 0; torch's optimizers take a tensor as lr, too."""
+    kinds: Any = (numbers.Real, Tensor)  # mypy has no order of numbers.Real
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise TypeError(f"NTASGD: {name} must be a number, got {type(value).__name__}")
+    if not value >= 0:
+        raise ValueError(f"NTASGD: {name} must be at least 0, got {value}")
 
 
 def is_dense(t: Tensor) -> bool:
