@@ -2,7 +2,8 @@
 attention, and compares it with transformers' own `eager` attention.
 
 Needs `pip install --no-build-isolation '.[transformers]'`. The model is random and nothing is
-downloaded; with a checkpoint of yours it is `from_pretrained(name, attn_implementation="fusedseq")`.
+downloaded; with a checkpoint of yours it is
+`from_pretrained(name, attn_implementation="fusedseq")`.
 """
 
 import sys

@@ -21,7 +21,9 @@ def quantize_(
     [-127, 127] and one fp32 scale for each output, a quarter of the memory of fp32. They are those
     of torch.nn.Linear and of this package's recurrent modules (without proj_size),
     MultiheadAttention and LanguageModel, wherever they are in the model. Biases, embeddings, and
-    weights that another module shares, such as a tied output layer's, stay as they are. Activations
+    weights that another module shares, such as a tied output layer's, stay as they are. They still
+    require a gradient, and a call that records one dequantizes the weights: compute under
+    torch.inference_mode or torch.no_grad, or call model.requires_grad_(False). Activations
     are not rounded to 8 bits. torch's dynamic quantization rounds them, and is faster except for
     linear layers of one or two rows.
 
@@ -32,8 +34,11 @@ def quantize_(
     Name, order of the arguments and format are those of torchao's `quantize_` with
     `Int8WeightOnlyConfig`.
 
-    Errors: ValueError for a model in training mode, or a weight that is not finite.
+    Errors: TypeError for a model that is not a torch.nn.Module; ValueError for a model in training
+    mode, or a weight that is not finite.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"quantize_: model must be a torch.nn.Module, got {type(model).__name__}")
     training = [name for name, module in model.named_modules() if module.training]
     if training:
         where = f" in {training[0]}" if training[0] else ""

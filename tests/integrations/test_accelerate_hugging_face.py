@@ -156,6 +156,31 @@ def test_a_hook_on_a_sublayer_runs(name):
     assert called
 
 
+@pytest.mark.parametrize("way", ["another", "its forward"])
+@both
+def test_an_activation_that_is_replaced_later_is_called(name, way):
+    model, given = MODELS[name]().eval(), inputs()
+    kind, attribute = {"gpt2": ("GPT2MLP", "act")}.get(
+        name, ("BertIntermediate", "intermediate_act_fn")
+    )
+
+    def replace_activations(model):
+        for block in (m for m in model.modules() if type(m).__name__ == kind):
+            if way == "another":
+                setattr(block, attribute, nn.SiLU())
+            else:
+                getattr(block, attribute).forward = torch.sin
+
+    other = copy.deepcopy(model)
+    before = run(model, given)
+    fusedseq.accelerate(other)
+    for m in (model, other):
+        replace_activations(m)
+    expected = run(model, given)
+    assert not torch.equal(expected[0], before[0])
+    torch.testing.assert_close(run(other, given), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("act", ["silu", "relu", "gelu", "gelu_new", "gelu_pytorch_tanh"])
 def test_activations_are_computed_or_left_with_a_reason(act):
     model, given = gpt2(activation_function=act).eval(), inputs()

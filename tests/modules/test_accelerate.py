@@ -132,6 +132,15 @@ def test_a_model_moves_to_another_dtype(build, inputs):
     assert (found - expected).norm() <= budget
 
 
+@pytest.mark.parametrize("name", ["attention", "encoder", "decoder", "transformer"])
+def test_inputs_without_a_batch_dimension_are_computed(name):
+    build, inputs = MODELS[name]
+    model, given = build().eval(), tuple(x[:, 0] for x in inputs())
+    expected = run(model, given)
+    fusedseq.accelerate(model)
+    torch.testing.assert_close(run(model, given), expected)
+
+
 def test_dropout_has_torchs_strength_and_stops_in_eval_mode():
     model = nn.Sequential(nn.Dropout(0.25))
     fusedseq.accelerate(model)
@@ -194,12 +203,19 @@ def test_attention_that_returns_probabilities_is_torchs():
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("name", ["gru", "encoder", "attention", "linear", "embedding"])
-def test_autocast_to_a_dtype_without_kernels_is_torchs(name):
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        *((name, torch.float32) for name in ("gru", "encoder", "attention", "linear", "embedding")),
+        *((name, torch.bfloat16) for name in ("gru", "attention", "linear")),
+    ],
+    ids=str,
+)
+def test_autocast_to_a_dtype_without_kernels_is_torchs(name, own):
     """fp16 on the CPU: the recurrences and the sublayers' operators have no kernels for it."""
     build, inputs = MODELS[name]
-    model = build().eval().to(torch.float32)
-    given = [t.float() if t.is_floating_point() else t for t in inputs()]
+    model = build().eval().to(own)
+    given = [t.to(own) if t.is_floating_point() else t for t in inputs()]
     with torch.autocast("cpu", torch.float16):
         expected = first(model(*given))
         fusedseq.accelerate(model)

@@ -1,4 +1,7 @@
-"""Hooks of an accelerated model: those that were there, and those of all modules, are called."""
+"""Hooks of an accelerated model: those that were there, and those of all modules, are called.
+
+So is what somebody put in the place of a sublayer's forward.
+"""
 
 import copy
 
@@ -104,6 +107,55 @@ def test_hooks_of_all_modules_are_called_for_the_modules_that_torch_calls(name, 
         called.append(sorted(seen))
     assert called[0]  # so that the comparison is of something
     assert called[1] == called[0]
+
+
+REPLACED = {
+    "linear1": lambda layer: setattr(
+        layer.linear1, "forward", lambda x: torch.cat([x, x[..., :8]], -1)
+    ),
+    "norm1": lambda layer: setattr(layer.norm1, "forward", torch.sin),
+    "dropout1": lambda layer: setattr(layer.dropout1, "forward", torch.cos),
+    "self_attn": lambda layer: setattr(layer.self_attn, "forward", lambda x, *_, **__: (x, None)),
+    "_sa_block": lambda layer: setattr(layer, "_sa_block", lambda x, *_, **__: x),
+    "_mha_block": lambda layer: setattr(layer, "_mha_block", lambda x, *_, **__: x),
+    "_ff_block": lambda layer: setattr(layer, "_ff_block", torch.sin),
+    "activation's forward": lambda layer: setattr(layer.activation, "forward", torch.sin),
+    "activation": lambda layer: setattr(layer, "activation", F.silu),
+}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.parametrize("kind", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
+def test_what_was_replaced_in_an_object_of_a_layer_is_called(kind, name, before):
+    """Before or after accelerate, as in torch's own layer."""
+    is_module = name == "activation's forward"
+    layer, other = (kind(E, N, 20, activation=nn.ReLU() if is_module else F.relu) for _ in "12")
+    other.load_state_dict(layer.eval().state_dict())
+    other.eval()
+    given = (sequence(),) * (1 if kind is nn.TransformerEncoderLayer else 2)
+    plain = layer(*given)
+    REPLACED[name](layer)
+    expected = layer(*given)
+    assert (name == "_mha_block" and len(given) == 1) or not torch.equal(expected, plain)
+    if before:
+        REPLACED[name](other)
+    fusedseq.accelerate(other)
+    if not before:
+        REPLACED[name](other)
+    torch.testing.assert_close(other(*given), expected)
+
+
+def test_a_subclass_of_an_activation_is_not_taken_for_it():
+    class Halved(nn.GELU):
+        def forward(self, input):
+            return super().forward(input) / 2
+
+    layer = nn.TransformerEncoderLayer(E, N, 20, activation=Halved()).eval()
+    x = sequence()
+    expected = layer(x)
+    assert "activation" in fusedseq.accelerate(layer).left[0].reason
+    torch.testing.assert_close(layer(x), expected)
 
 
 def test_a_fused_layer_is_fused_again_after_the_hooks_of_all_modules_are_gone():

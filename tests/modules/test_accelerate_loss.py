@@ -264,6 +264,29 @@ def test_logits_in_16_bits_that_are_converted_to_fp32_are_deferred(widen, is_fus
         torch.testing.assert_close(a, b, rtol=2**-5, atol=2**-7)
 
 
+def test_logits_that_are_to_have_a_gradient_are_computed_by_retain_grad():
+    model, y = Model(), targets()
+    ids = torch.arange(B * L).view(B, L) % V
+    found = []
+    for m in (model, accelerated(model)):
+        logits = m(ids)
+        logits.retain_grad()
+        loss = F.cross_entropy(logits.view(-1, V), y.view(-1))
+        found += torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_inference_mode_reads_logits_that_were_made_before_it():
+    model, y = Model(), targets().clamp(min=0)
+    ids = torch.arange(B * L).view(B, L) % V
+    expected = F.cross_entropy(model(ids).view(-1, V), y.view(-1))
+    logits = accelerated(model)(ids)
+    with torch.inference_mode():
+        torch.testing.assert_close(F.cross_entropy(logits.view(-1, V), y.view(-1)), expected)
+        assert logits.is_deferred
+        torch.testing.assert_close(logits[0].argmax(-1), model(ids)[0].argmax(-1))
+
+
 def test_the_last_linear_layer_is_the_output_and_undo_restores_it():
     model = Model()
     report = fusedseq.accelerate(model, loss=nn.CrossEntropyLoss())

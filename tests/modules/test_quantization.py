@@ -1,10 +1,10 @@
 """Weights in 8 bits: `fusedseq.quantize_`, the class Int8Weight, and `linear`.
 
-test_quantized_recurrences.py has the recurrences.
+test_int8_weight.py has what functions of torch do with the class, and
+test_quantized_recurrences.py the recurrences.
 """
 
 import copy
-import io
 
 import fusedseq
 import pytest
@@ -190,19 +190,6 @@ def test_opcheck():
     )
 
 
-def test_functions_of_torch_take_the_weight():
-    x, W = torch.randn(3, 20), Int8Weight.from_float(weight(6, 20))
-    plain = W.dequantize()
-    torch.testing.assert_close(torch.nn.functional.linear(x, W), x @ plain.T)
-    torch.testing.assert_close(x @ W.T, x @ plain.T)
-    assert type(W + 1) is torch.Tensor
-    assert torch.equal(W + 1, plain + 1)
-    assert isinstance(W[2:4], Int8Weight)
-    assert torch.equal(W[2:4].dequantize(), plain[2:4])
-    assert type(W[:, 2:4]) is torch.Tensor
-    assert torch.equal(W[:, 2:4], plain[:, 2:4])
-
-
 def test_x_has_a_gradient_and_the_weight_has_none():
     x, b = torch.randn(3, 20, requires_grad=True), torch.randn(6, requires_grad=True)
     W = Int8Weight.from_float(weight(6, 20))
@@ -267,81 +254,14 @@ def test_a_filter_chooses_modules():
     assert quantize_(model) == ["0.weight"]  # a weight in 8 bits stays as it is
 
 
+def test_only_a_module_is_quantized():
+    with pytest.raises(TypeError, match=r"quantize_: model must be a torch.nn.Module, got int"):
+        fusedseq.quantize_(3)
+
+
 def test_a_model_in_training_mode_is_refused():
     with pytest.raises(ValueError, match=r"quantize_: model must be in inference mode, got"):
         fusedseq.quantize_(torch.nn.Linear(2, 3))
-
-
-@pytest.fixture
-def pair():
-    """A small model, and its copy with rounded weights."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 4))
-    quantized = copy.deepcopy(model.eval())
-    quantize_(quantized)
-    return model, quantized
-
-
-def test_a_state_dict_returns_from_a_file(pair):
-    model, quantized = pair
-    file = io.BytesIO()
-    torch.save(quantized.state_dict(), file)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-    assert isinstance(state["0.weight"], Int8Weight)
-    other = copy.deepcopy(model)
-    torch.nn.init.normal_(other[0].weight)
-    quantize_(other)
-    other.load_state_dict(state)
-    in_float = copy.deepcopy(model)
-    in_float.load_state_dict(state)
-    assigned = copy.deepcopy(model)
-    assigned.load_state_dict(state, assign=True)
-    x = torch.randn(3, 6)
-    with torch.no_grad():
-        wanted = quantized(x)
-        assert torch.equal(other(x), wanted)
-        assert torch.equal(assigned(x), wanted)
-        torch.testing.assert_close(in_float(x), wanted)
-    assert type(in_float[0].weight) is torch.nn.Parameter
-
-
-def test_a_state_dict_in_fp32_is_rounded_where_it_is_loaded(pair):
-    model, quantized = pair
-    other = copy.deepcopy(quantized)
-    other[0].weight.scale.zero_()
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(other[0].weight.int8, quantized[0].weight.int8)
-    assert torch.equal(other[0].weight.scale, quantized[0].weight.scale)
-
-
-def test_copies_and_dtypes(pair):
-    _, quantized = pair
-    W = quantized[0].weight
-    assert isinstance(W, torch.nn.Parameter)
-    copied = copy.deepcopy(quantized)
-    copied[0].weight.int8.zero_()
-    assert W.int8.any()
-    quantized.to(torch.bfloat16)
-    W = quantized[0].weight
-    assert (type(W), W.dtype, W.scale.dtype) == (Int8Weight, torch.bfloat16, torch.float32)
-    assert not W.requires_grad
-    with torch.no_grad():
-        assert quantized(torch.randn(2, 6).bfloat16()).dtype == torch.bfloat16
-
-
-def test_autocast_casts_the_operands(pair):
-    _, quantized = pair
-    with torch.no_grad(), torch.autocast("cpu"):
-        assert fused.linear(torch.randn(2, 6), quantized[0].weight).dtype == torch.bfloat16
-
-
-@pytest.mark.slow  # inductor compiles C++
-def test_compiled_code_calls_the_kernel(pair):
-    _, quantized = pair
-    x = torch.randn(3, 6)
-    with torch.no_grad():
-        torch.testing.assert_close(torch.compile(quantized)(x), quantized(x))
 
 
 def test_an_exported_program_keeps_the_product():
@@ -379,19 +299,6 @@ def test_explain_says_what_multiplies():
     assert "numbers of 8 bits" not in dropped
     targets = torch.zeros(1, dtype=torch.int64)
     assert "numbers of 8 bits" not in explain(fused.linear_cross_entropy, x, W, targets)
-
-
-def test_a_weight_that_requires_a_gradient_is_refused():
-    W = torch.nn.Parameter(Int8Weight.from_float(weight(16, 4)))
-    h = torch.zeros(2, 4)
-    with pytest.raises(ValueError, match="Int8Weight: requires_grad must be False"):
-        fused.linear(torch.randn(1, 4), W)
-    with pytest.raises(ValueError, match="Int8Weight: requires_grad must be False"):
-        fused.lstm(torch.zeros(3, 2, 4), W, W, None, h, h)
-    with pytest.raises(ValueError, match="Int8Weight: requires_grad must be False"):
-        fused.lstm(torch.zeros(1, 2, 4), W, W, None, h, h)
-    with torch.no_grad():
-        fused.linear(torch.randn(1, 4), W)
 
 
 def test_a_weight_of_torchao_is_multiplied_as_it_is():

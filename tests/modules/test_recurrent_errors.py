@@ -13,28 +13,30 @@ lstm, batch_first = nn.LSTM(X, H), nn.LSTM(X, H, batch_first=True)
 two, gru, both = nn.LSTM(X, H, 2), nn.GRU(X, H, 2), nn.GRU(X, H, bidirectional=True)
 nested = torch.nested.nested_tensor([x[:3, 0], x[:5, 1]], layout=torch.jagged)
 CONSTRUCTORS = {
-    "hidden_size must be a whole number or one for each layer, got 6.0": lambda: nn.LSTM(X, 6.0),
-    "hidden_size must be a whole number or one for each layer, got '6'": lambda: nn.LSTM(X, "6"),
-    "hidden_size must be a whole number or one for each layer, got 5.0": lambda: nn.LSTM(
-        X, [6, 5.0], 2
+    "hidden_size must be a whole number or one for each layer, got float": lambda: nn.LSTM(X, 6.0),
+    "hidden_size must be a whole number or one for each layer, got str": lambda: nn.LSTM(X, "6"),
+    "hidden_size must be a whole number or one for each layer, got NoneType": lambda: nn.LSTM(
+        X, [6, None], 2
     ),
-    "input_size must be a whole number, got 4.0": lambda: nn.GRU(4.0, H),
-    "num_layers must be a whole number, got 2.0": lambda: nn.RNN(X, H, 2.0),
-    "num_layers must be a whole number, got True": lambda: nn.LSTM(X, H, True),
-    "proj_size must be a whole number, got 2.0": lambda: nn.LSTM(X, H, proj_size=2.0),
-    "rounds must be a whole number, got 2.0": lambda: nn.MogrifierLSTM(X, H, rounds=2.0),
-    "rank must be a whole number, or None for full rank, got 2.0": lambda: nn.MogrifierLSTM(
+    "input_size must be a whole number, got float": lambda: nn.GRU(4.0, H),
+    "num_layers must be a whole number, got float": lambda: nn.RNN(X, H, 2.0),
+    "num_layers must be a whole number, got bool": lambda: nn.LSTM(X, H, True),
+    "proj_size must be a whole number, got float": lambda: nn.LSTM(X, H, proj_size=2.0),
+    "rounds must be a whole number, got float": lambda: nn.MogrifierLSTM(X, H, rounds=2.0),
+    "rank must be a whole number, or None for full rank, got float": lambda: nn.MogrifierLSTM(
         X, H, rank=2.0
     ),
-    "dropout must be a number in [0, 1], got None": lambda: nn.LSTM(X, H, dropout=None),
-    "dropout must be a number in [0, 1], got 'a'": lambda: nn.MogrifierLSTM(X, H, dropout="a"),
-    "zoneout_h must be a number in [0, 1], got None": lambda: nn.GRU(X, H, zoneout_h=None),
-    "bias must be a bool, got 'relu'": lambda: nn.LSTM(X, H, 1, "relu"),
-    "bias must be a bool, got 1": lambda: nn.RNN(X, H, 1, "relu", 1),
-    "batch_first must be a bool, got 0.5": lambda: nn.LayerNormGRU(X, H, batch_first=0.5),
-    "bidirectional must be a bool, got None": lambda: nn.PeepholeLSTM(X, H, bidirectional=None),
-    "locked_input must be a bool, got 0.3": lambda: nn.LayerNormLSTM(X, H, locked_input=0.3),
-    "share_rounds must be a bool, got 2": lambda: nn.MogrifierLSTM(X, H, share_rounds=2),
+    "dropout must be a number, got NoneType": lambda: nn.LSTM(X, H, dropout=None),
+    "dropout must be a number, got str": lambda: nn.MogrifierLSTM(X, H, dropout="a"),
+    "zoneout_h must be a number, got NoneType": lambda: nn.GRU(X, H, zoneout_h=None),
+    "bias must be True or False, got 'relu'": lambda: nn.LSTM(X, H, 1, "relu"),
+    "bias must be True or False, got 1": lambda: nn.RNN(X, H, 1, "relu", 1),
+    "batch_first must be True or False, got 0.5": lambda: nn.LayerNormGRU(X, H, batch_first=0.5),
+    "bidirectional must be True or False, got None": lambda: nn.PeepholeLSTM(
+        X, H, bidirectional=None
+    ),
+    "locked_input must be True or False, got 0.3": lambda: nn.LayerNormLSTM(X, H, locked_input=0.3),
+    "share_rounds must be True or False, got 2": lambda: nn.MogrifierLSTM(X, H, share_rounds=2),
 }
 HAS_H = "h (num_layers, B, H) or a list with an entry (B, H) for each of 2 layers"
 HAS_C = "(h, c), each (num_layers, B, H) or a list with an entry (B, H) for each of"

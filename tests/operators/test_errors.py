@@ -1,12 +1,11 @@
-"""Argument checks of the public functions `fused.<op>`: what every operator checks, and the options
-of the small ones. The others have files of their own: test_<operators>_errors.py.
+"""Argument checks of the public functions `fused.<op>`: tensors, seeds and ids. The checks of
+options are in test_option_errors.py, and those that few operators have in
+test_<operators>_errors.py.
 
 Each test changes one argument of a good call and expects an exception whose message names the
 operator, the argument, what it must be and what was given: `lstm: W_hh must be (4H, H) = (16, 4),
 got (16, 3)`.
 """
-
-import re
 
 import pytest
 import torch
@@ -278,49 +277,6 @@ def test_devices_differ(good, name):
         )
 
 
-PROBABILITIES = [
-    *((op, "p") for op in (*ONE_FLOAT, "bias_activation_dropout", "residual_layer_norm")),
-    *(("lstm", name) for name in ("zoneout_h", "zoneout_c", "weight_drop")),
-    ("bidirectional_lstm", "weight_drop"),
-    *(("projected_lstm", name) for name in ("zoneout_c", "weight_drop")),
-    *(
-        ("mogrifier_lstm", name)
-        for name in ("input_dropout", "state_dropout", "zoneout_h", "zoneout_c", "weight_drop")
-    ),
-    ("linear_cross_entropy", "label_smoothing"),
-    ("attention", "dropout"),
-]
-
-
-TRAINED = "lstm", "mogrifier_lstm", "projected_lstm"
-
-
-@pytest.mark.parametrize(
-    ("good", "name"), PROBABILITIES, ids=[f"{c}-{n}" for c, n in PROBABILITIES]
-)
-@pytest.mark.parametrize("p", [-0.1, 1.0000001, 2, float("nan"), float("inf")], ids=str)
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_probability(good, name, p, training):
-    options = {"training": training} if good in TRAINED else {}
-    with pytest.raises(ValueError, match=rf"^{good}: {name} must be in \[0, 1\], got {p}"):
-        call(good, **{name: p}, **options)
-
-
-@pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")], ids=str)
-def test_probability_of_a_mask(p):
-    with pytest.raises(ValueError, match=rf"^dropout_mask: p must be in \[0, 1\], got {p}"):
-        fused.dropout_mask(0, p, (3, 4))
-
-
-@pytest.mark.parametrize("shape", [(-1,), (3, -4), (0, -1), (-(2**63),)])
-def test_negative_size_of_a_mask(shape):
-    got = re.escape(str(shape))
-    with pytest.raises(
-        ValueError, match=rf"^dropout_mask: shape must be sizes of at least 0, got {got}"
-    ):
-        fused.dropout_mask(0, 0.5, shape)
-
-
 SEEDED = [
     "attention",
     "bidirectional_lstm",
@@ -370,19 +326,3 @@ def test_token_of_an_empty_vocabulary():
 def test_ids_of_another_dtype(other):
     with pytest.raises(TypeError, match=rf"^embedding: ids must be int64 or int32, got {other}"):
         call("embedding", ids=torch.zeros(3, dtype=other))
-
-
-@pytest.mark.parametrize("activation", ["swish", "", None, 3])
-def test_unknown_activation(activation):
-    with pytest.raises(
-        ValueError, match=r"^bias_activation_dropout: activation must be one of relu, gelu, .*, got"
-    ):
-        call("bias_activation_dropout", activation=activation)
-
-
-@pytest.mark.parametrize("eps", [-1e-5, float("nan")])
-def test_wrong_eps(eps):
-    with pytest.raises(
-        ValueError, match=rf"^residual_layer_norm: eps must be at least 0, got {eps}"
-    ):
-        call("residual_layer_norm", eps=eps)

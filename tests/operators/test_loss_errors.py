@@ -4,6 +4,7 @@ operator has: targets, options and splits.
 
 import pytest
 import torch
+from fusedseq import nn
 
 from tests.support.good_calls import call
 
@@ -46,6 +47,32 @@ def test_splits_that_do_not_ascend(splits):
         ValueError, match=r"^split_cross_entropy: splits must ascend in \(0, V\) = \(0, 4\), got"
     ):
         call("split_cross_entropy", splits=splits)
+
+
+@pytest.mark.parametrize("name", ["z_loss", "temperature", "label_smoothing", "ignore_index"])
+@pytest.mark.parametrize("value", [None, "a", True, [1], torch.tensor(0.5)], ids=str)
+def test_an_option_of_the_loss_that_is_not_a_number(name, value):
+    wanted = "a whole number" if name == "ignore_index" else "a number"
+    message = f"{name} must be {wanted}, got {type(value).__name__}$"
+    with pytest.raises(TypeError, match=f"^linear_cross_entropy: {message}"):
+        call("linear_cross_entropy", **{name: value})
+    if name == "ignore_index":
+        with pytest.raises(TypeError, match=f"^split_cross_entropy: {message}"):
+            call("split_cross_entropy", **{name: value})
+
+
+def test_an_ignored_class_is_a_whole_number():
+    with pytest.raises(TypeError, match=r"ignore_index must be a whole number, got float$"):
+        call("linear_cross_entropy", ignore_index=1.0)
+
+
+@pytest.mark.parametrize("splits", [None, True, 0.5], ids=str)
+def test_splits_that_are_not_a_sequence(splits):
+    message = f"splits must be a sequence of whole numbers, got {splits}$"
+    with pytest.raises(TypeError, match=f"^split_cross_entropy: {message}"):
+        call("split_cross_entropy", splits=splits)
+    with pytest.raises(TypeError, match=f"^SplitCrossEntropy: {message}"):
+        nn.SplitCrossEntropy(5, splits)
 
 
 def test_splits_that_are_not_numbers():

@@ -317,3 +317,28 @@ def test_wrong_dtype_is_named(other):
         TypeError, match=f"^NTASGD: parameters must be float32, float64 or bfloat16, got {other}"
     ):
         NTASGD(parameters(dtype=other), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("lr", None, "a number, got NoneType"),
+        ("lr", "a", "a number, got str"),
+        ("weight_decay", None, "a number, got NoneType"),
+        ("max_norm", "a", "a number, got str"),
+        ("n", None, "a whole number, got NoneType"),
+        ("n", 2.5, "a whole number, got float"),
+    ],
+)
+def test_settings_of_a_wrong_type_are_named(name, value, wanted):
+    with pytest.raises(TypeError, match=f"^NTASGD: {name} must be {wanted}$"):
+        NTASGD(parameters(), **{"lr": 0.1, name: value})
+
+
+def test_a_group_that_is_refused_is_not_added():
+    optimizer = NTASGD(parameters(), 0.1)
+    with pytest.raises(TypeError, match="NTASGD: parameters must be"):
+        optimizer.add_param_group({"params": parameters(dtype=torch.float16)})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": parameters(dtype=torch.bfloat16)})
+    assert len(optimizer.param_groups) == 2

@@ -328,6 +328,20 @@ def test_autocast(case, device):
         assert torch.equal(dense(g), dense(expected_g).float())
 
 
+@pytest.mark.parametrize("wide", [torch.float16, torch.float32], ids=str)
+def test_autocast_casts_every_floating_dtype_but_fp64_as_torch_does(wide, device):
+    x, W, b = (torch.randn(shape, device=device) for shape in ((3, 5), (4, 5), (4,)))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        mixed = x.to(wide), W.bfloat16(), b.half()
+        expected = torch.nn.functional.linear(*mixed)
+        found = fused.linear(*mixed)
+        kept = fused.linear(x.double(), W.double(), b.double())
+    assert found.dtype == expected.dtype == torch.bfloat16
+    assert kept.dtype == torch.float64
+    assert torch.equal(found, fused.linear(*(t.bfloat16() for t in mixed)))
+    assert not autocast.is_cast(torch.zeros(1, dtype=torch.int64))
+
+
 @pytest.mark.cpu
 @pytest.mark.parametrize(
     "kind", ["cpu", "cuda", "hpu", "lazy", "meta", "mps", "mtia", "vulkan", "xla", "xpu"]

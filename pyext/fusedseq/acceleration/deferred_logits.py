@@ -83,9 +83,8 @@ class DeferredLogits(Tensor):
         if not self.is_deferred:
             return
         with torch._C.DisableTorchFunctionSubclass():
-            changed = (
-                self._version or versions(self.hidden, self.weight, self.bias) != self.versions
-            )
+            now = versions(self.hidden, self.weight, self.bias)
+            changed = any(versions(self)) or now != self.versions
         if changed:
             raise RuntimeError(
                 "accelerate: the input and the parameters of an output layer must stay unchanged "
@@ -182,7 +181,7 @@ class Defer(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         result = ctx.result()
         computed = None if result is None else result.computed
-        if computed is not None and computed._version:
+        if any(versions(computed)):
             raise RuntimeError(
                 "accelerate: the logits of an output layer must not be changed in place and then "
                 "be given to code that bypasses __torch_function__, such as an autograd.Function"

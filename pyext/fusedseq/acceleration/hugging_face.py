@@ -12,19 +12,20 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq.acceleration import torch_modules
 from fusedseq.acceleration.subclass import Accelerated
-from fusedseq.acceleration.torch_modules import has_hooks, is_supported, residual_norm
-from fusedseq.nn.feed_forward import activation_name
+from fusedseq.acceleration.torch_modules import is_as_defined, is_supported, residual_norm
+from fusedseq.nn.feed_forward import known_activation
 
 # Model types whose attention is compared with eager attention by the tests.
 ATTENTION_OF = ("bert", "gpt2", "llama", "mistral")
 ATTENTION = "fusedseq"
 
 
-def activation_of(module: Any) -> str:
-    """Returns the operator's name of an activation of transformers.
-
-    Errors: ValueError for any other, naming transformers.
+def activation_of(module: Any) -> str | None:
+    """Returns the operator's name of an activation of transformers, or None if it has none, or if
+    somebody hooks into its module.
     """
+    if isinstance(module, nn.Module) and not is_as_defined(module):
+        return None
     function = module
     if type(module).__module__ == "transformers.activations":
         name = type(module).__name__
@@ -33,7 +34,7 @@ def activation_of(module: Any) -> str:
         function = getattr(module, "act", module)
         if isinstance(function, functools.partial) and function.keywords == {"approximate": "tanh"}:
             return "gelu_tanh"
-    return activation_name(function, "transformers")
+    return known_activation(function)
 
 
 def sublayers_are_plain(module: nn.Module, *names: str) -> bool:
@@ -46,7 +47,7 @@ def sublayers_are_plain(module: nn.Module, *names: str) -> bool:
         child = getattr(module, name)
         kind = (type(child).__module__, type(child).__name__)
         is_conv = kind == ("transformers.pytorch_utils", "Conv1D") or isinstance(child, Conv1D)
-        if not (type(child) in kinds or is_conv) or "forward" in vars(child) or has_hooks(child):
+        if not (type(child) in kinds or is_conv) or not is_as_defined(child):
             return False
     return True
 
@@ -67,15 +68,14 @@ class Gpt2FeedForward(Accelerated, nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Applies the block to (..., D)."""
-        x, act = hidden_states, self.act
+        x, activation = hidden_states, activation_of(self.act)
         names = ("c_fc", "c_proj", "dropout")
-        act_has_hooks = isinstance(act, nn.Module) and has_hooks(act)
-        if not is_supported(x) or act_has_hooks or not sublayers_are_plain(self, *names):
+        if not is_supported(x) or activation is None or not sublayers_are_plain(self, *names):
             unfused: Tensor = super().forward(x)
             return unfused
         first, second = self.c_fc, self.c_proj
         hidden = fused.linear(x, first.weight.t())
-        hidden = fused.bias_activation_dropout(hidden, first.bias, activation_of(act))
+        hidden = fused.bias_activation_dropout(hidden, first.bias, activation)
         y: Tensor = self.dropout(fused.linear(hidden, second.weight.t(), second.bias))
         return y
 
@@ -110,13 +110,12 @@ class BertIntermediate(Accelerated, nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Applies the block to (..., D)."""
-        x, act = hidden_states, self.intermediate_act_fn
-        act_has_hooks = isinstance(act, nn.Module) and has_hooks(act)
-        if not is_supported(x) or act_has_hooks or not sublayers_are_plain(self, "dense"):
+        x, activation = hidden_states, activation_of(self.intermediate_act_fn)
+        if not is_supported(x) or activation is None or not sublayers_are_plain(self, "dense"):
             unfused: Tensor = super().forward(x)
             return unfused
         hidden = fused.linear(x, self.dense.weight)
-        return fused.bias_activation_dropout(hidden, self.dense.bias, activation_of(act))
+        return fused.bias_activation_dropout(hidden, self.dense.bias, activation)
 
 
 class BertOutput(Accelerated, nn.Module):
@@ -157,11 +156,9 @@ def find(module: nn.Module) -> tuple[type[Accelerated], str] | None:
         if getattr(sys.modules.get(path), name, None) is not kind:
             return None
         if attribute:
-            try:
-                activation_of(getattr(module, attribute))
-            except ValueError:
-                act = getattr(module, attribute)
-                return computed_by, f"the activation {act!r} has no fused operator"
+            act = getattr(module, attribute)
+            if activation_of(act) is None:
+                return computed_by, f"the activation {act!r} has no fused operator or is hooked"
         return computed_by, ""
     return None
 

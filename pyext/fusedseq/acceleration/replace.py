@@ -10,7 +10,7 @@ from fusedseq.acceleration import awd_lstm, gains, hugging_face, torch_modules
 from fusedseq.acceleration.report import Entry, Report
 from fusedseq.acceleration.subclass import Accelerated, extend
 from fusedseq.acceleration.torch_modules import has_hooks
-from fusedseq.nn.feed_forward import activation_name
+from fusedseq.nn.feed_forward import known_activation
 
 Reason = str  # why a module is left as it is, "" if it can be replaced
 
@@ -40,12 +40,10 @@ def attention_reason(module: Any) -> Reason:
 
 
 def layer_reason(module: Any) -> Reason:
-    try:
-        activation_name(module.activation, type(module).__name__)
-    except ValueError:
+    if known_activation(module.activation) is None:
         return f"the activation {module.activation!r} has no fused operator"
     if not torch_modules.is_plain(module):
-        return "a sublayer has a hook or is not torch's own class"
+        return "a sublayer has a hook or another forward, or is not torch's own class"
     return ""
 
 

@@ -19,19 +19,19 @@ from fusedseq.acceleration.deferred_logits import defer
 from fusedseq.fused import autocast, check, transforms
 from fusedseq.fused.projected_lstm import DEVICES as PROJECTING
 from fusedseq.nn.dropout import draw_seed
-from fusedseq.nn.feed_forward import activation_name
+from fusedseq.nn.feed_forward import known_activation
 
 
 def is_supported(x: Any) -> bool:
     """Returns whether x is a plain tensor which every operator computes on its device.
 
-    The operators compute in the dtype of x, or, under autocast, fp32 tensors in autocast's.
+    The operators compute in the dtype of x, and under autocast products in autocast's.
     """
     if not isinstance(x, Tensor) or x.is_nested:
         return False
     kind = x.device.type
     known = check.DTYPES.get(kind, check.DTYPES["cpu"])
-    is_cast = x.dtype == torch.float32 and autocast.is_on(kind)
+    is_cast = autocast.is_cast(x) and autocast.is_on(kind)
     return x.dtype in known and (not is_cast or torch.get_autocast_dtype(kind) in known)
 
 
@@ -48,6 +48,11 @@ def has_hooks(module: nn.Module) -> bool:
         or module._backward_pre_hooks
         or torch.nn.modules.module._has_any_global_hook()
     )
+
+
+def is_as_defined(module: nn.Module) -> bool:
+    """Returns whether a call of the module is its class's forward, without hooks."""
+    return "forward" not in vars(module) and not has_hooks(module)
 
 
 class Linear(nn.Linear):
@@ -233,15 +238,33 @@ def residual_norm(norm: Any, dropout: Any, x: Tensor, residual: Tensor, prenorm:
     )
 
 
+# The classes of the sublayers that a fused Transformer layer does not call, by their names without
+# a number.
+SUBLAYERS: dict[str, tuple[type[nn.Module], ...]] = {
+    "linear": (nn.Linear, Linear, OutputLinear),
+    "norm": (nn.LayerNorm,),
+    "dropout": (nn.Dropout, Dropout),
+}
+BLOCKS = {"_sa_block", "_mha_block", "_ff_block"}  # methods that a fused layer does not call
+
+
 def is_plain(layer: Any) -> bool:
-    """Returns whether the sublayers that a fused layer does not call are torch's, without hooks."""
+    """Returns whether what a fused layer does not call is torch's own, without hooks: sublayers,
+    their forward, the methods of its blocks, and its activation.
+    """
+    if not BLOCKS.isdisjoint(vars(layer)):
+        return False
     for name, module in layer.named_children():
-        kinds = {"linear": (nn.Linear, Linear, OutputLinear), "norm": (nn.LayerNorm,)}
-        kinds["dropout"] = (nn.Dropout, Dropout)
-        allowed = kinds.get(name.rstrip("123"))
-        if allowed and (type(module) not in allowed or has_hooks(module)):
+        allowed = SUBLAYERS.get(name.rstrip("123"))
+        if allowed and (type(module) not in allowed or not is_as_defined(module)):
             return False
-    return not isinstance(layer.activation, nn.Module) or not has_hooks(layer.activation)
+    return is_plain_activation(layer.activation)
+
+
+def is_plain_activation(activation: Any) -> bool:
+    """Returns whether the operator has the activation, and nothing hooks into its module."""
+    is_hooked = isinstance(activation, nn.Module) and has_hooks(activation)
+    return known_activation(activation) is not None and not is_hooked
 
 
 def feed_forward(layer: Any, x: Tensor) -> Tensor:
@@ -249,7 +272,8 @@ def feed_forward(layer: Any, x: Tensor) -> Tensor:
     hidden = fused.linear(x, layer.linear1.weight)
     p = layer.dropout.p if layer.dropout.training else 0.0
     seed = draw_seed(x.device) if p else 0
-    activation = activation_name(layer.activation, type(layer).__name__)
+    activation = known_activation(layer.activation)
+    assert activation is not None, "is_plain requires it"
     hidden = fused.bias_activation_dropout(hidden, layer.linear1.bias, activation, p, seed)
     return fused.linear(hidden, layer.linear2.weight, layer.linear2.bias)
 
@@ -288,7 +312,8 @@ def is_padded_batch(layer: Any, x: Any) -> bool:
         and isinstance(attention, MultiheadAttention)
         and attention.batch_first
         and not layer.training
-        and not (has_hooks(attention) or has_hooks(attention.out_proj))
+        and is_as_defined(attention)
+        and not has_hooks(attention.out_proj)
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, *layer.parameters())))
     )
 

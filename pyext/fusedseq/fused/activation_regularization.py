@@ -23,6 +23,8 @@ def activation_regularization(dropped: Tensor, raw: Tensor, alpha: float, beta: 
     check.shape(OP, "raw", raw, "(T, B, H)", dropped.shape)
     if len(raw) == 0:
         raise ValueError(f"{OP}: T must be at least 1, got {tuple(raw.shape)}")
+    check.number(OP, "alpha", alpha)
+    check.number(OP, "beta", beta)
     loss: Tensor = autograd.call(OP, dropped, raw, alpha, beta)
     return loss
 

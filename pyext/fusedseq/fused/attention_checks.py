@@ -37,7 +37,7 @@ def terms(
     if sinks is not None:
         check.shape(OP, "sinks", sinks, "(N,)", (sizes[1],))
     relative_keys(relative_keys_, q)
-    flag("rope_interleaved", rope_interleaved)
+    check.flag(OP, "rope_interleaved", rope_interleaved)
     shown, added = mask(mask_, q, sizes), broadcast("bias", bias, sizes)
     return shown, added, alibi, rope(rope_, q, sizes, offset)
 
@@ -49,10 +49,10 @@ def settings(
     check.probability(OP, "dropout", dropout)
     if scale is None:
         scale = q.size(-1) ** -0.5 if q.size(-1) else 1.0
-    kind("scale", scale, "a number", int, float, torch.SymInt, torch.SymFloat)
-    flag("causal", causal)
+    check.number(OP, "scale", scale)
+    check.flag(OP, "causal", causal)
     if softcap != 0:
-        kind("softcap", softcap, "a number", int, float)
+        check.number(OP, "softcap", softcap)
         if not 0 <= softcap < INFINITY:
             raise ValueError(f"{OP}: softcap must be at least 0 and finite, got {softcap}")
     return float(scale), float(dropout), float(softcap)
@@ -64,7 +64,10 @@ def window(window: Any) -> tuple[int, int]:
         raise TypeError(f"{OP}: window must be (left, right) or None, got {window!r}")
     for n in window:
         if n is not None:
-            kind("window", n, "two whole numbers or None", int)
+            if isinstance(n, bool) or not isinstance(n, int):
+                raise TypeError(
+                    f"{OP}: window must be two whole numbers or None, got {type(n).__name__}"
+                )
             if n < -1:
                 raise ValueError(f"{OP}: window must be two numbers of at least -1, got {window}")
     left, right = (-1 if n is None or n > MAX_OFFSET else n for n in window)
@@ -112,20 +115,10 @@ def no_gradients(*tensors: Any) -> None:
         )
 
 
-def kind(name: str, value: Any, wanted: str, *types: type) -> None:
-    if isinstance(value, bool) or not isinstance(value, types):
-        raise TypeError(f"{OP}: {name} must be {wanted}, got {type(value).__name__}")
-
-
 def offset(offset: Any) -> None:
-    kind("offset", offset, "a whole number", int, torch.SymInt)
+    check.whole_number(OP, "offset", offset)
     if isinstance(offset, int) and not -MAX_OFFSET <= offset <= MAX_OFFSET:
         raise ValueError(f"{OP}: offset must be in [-2**62, 2**62], got {offset}")
-
-
-def flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{OP}: {name} must be True or False, got {value!r}")
 
 
 def device(name: str, value: Any, q: Tensor) -> None:

@@ -16,15 +16,18 @@ def is_on(device_type: str) -> bool:
 
 
 def cast(device_type: str, *tensors: Any) -> tuple[Any, ...]:
-    """The tensors with fp32 ones cast to autocast's dtype, as torch does for matrix products. None
-    stays None.
+    """The tensors, with floating-point ones other than fp64 cast to autocast's dtype, as torch does
+    for matrix products. None stays None.
     """
     if not is_on(device_type):
         return tensors
     dtype = torch.get_autocast_dtype(device_type)
-    return tuple(
-        t.to(dtype) if isinstance(t, Tensor) and t.dtype == torch.float32 else t for t in tensors
-    )
+    return tuple(t.to(dtype) if isinstance(t, Tensor) and is_cast(t) else t for t in tensors)
+
+
+def is_cast(t: Tensor) -> bool:
+    """Returns whether autocast, where it is on, casts a tensor."""
+    return t.is_floating_point() and t.dtype != torch.float64
 
 
 def promote(device_type: str, *tensors: Any) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@ required and what was given. The registered operators repeat only those checks w
 would touch foreign memory.
 """
 
-import operator
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -25,6 +25,8 @@ TRITON: dict[str, tuple[torch.dtype, ...]] = {
     **CPU,
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
+NUMBERS = (int, float, numbers.Real, torch.SymInt, torch.SymFloat)
+WHOLE_NUMBERS = (int, numbers.Integral, torch.SymInt)
 
 
 def tensor(op: str, name: str, value: Any) -> None:
@@ -85,32 +87,48 @@ def dimensions(op: str, name: str, value: Tensor, symbols: str) -> None:
         raise ValueError(f"{op}: {name} must be {symbols}, got {tuple(value.shape)}")
 
 
-def sizes(op: str, name: str, value: Sequence[int]) -> None:
+def sizes(op: str, name: str, value: Any) -> None:
     """Requires the sizes of a new tensor."""
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"{op}: {name} must be a tuple or list of sizes, got {value!r}")
+    for n in value:
+        whole_number(op, name, n)
     if any(n < 0 for n in value):
         raise ValueError(f"{op}: {name} must be sizes of at least 0, got {tuple(value)}")
 
 
-def flag(op: str, name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{op}: {name} must be a bool, got {value!r}")
+def number(op: str, name: str, value: Any) -> None:
+    """Requires a real number of Python, NumPy or a compiler that traces it."""
+    if isinstance(value, bool) or not isinstance(value, NUMBERS):
+        raise TypeError(f"{op}: {name} must be a number, got {type(value).__name__}")
 
 
 def whole_number(op: str, name: str, value: Any, more: str = "") -> int:
-    """Returns a whole number, of NumPy too, as an int.    more: what else is allowed, for the
-    message
+    """Returns a whole number of Python, NumPy (as an int) or a compiler that traces it.
+
+    more: what else is allowed, for the message
     """
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise TypeError(f"{op}: {name} must be a whole number{more}, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, WHOLE_NUMBERS):
+        got = type(value).__name__
+        raise TypeError(f"{op}: {name} must be a whole number{more}, got {got}")
+    return cast(int, value) if isinstance(value, torch.SymInt) else int(value)
 
 
-def probability(op: str, name: str, p: float) -> None:
+def flag(op: str, name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{op}: {name} must be True or False, got {value!r}")
+
+
+def probability(op: str, name: str, p: Any) -> None:
+    number(op, name, p)
     if not 0 <= p <= 1:
         raise ValueError(f"{op}: {name} must be in [0, 1], got {p}")
+
+
+def at_least_zero(op: str, name: str, value: Any) -> None:
+    number(op, name, value)
+    if not value >= 0:
+        raise ValueError(f"{op}: {name} must be at least 0, got {value}")
 
 
 def is_readable(value: Tensor) -> bool:
@@ -255,8 +273,7 @@ def longest(op: str, name: str, value: Any, offsets: Tensor) -> int:
     offsets: as `offsets` returns them; a given value is compared with them where they are readable
     """
     if value is not None:
-        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-            raise TypeError(f"{op}: {name} must be a whole number, got {type(value).__name__}")
+        whole_number(op, name, value)
         if isinstance(value, int) and value < 0:
             raise ValueError(f"{op}: {name} must be at least 0, got {value}")
         if not is_readable(offsets):

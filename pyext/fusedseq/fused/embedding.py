@@ -30,13 +30,14 @@ def embedding(
     assertion on CUDA, as in torch); ValueError for p outside [0, 1]; TypeError for ids other than
     int64 and int32, or for a W of a dtype other than fp32, fp64, bf16, and fp16 on CUDA.
     """
-    if not sparse:
+    if sparse is False:
         found: Tensor = autograd.unchecked(OP, ids, W, p, seed)
         if found is not NotImplemented:
             return found
     check.like(OP, W, "W")
     check.dimensions(OP, "W", W, "(V, E)")
     check.probability(OP, "p", p)
+    check.flag(OP, "sparse", sparse)
     V = W.size(0)
     ids = check.int64(ids)
     check.whole_numbers(OP, "ids", ids, 0, V - 1, f"[0, V) = [0, {V})", IndexError)

@@ -125,7 +125,8 @@ CUDA_SOURCES = {
     "weight_drop": "dropout",
 }
 
-# (file, how it computes), in the order of the enum in csrc/cpu/arguments/attention.h
+# (file, how it computes), in the order of the enum AttentionKernel in
+# csrc/cpu/arguments/attention.h
 ATTENTION_KERNELS = [
     (
         "csrc/cpu/attention/blocks.h",

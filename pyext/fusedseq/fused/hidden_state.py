@@ -45,6 +45,7 @@ def call(op: str, given: Named) -> tuple[Tensor, Tensor]:
     check.starts(op, a["starts"], x)
     for name in ("zoneout_h", "weight_drop"):
         check.probability(op, name, a[name])
+    check.flag(op, "variational", a["variational"])
     if not a["training"]:
         a["weight_drop"] = 0.0
     if op == "rnn" and not isinstance(a["relu"], bool):

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ class Int8Weight(Tensor):
 
     `linear` and the recurrences multiply by the whole numbers themselves, on a CPU; every other
     operator and every function of torch gets `dequantize()`. The weight is a constant: gradients
-    flow through a product to its other operand alone.
+    flow through a product to its other operand alone, and requires_grad stays False. `copy_`, also
+    of a slice of rows, rounds new numbers into it. Any other change in place is an error
+    (NotImplementedError).
 
     int8: (..., N, K) int8, in [-127, 127]
     scale: (..., N) fp32
@@ -99,6 +101,8 @@ class Int8Weight(Tensor):
             from fusedseq.fused.linear import linear
 
             return linear(*args)
+        if func in METHODS and isinstance(args[0], Int8Weight):
+            return METHODS[func](*args, **(kwargs or {}))
         # Not that of Tensor, which would make every result an Int8Weight.
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
@@ -112,6 +116,8 @@ class Int8Weight(Tensor):
             kept = KEEPING[func](*args, **kwargs)
             if kept is not None:
                 return kept
+        if func._schema.is_mutable:
+            check_unchanged(func, args, kwargs)
         plain = torch.utils._pytree.tree_map_only(Int8Weight, Int8Weight.dequantize, (args, kwargs))
         return func(*plain[0], **plain[1])
 
@@ -143,6 +149,7 @@ def _slice(weight: Int8Weight, dim: int = 0, *bounds: Any) -> Int8Weight | None:
 # Functions of torch whose result is a weight of 8 bits again, unless they return None.
 KEEPING: dict[Any, Callable[..., Any]] = {
     aten.detach.default: lambda weight: weight.with_parts(Tensor.detach),
+    aten.detach_.default: lambda weight: weight,
     aten.alias.default: lambda weight: weight.with_parts(aten.alias),
     aten.clone.default: lambda weight, **_: weight.with_parts(Tensor.clone),
     aten._to_copy.default: _to_copy,
@@ -152,23 +159,60 @@ KEEPING: dict[Any, Callable[..., Any]] = {
 }
 
 
-def check_constant(W: Any) -> None:
-    """Raises ValueError for an Int8Weight that requires a gradient."""
-    if isinstance(W, Int8Weight) and W.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            "Int8Weight: requires_grad must be False, as weights in 8 bits have no gradient, got "
-            "True"
-        )
+def check_unchanged(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises NotImplementedError if a function of torch writes to an Int8Weight."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        written = args[i] if i < len(args) else kwargs.get(argument.name)
+        if any(isinstance(t, Int8Weight) for t in torch.utils._pytree.tree_leaves(written)):
+            refuse_change(func._schema.name.removeprefix("aten::"))
+
+
+def refuse_change(name: str) -> NoReturn:
+    raise NotImplementedError(
+        "Int8Weight: a weight in 8 bits must be changed by copy_, which rounds: "
+        f"weight.copy_(a float tensor of its shape), got {name}"
+    )
+
+
+def _set_item(weight: Int8Weight, index: Any, value: Any) -> None:
+    # Other parts than slices of rows are dequantized copies.
+    if not isinstance(weight[index], Int8Weight):
+        refuse_change("an assignment to elements")
+    with torch._C.DisableTorchFunctionSubclass():
+        Tensor.__setitem__(weight, index, value)
+
+
+def _copy_without_gradient(weight: Int8Weight, *args: Any, **kwargs: Any) -> Int8Weight:
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        return cast(Int8Weight, Tensor.copy_(weight, *args, **kwargs))
+
+
+def _share_memory(weight: Int8Weight) -> Int8Weight:
+    weight.int8.share_memory_()
+    weight.scale.share_memory_()
+    return weight
+
+
+_data, _requires_grad = (getattr(Tensor, name) for name in ("data", "requires_grad"))
+# Methods of torch.Tensor that do something else, or that `__torch_dispatch__` does not see.
+METHODS: dict[Any, Callable[..., Any]] = {
+    Tensor.__setitem__: _set_item,
+    Tensor.copy_: _copy_without_gradient,
+    _data.__set__: lambda weight, value: refuse_change("an assignment to data"),
+    _requires_grad.__set__: lambda weight, value: None,
+    Tensor.requires_grad_: lambda weight, *_, **__: weight,
+    Tensor.share_memory_: _share_memory,
+    Tensor.is_shared: lambda weight: weight.int8.is_shared() and weight.scale.is_shared(),
+}
 
 
 def parts(W: Any) -> tuple[Tensor, Tensor] | None:
     """Returns the whole numbers and the scales of a weight in 8 bits, or None for any other: of an
     Int8Weight, or of the Int8Tensor that torchao makes for Int8WeightOnlyConfig.
-
-    Errors: ValueError for an Int8Weight that requires a gradient.
     """
     if isinstance(W, Int8Weight):
-        check_constant(W)
         return W.int8, W.scale
     if type(W).__name__ != "Int8Tensor" or not type(W).__module__.startswith("torchao."):
         return None
@@ -180,9 +224,7 @@ def parts(W: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def dequantized(*weights: Any) -> tuple[Any, ...]:
-    """The weights with every Int8Weight as a tensor of its dtype. Errors: as `parts`."""
-    for W in weights:
-        check_constant(W)
+    """The weights with every Int8Weight as a tensor of its dtype."""
     return tuple(W.dequantize() if isinstance(W, Int8Weight) else W for W in weights)
 
 
@@ -203,12 +245,8 @@ def has_recurrence(
     is not None is an Int8Weight. Otherwise the recurrence takes `dequantize()`.
 
     others: the further tensors, which must not have gradients    is_random: whether it has a mask
-    Errors: as `parts`.
     """
-    given = [W for W in weights if W is not None]
-    for W in given:
-        check_constant(W)
-    is_int8 = all(isinstance(W, Int8Weight) for W in given)
+    is_int8 = all(W is None or isinstance(W, Int8Weight) for W in weights)
     return is_int8 and not is_random and has_product(x, *others)
 
 

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import hidden_state
+from fusedseq.fused import check, hidden_state
 from fusedseq.fused.schema import Named
 
 OP = "layer_norm_gru"
@@ -35,8 +35,7 @@ def layer_norm_gru(
 
     Errors: those of `lstm`, and ValueError for an eps below 0.
     """
-    if not eps >= 0:
-        raise ValueError(f"{OP}: eps must be at least 0, got {eps}")
+    check.at_least_zero(OP, "eps", eps)
     given: Named = {
         "x": x,
         "W_ih": W_ih,

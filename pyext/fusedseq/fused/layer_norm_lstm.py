@@ -4,7 +4,7 @@ from typing import Any
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import lstm_with_vectors
+from fusedseq.fused import check, lstm_with_vectors
 from fusedseq.fused.lstm import fake as fake_lstm
 from fusedseq.fused.lstm import pad, saved_dtypes
 from fusedseq.fused.schema import Named
@@ -44,8 +44,7 @@ def layer_norm_lstm(
 
     Errors: those of `lstm`, and ValueError for an eps below 0.
     """
-    if not eps >= 0:
-        raise ValueError(f"{OP}: eps must be at least 0, got {eps}")
+    check.at_least_zero(OP, "eps", eps)
     given: Named = {
         "x": x,
         "W_ih": W_ih,

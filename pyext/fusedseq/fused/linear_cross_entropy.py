@@ -47,6 +47,9 @@ def linear_cross_entropy(
     is done for gradients. Autocast casts x, W and b to its dtype; of bf16 tensors logits and sums
     are fp32; docs/precision.md says where bfloat16 numbers are multiplied.
 
+    The loss of a row whose logits are all -inf is infinite, where that of the oracle and of torch
+    is NaN.
+
     Errors: IndexError for a target that is neither in [0, V) nor ignore_index (RuntimeError in
     compiled code, a device-side assertion on a GPU); ValueError or TypeError naming the argument,
     for a wrong shape or device, a dtype other than fp32, bf16, fp64 (CPU) and fp16 (CUDA), or an
@@ -94,6 +97,7 @@ def check_tensors(
         raise ValueError(f"{op}: x must be (..., E) with W's E = {E}, got {tuple(x.shape)}")
     check.tensor(op, "target", target)
     check.shape(op, "target", target, "(...,) of x", x.shape[:-1])
+    check.whole_number(op, "ignore_index", ignore_index)
     check.classes(op, "target", target, V, ignore_index)
     if b is not None:
         check.shape(op, "b", b, "(V,)", (V,))
@@ -114,8 +118,8 @@ def check_options(
     label_smoothing: float, z_loss: float, temperature: float, reduction: str
 ) -> None:
     check.probability(OP, "label_smoothing", label_smoothing)
-    if not z_loss >= 0:
-        raise ValueError(f"{OP}: z_loss must be at least 0, got {z_loss}")
+    check.at_least_zero(OP, "z_loss", z_loss)
+    check.number(OP, "temperature", temperature)
     if not temperature > 0:
         raise ValueError(f"{OP}: temperature must be above 0, got {temperature}")
     if reduction not in REDUCTIONS:

@@ -38,6 +38,7 @@ def call(op: str, given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     check.starts(op, a["starts"], x)
     for name in ("zoneout_h", "zoneout_c", "weight_drop"):
         check.probability(op, name, a[name])
+    check.flag(op, "variational", a["variational"])
     if not a["training"]:
         a["weight_drop"] = 0.0
     has_mask = a["weight_drop"] or a["zoneout_h"] or a["zoneout_c"]

@@ -140,6 +140,7 @@ def operator_inputs(given: Named) -> Named:
         raise ValueError(f"{OP}: rounds must be a whole number in [0, 64), got {rounds}")
     for name in PROBABILITIES:
         check.probability(OP, name, a[name])
+    check.flag(OP, "variational", a["variational"])
     a["seed"] = check.seed(OP, a["seed"], x.device)
     if a["training"] and a["input_dropout"]:
         drop = locked_dropout if a["locked_input"] else dropout

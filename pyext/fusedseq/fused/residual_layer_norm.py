@@ -54,8 +54,8 @@ def residual_layer_norm(
         if value is not None:
             check.shape(OP, name, value, "(D,)", x.shape[-1:])
     check.probability(OP, "p", p)
-    if not eps >= 0:
-        raise ValueError(f"{OP}: eps must be at least 0, got {eps}")
+    check.at_least_zero(OP, "eps", eps)
+    check.flag(OP, "prenorm", prenorm)
     seed = check.seed(OP, seed, x.device)
     if x.size(-1) == 0:
         return reference.residual_layer_norm(

@@ -73,10 +73,17 @@ def loss_of_part(
     return loss
 
 
-def check_splits(splits: Any, V: int) -> tuple[int, ...]:
-    found: tuple[int, ...] = tuple(splits)
+def whole_numbers(op: str, splits: Any) -> tuple[int, ...]:
+    if not isinstance(splits, Sequence):
+        raise TypeError(f"{op}: splits must be a sequence of whole numbers, got {splits!r}")
+    found = tuple(splits)
     if any(isinstance(s, bool) or not isinstance(s, int) for s in found):
-        raise TypeError(f"{OP}: splits must be whole numbers, got {found}")
+        raise TypeError(f"{op}: splits must be whole numbers, got {found}")
+    return found
+
+
+def check_splits(splits: Any, V: int) -> tuple[int, ...]:
+    found = whole_numbers(OP, splits)
     if any(not start < end for start, end in pairwise((0, *found, V))):
         raise ValueError(f"{OP}: splits must ascend in (0, V) = (0, {V}), got {found}")
     return found

@@ -20,6 +20,7 @@ def weight_drop(W: Tensor, p: float, seed: int | Tensor, variational: bool = Fal
     check.like(OP, W, "W")
     check.dimensions(OP, "W", W, "(rows, columns)")
     check.probability(OP, "p", p)
+    check.flag(OP, "variational", variational)
     if p == 0:
         return W.clone()
     y: Tensor = autograd.call(OP, W, p, check.seed(OP, seed, W.device), variational)

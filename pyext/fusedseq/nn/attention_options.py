@@ -1,5 +1,7 @@
-"""How `MultiheadAttention` turns torch's arguments into those of the operator `attention`: masks,
-positions and lengths; and the attention probabilities, which the operator never stores."""
+"""How `MultiheadAttention` turns torch's arguments into those of the operator `attention`: batch
+dimension, masks, positions and lengths; and the attention probabilities, which the operator never
+stores.
+"""
 
 from typing import Any
 
@@ -46,6 +48,22 @@ def logit_terms(
             bias = given.to(q.dtype)
             terms["bias"] = bias + terms["bias"] if "bias" in terms else bias
     return terms
+
+
+def with_batch(
+    dim: int, query: Tensor, key: Tensor | None, value: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Returns the inputs with a batch dimension of 1; what was one tensor remains one tensor,
+    because its projections are then one product.
+
+    dim: the position of the batch dimension
+    """
+    made: dict[int, Tensor] = {}
+    query_, key_, value_ = (
+        None if t is None else made.setdefault(id(t), t.unsqueeze(dim)) for t in (query, key, value)
+    )
+    assert query_ is not None, "MultiheadAttention checks that there is a query"
+    return query_, key_, value_
 
 
 def one_length(key_lengths: Any, device: torch.device) -> Tensor | None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedseq import fused
+from fusedseq.fused import check
 from fusedseq.nn.operators import Operators, shown_options
 
 
@@ -16,15 +17,10 @@ def draw_seed(device: torch.device) -> Tensor:
 
 
 def check_probability(p: float, module: str, name: str = "p") -> float:
-    """Returns p; raises ValueError, naming the module and the argument, if it is outside [0, 1],
-    and TypeError if it is not a number.
+    """Returns p; raises TypeError or ValueError, naming the module and the argument, unless it is a
+    number in [0, 1].
     """
-    try:
-        is_probability = 0 <= p <= 1
-    except TypeError:
-        raise TypeError(f"{module}: {name} must be a number in [0, 1], got {p!r}") from None
-    if not is_probability:
-        raise ValueError(f"{module}: {name} must be in [0, 1], got {p}")
+    check.probability(module, name, p)
     return p
 
 

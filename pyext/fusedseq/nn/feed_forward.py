@@ -17,20 +17,29 @@ NAMES = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu", F.tanh: "tanh", tor
 Activation = str | Callable[[Tensor], Tensor]
 
 
-def activation_name(activation: Any, module: str) -> str:
-    """Returns the operator's name of an activation.
+def known_activation(activation: Any) -> str | None:
+    """Returns the operator's name of an activation, or None if it has none.
 
     activation: one of ACTIVATIONS, or the function or module of torch that computes it
-    Errors: ValueError, naming the module, for any other.
     """
-    name = activation if isinstance(activation, str) else None
-    if isinstance(activation, nn.GELU):
-        name = {"none": "gelu", "tanh": "gelu_tanh"}.get(activation.approximate)
-    elif isinstance(activation, (nn.ReLU, nn.Tanh)):
-        name = type(activation).__name__.lower()
-    elif name is None:
-        name = NAMES.get(activation)
-    if name not in ACTIVATIONS:
+    if isinstance(activation, str):
+        return activation if activation in ACTIVATIONS else None
+    if isinstance(activation, nn.Module) and "forward" in vars(activation):
+        return None
+    if type(activation) is nn.GELU:
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(activation.approximate)
+    if type(activation) in (nn.ReLU, nn.Tanh):
+        return type(activation).__name__.lower()
+    return NAMES.get(activation)
+
+
+def activation_name(activation: Any, module: str) -> str:
+    """Returns the operator's name of an activation, as `known_activation`.
+
+    Errors: ValueError, naming the module, for one that has none.
+    """
+    name = known_activation(activation)
+    if name is None:
         raise ValueError(
             f"{module}: activation must be {', '.join(ACTIVATIONS)}, or the function or module of "
             f"torch that computes one of them, got {activation!r}"

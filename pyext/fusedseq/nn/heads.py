@@ -1,4 +1,6 @@
-"""Splits a projection into attention heads, and gathers the heads' gradients in one copy."""
+"""Selects the rows of a projection, splits its result into attention heads, and gathers the heads'
+gradients in one copy.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +38,17 @@ def views(y: Tensor, parts: int, num_heads: int, batch_first: bool) -> tuple[Ten
     B, L = (0, 1) if batch_first else (1, 0)
     head_dim = y.size(2) // (parts * num_heads)
     return y.view(*y.shape[:2], parts, num_heads, head_dim).permute(2, B, 3, L, 4).unbind(0)
+
+
+def select_rows(parameter: Tensor | None, rows: slice) -> Tensor | None:
+    """Returns rows of a parameter, or None for None.
+
+    All rows are returned as the parameter itself, because the backward of a slice would write the
+    gradient a second time.
+    """
+    if parameter is None or rows == slice(0, len(parameter)):
+        return parameter
+    return parameter[rows]
 
 
 class FusedseqHeads(torch.autograd.Function):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedseq import fused
+from fusedseq.fused import check
 from fusedseq.nn.gru import four_biases
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
@@ -74,8 +75,7 @@ class LayerNormGRU(RecurrentWithDropout):
             dtype=dtype,
         )
         super().__init__(settings, dropout, locked_input, ops)
-        if not eps >= 0:
-            raise ValueError(f"LayerNormGRU: eps must be at least 0, got {eps}")
+        check.at_least_zero("LayerNormGRU", "eps", eps)
         self.eps = eps
         for l, (_, H) in enumerate(self.sizes):
             for reverse in self._directions():

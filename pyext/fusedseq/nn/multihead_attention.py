@@ -7,9 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from fusedseq import fused
-from fusedseq.nn.attention_options import first_position, logit_terms, one_length, probabilities
+from fusedseq.nn.attention_options import (
+    first_position,
+    logit_terms,
+    one_length,
+    probabilities,
+    with_batch,
+)
 from fusedseq.nn.dropout import check_probability, draw_seed
-from fusedseq.nn.heads import heads
+from fusedseq.nn.heads import heads, select_rows
 from fusedseq.nn.initialization import reset_in_order
 from fusedseq.nn.key_value_cache import KeyValueCache
 from fusedseq.nn.operators import Operators, shown_options
@@ -231,11 +237,11 @@ class MultiheadAttention(nn.Module):
         self._check(query, key, value, cache)
         need_weights = self.need_weights if need_weights is None else need_weights
         if query.dim() == 2:
-            query, key, value = self._with_batch(query, key, value)
-            y, weights = self.forward(
-                query,
-                key,
-                value,
+            inputs = with_batch(self._batch_dim, query, key, value)
+            # Not self.forward, which a subclass may have given other arguments.
+            y, weights = MultiheadAttention.forward(
+                self,
+                *inputs,
                 None if key_padding_mask is None else key_padding_mask[None],
                 need_weights,
                 attn_mask,
@@ -327,20 +333,6 @@ class MultiheadAttention(nn.Module):
     def _batch_dim(self) -> int:
         return 0 if self.batch_first else 1
 
-    def _with_batch(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the inputs with a batch dimension of 1; what was one tensor remains one tensor,
-        because its projections are then one product.
-        """
-        made: dict[int, Tensor] = {}
-        query_, key_, value_ = (
-            None if t is None else made.setdefault(id(t), t.unsqueeze(self._batch_dim))
-            for t in (query, key, value)
-        )
-        assert query_ is not None, "_check requires a query"
-        return query_, key_, value_
-
     def _check(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: KeyValueCache | None
     ) -> None:
@@ -407,14 +399,3 @@ class MultiheadAttention(nn.Module):
             sinks=getattr(self, "sinks", None) is not None,
             **{name: None if n == self.embed_dim else n for name, n in sizes.items()},
         )
-
-
-def select_rows(parameter: Tensor | None, rows: slice) -> Tensor | None:
-    """Returns rows of a parameter, or None for None.
-
-    All rows are returned as the parameter itself, because the backward of a slice would write the
-    gradient a second time.
-    """
-    if parameter is None or rows == slice(0, len(parameter)):
-        return parameter
-    return parameter[rows]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedseq import fused
+from fusedseq.fused import check
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.operators import Operators, shown_options
 
@@ -44,8 +45,7 @@ class ResidualLayerNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.normalized_shape = width = last_dimension(normalized_shape)
-        if not eps >= 0:
-            raise ValueError(f"ResidualLayerNorm: eps must be at least 0, got {eps}")
+        check.at_least_zero("ResidualLayerNorm", "eps", eps)
         self.eps, self.prenorm = eps, prenorm
         self.dropout = check_probability(dropout, "ResidualLayerNorm", "dropout")
         present = {"weight": elementwise_affine, "bias": elementwise_affine and bias}

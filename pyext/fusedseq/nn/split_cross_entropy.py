@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fusedseq import fused
+from fusedseq.fused.split_cross_entropy import whole_numbers
 from fusedseq.nn.operators import Operators, shown_options
 from fusedseq.reference.split_cross_entropy import log_prob
 
@@ -43,7 +44,8 @@ class SplitCrossEntropy(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.bias = in_features, bias
-        self.splits, self.ignore_index = tuple(splits), ignore_index
+        self.splits = whole_numbers("SplitCrossEntropy", splits)
+        self.ignore_index = ignore_index
         self._split_cross_entropy = ops.split_cross_entropy
         K = len(self.splits)
         tombstones = torch.empty(K, in_features, device=device, dtype=dtype)

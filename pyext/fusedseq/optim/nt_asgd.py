@@ -1,5 +1,6 @@
 """Non-monotonically triggered averaged SGD, over `nt_asgd_norm` and `nt_asgd_step_`."""
 
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -72,8 +73,8 @@ class NTASGD(Optimizer):
     No value is read back from the device. A sparse gradient is made dense first, because the
     average changes everywhere. The averages of bf16 parameters are fp32: in bf16 a mean over many
     steps would stop changing.
-    Errors: TypeError for other dtypes; ValueError for a negative lr, weight_decay or max_norm, or n
-    below 1.
+    Errors: TypeError for other dtypes, and for a setting that is not a number; ValueError for a
+    negative lr, weight_decay or max_norm, or n below 1.
     """
 
     grad_norm: Tensor | None
@@ -87,9 +88,12 @@ class NTASGD(Optimizer):
         max_norm: float | None = None,
         n: int = 5,
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("max_norm", max_norm)):
-            if value is not None and not value >= 0:
-                raise ValueError(f"NTASGD: {name} must be at least 0, got {value}")
+        check_number("lr", lr)
+        check_number("weight_decay", weight_decay)
+        if max_norm is not None:
+            check_number("max_norm", max_norm)
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"NTASGD: n must be a whole number, got {type(n).__name__}")
         if n < 1:
             raise ValueError(f"NTASGD: n must be at least 1, got {n}")
         self.max_norm, self.n = max_norm, n
@@ -99,13 +103,16 @@ class NTASGD(Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch.optim.Optimizer; raises TypeError for a parameter of another dtype."""
+        """As torch.optim.Optimizer; raises TypeError for a parameter of another dtype, without
+        adding the group.
+        """
         super().add_param_group(param_group)
-        for p in self.param_groups[-1]["params"]:
-            if p.dtype not in DTYPES:
-                raise TypeError(
-                    f"NTASGD: parameters must be float32, float64 or bfloat16, got {p.dtype}"
-                )
+        wrong = [p.dtype for p in self.param_groups[-1]["params"] if p.dtype not in DTYPES]
+        if wrong:
+            self.param_groups.pop()
+            raise TypeError(
+                f"NTASGD: parameters must be float32, float64 or bfloat16, got {wrong[0]}"
+            )
 
     def observe(self, loss: float) -> bool:
         """Records a validation loss and starts averaging if it triggers it.
@@ -218,6 +225,15 @@ class NTASGD(Optimizer):
         for i, state in state_dict["state"].items():
             p, average = params[i], state["average"]
             self.state[p]["average"] = torch.empty_like(p, dtype=average.dtype).copy_(average)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Requires a number of at least 0; torch's optimizers take a tensor as lr, too."""
+    kinds: Any = (numbers.Real, Tensor)  # mypy has no order of numbers.Real
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise TypeError(f"NTASGD: {name} must be a number, got {type(value).__name__}")
+    if not value >= 0:
+        raise ValueError(f"NTASGD: {name} must be at least 0, got {value}")
 
 
 def is_dense(t: Tensor) -> bool:

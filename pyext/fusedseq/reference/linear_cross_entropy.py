@@ -56,7 +56,9 @@ def linear_cross_entropy(
     )
     w = weights[y]
 
-    loss = -(1 - label_smoothing) * w * log_prob + z_loss * w * lse.square()
+    loss = -(1 - label_smoothing) * w * log_prob
+    if z_loss:
+        loss = loss + z_loss * w * lse.square()
     if label_smoothing:
         loss = loss + label_smoothing * (weights * (lse[..., None] - logits)).mean(-1)
     loss = torch.where(is_target, loss, 0)
