@@ -13,7 +13,7 @@ from fusedseq.tasks import ptb
 from fusedseq.tasks.catalog import task_module
 from fusedseq.tasks.commands import translate
 from fusedseq.tasks.runs.restore import restored
-from fusedseq.tasks.training import Trainer, load_checkpoint, override, save_checkpoint
+from fusedseq.tasks.training import Trainer, as_dict, load_checkpoint, override, save_checkpoint
 from fusedseq.tasks.translation import scoring, search
 from fusedseq.tasks.translation.search import Search, search_all
 
@@ -197,6 +197,30 @@ def test_learned_positions_limit_the_length(made):
         ValueError, match="max_length must be at most 8, because the positions are learned, got 9"
     ):
         search_all(model, [[2, 5, 3]], 9, Search(max_length=9))
+
+
+def test_learned_positions_are_enough_for_every_sentence(made, error_of, tmp_path):
+    sets = [word for change in SMALL for word in ("--set", change)]
+    sets += ["--set", "positions=learned", "--set", "model.max_length=15"]
+    out = tmp_path / "run"
+    assert (
+        "data.max_length must be at most model.max_length = 15, because the positions are learned, "
+        "got 16"
+    ) in error_of("train", "en-fr", "--data", "synthetic", "--out", out, *sets)
+    assert not out.exists()
+
+
+def test_a_checkpoint_with_fewer_learned_positions_translates(made, capsys):
+    """Such a one could be trained before the settings were compared."""
+    changes = [*SMALL, "positions=learned", "model.max_length=9"]
+    settings = override(task_module("en-fr").PRESETS["base"], changes)
+    words = made[0].words()
+    model = type(made[0].model)(*(len(words[side]) for side in words), settings.model).eval()
+    model.output_bias.data[3] -= 100  # END
+    description = {"task": "en-fr", "settings": as_dict(settings), "vocabulary": words}
+    (((_, text),),) = translate.Lines(model, description, Search())(["the " * 30], 1)
+    assert len(text.split()) == 7
+    assert "has 30 words, of which only the first 7 are translated" in capsys.readouterr().err
 
 
 def test_a_long_line_is_cut_with_a_warning(run, call, capsys, text):

@@ -19,6 +19,7 @@ TASKS = {
     "en-es": "fusedseq.tasks.en_es",
     "en-fr": "fusedseq.tasks.en_fr",
 }
+GENERATED = ("reverse",)  # the tasks whose data are always generated
 OPERATORS = {
     "fused": "fusedseq.fused",
     "reference": "fusedseq.reference",

@@ -4,6 +4,7 @@ Members that are already trained are not trained again.
 """
 
 import argparse
+import shlex
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -106,15 +107,16 @@ def recipe(args: argparse.Namespace, module: ModuleType, preset: str, seed: int)
 def result(args: argparse.Namespace, members: list[dict], results: dict) -> dict[str, Any]:
     """The content of the ensemble's result.json: that of the first member, with all metrics."""
     options = ("members", "seed", "epochs", "steps")
-    words = [f"--{name} {getattr(args, name)}" for name in options if getattr(args, name)]
-    words += [f"--set {text}" for text in args.assignments]
+    given = {name: getattr(args, name) for name in options if getattr(args, name)}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    words += [word for text in args.assignments for word in ("--set", text)]
     splits = {
         split: part[AVERAGE] | {"vote_accuracy": part[VOTE]["accuracy"]}
         for split, part in results.items()
     }
     return members[0] | {
         "preset": "ensemble",
-        "command": " ".join(["fusedseq ensemble words", *words]),
+        "command": shlex.join(["fusedseq", "ensemble", "words", *words]),
         **splits,
         **{name: sum(member[name] for member in members) for name in ("seconds", "parameters")},
         "members": [

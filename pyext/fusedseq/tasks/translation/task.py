@@ -48,6 +48,19 @@ class Settings:
 SOURCES: dict[str, ModuleType] = {"en-es": en_es, "en-fr": en_fr}
 
 
+def check_lengths(settings: Settings) -> None:
+    """Raises ValueError where learned positions are fewer than the ids of a sentence.
+
+    Checkpoints with such settings exist, so that this is not a check of `Settings`.
+    """
+    model, longest = settings.model, settings.data.max_length
+    if model.positions == "learned" and longest > model.max_length:
+        raise ValueError(
+            f"data.max_length must be at most model.max_length = {model.max_length}, because the "
+            f"positions are learned, got {longest}"
+        )
+
+
 class Task(IndependentBatches):
     """What `Trainer` trains, on a ParallelCorpus.
 
@@ -128,6 +141,8 @@ def build(
     description: dict | None = None,
 ) -> Task:
     """The task; see ptb.build. name: en-es or en-fr"""
+    if description is None:
+        check_lengths(settings)
     loaded = SOURCES[name].load(
         data,
         seed=seed,
