@@ -57,8 +57,13 @@ def test_the_model_of_a_run_is_loaded(run):
     logits, other = (m.logits(m(words)[0]) for m in (model, again))
     torch.testing.assert_close(logits, other)
     assert logits.shape[-1] == len(description["vocabulary"])
-    with pytest.raises((CheckpointError, OSError)):
+    with pytest.raises(CheckpointError, match="none does not exist"):
         load_model(run / "none")
+    with pytest.raises(ValueError, match=r"ops must be one of fused, reference, .*, got 'foo'"):
+        load_model(run, ops="foo")
+    for device in ("foo", "meta"):
+        with pytest.raises(ValueError, match=f"device {device} is not usable"):
+            load_model(run, device=device)
 
 
 def of_data(run, task, name, fingerprint=1):

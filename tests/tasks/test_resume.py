@@ -83,3 +83,34 @@ def test_a_failure_names_a_checkpoint_that_exists(tmp_path):
     assert "training stopped, there is no checkpoint yet; try" in message()
     last.touch()
     assert f"training stopped, the last good checkpoint is {last}; try" in message()
+
+
+def test_an_out_that_is_a_file_is_refused(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    out = ["--out", str(tmp_path / "file")]
+    for command in (
+        ["train", "ptb", "--data", "synthetic"],
+        ["grid", "en-fr", "--data", "synthetic"],
+        ["ensemble", "words", "--data", "synthetic"],
+    ):
+        assert cli.main([*command, *out]) == 2
+        error = capsys.readouterr().err
+        assert f"--out must be a directory, got a regular file: {tmp_path / 'file'}" in error
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+@pytest.mark.parametrize("command", [["train", "ptb"], ["generate", "run"], ["tune", "ptb"]])
+def test_a_seed_out_of_range_is_named(command, seed, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main([*command, f"--seed={seed}"])
+    assert exit.value.code == 2
+    error = capsys.readouterr().err
+    assert f"--seed: must be from -2^63 to 2^64 - 1, got {seed}" in error
+
+
+def test_the_directory_of_other_data_is_named(run, tmp_path, monkeypatch, capsys):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text("the dog sees a cat\n" * 50)
+    monkeypatch.setenv("FUSEDSEQ_DATA", str(tmp_path))
+    assert cli.main(["eval", "ptb", str(run)]) == 2
+    assert f"ptb: the data in {tmp_path} are not those the checkpoint" in capsys.readouterr().err

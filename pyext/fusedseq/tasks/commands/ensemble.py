@@ -10,7 +10,14 @@ from types import ModuleType
 from typing import Any
 
 from fusedseq.tasks.catalog import preset_operators, task_module
-from fusedseq.tasks.commands.arguments import add_common_arguments, add_set_argument, usable_device
+from fusedseq.tasks.commands.arguments import (
+    add_common_arguments,
+    add_seed_argument,
+    add_set_argument,
+    check_out,
+    split_names,
+    usable_device,
+)
 from fusedseq.tasks.evaluation.ensemble import AVERAGE, VOTE, ensemble, lines, metrics
 from fusedseq.tasks.runs.initial_weights import trained_before
 from fusedseq.tasks.runs.run import Recipe, carry_out
@@ -31,11 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the presets to train (default: six like those of the source report)",
     )
     add_set_argument(parser, "change a setting of all members (repeatable)")
-    add(
-        "--seed",
-        type=int,
-        default=0,
-        help="of the first member; the next members have the following seeds (default: 0)",
+    add_seed_argument(
+        parser, "of the first member; the next members have the following seeds (default: 0)"
     )
     add("--epochs", type=int, help="train each member for this many passes over the data")
     add("--steps", type=int, help="train each member for this many steps in total")
@@ -64,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     module = task_module(args.task)
+    splits = split_names(args.splits, module.Task.splits)
     out = args.out or Path("runs") / args.task / f"ensemble-{args.seed}"
+    check_out(out)
     recipes = [
         recipe(args, module, preset, args.seed + i)
         for i, preset in enumerate(args.members.split(",") if args.members else module.ENSEMBLE)
@@ -80,7 +86,7 @@ def _run(args: argparse.Namespace) -> None:
     models = ensemble(
         folders, args.data, ops=args.ops or "fused", device=usable_device(args.device)
     )
-    results = metrics(models, args.splits.split(","))
+    results = metrics(models, splits)
     print("\n".join(lines(folders, results)))
     write_json(out / "result.json", result(args, trained, results))
 

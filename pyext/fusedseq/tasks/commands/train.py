@@ -11,7 +11,13 @@ from typing import Any
 import torch
 
 from fusedseq.tasks.catalog import preset_operators, preset_settings, task_module
-from fusedseq.tasks.commands.arguments import add_common_arguments, add_set_argument, usable_device
+from fusedseq.tasks.commands.arguments import (
+    add_common_arguments,
+    add_seed_argument,
+    add_set_argument,
+    check_out,
+    usable_device,
+)
 from fusedseq.tasks.runs.initial_weights import trained_before
 from fusedseq.tasks.runs.restore import load_run
 from fusedseq.tasks.runs.run import Recipe, begin, plot_curves, report
@@ -30,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "change a setting, e.g. model.hidden=1150 (repeatable; an unknown key lists the known)",
     )
-    add("--seed", type=int, help="equal seeds give equal losses (default: 0)")
+    add_seed_argument(parser, "equal seeds give equal losses (default: 0)", default=None)
     add("--epochs", type=int, help="train for this many passes over the data")
     add("--steps", type=int, help="train for this many steps in total")
     add(
@@ -74,6 +80,7 @@ def _run(args: argparse.Namespace, processes: Processes) -> int:
         _check_resumable(args)
     name = f"{args.preset or module.DEFAULT_PRESET}-{args.seed or 0}"
     out = args.out or Path("runs") / args.task / name
+    check_out(out)
     # Before the checkpoint is read, so that no other process writes a newer one.
     with run_directory(out, processes):
         return _train(args, module, out, processes)

@@ -1,6 +1,5 @@
 """The content of result.json: a run's metrics, and what is needed to judge and to repeat them."""
 
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 
 from fusedseq import machine
-from fusedseq.data.locate import VARIABLE
+from fusedseq.data.locate import root_of
 from fusedseq.tasks.catalog import GENERATED, preset_operators, task_module
 from fusedseq.tasks.runs.initial_weights import usual_start
 from fusedseq.tasks.training import Trainer, as_dict
@@ -85,7 +84,7 @@ def parameter_count(model: torch.nn.Module) -> int:
 
 def data_name(task: str, data: str | None) -> str:
     """The name of the data's directory; "generated" without one. data: as for `of_run`"""
-    root = data or (None if task in GENERATED else os.environ.get(VARIABLE))
+    root = data if task in GENERATED else root_of(data)
     return Path(root).resolve().name if root else "generated"
 
 

@@ -34,6 +34,11 @@ class PairSettings:
 
     def __post_init__(self) -> None:
         at_least_one(self, "batch", "eval_batch", "min_frequency")
+        if self.max_length < 3:
+            raise ValueError(
+                "data.max_length must be at least 3, a word between the start and the end, got "
+                f"{self.max_length}"
+            )
 
 
 @dataclass(frozen=True)
