@@ -54,7 +54,7 @@ def test_a_run_does_not_become_shorter(run, more, message, capsys):
 
 
 def test_a_run_without_a_checkpoint_is_started_by_its_preset_alone(tmp_path, capsys):
-    assert train(tmp_path, "--resume") == 2
+    assert train(tmp_path, "--resume", "--steps", "1") == 2
     error = capsys.readouterr().err
     assert f"--resume: there is no checkpoint in {tmp_path}: start the run with --preset" in error
     sets = [word for change in TINY for word in ("--set", change)]
