@@ -98,7 +98,7 @@ def assert_equal(found, expected):
 
 
 def search(model, source, lengths, max_length=9, **options):
-    return beam_search(model, source, lengths, **ENDS, max_length=max_length, **options)
+    return beam_search(model, source, lengths, **(ENDS | options), max_length=max_length)
 
 
 def count_rows(model):
@@ -146,6 +146,7 @@ class Table:
 
     def __init__(self, probabilities):
         self.rows = torch.tensor(probabilities, dtype=exact()).log()
+        self.output_bias = torch.zeros_like(self.rows[0])
 
     def encode(self, source, lengths):
         return torch.zeros(len(source), 1, 1)
@@ -332,6 +333,12 @@ def test_a_batch_without_sentences_has_no_results():
         ({"beam": 2, "n_best": 3}, "n_best must be from 1 to beam = 2, got 3"),
         ({"length_penalty": -1.0}, r"length_penalty must be at least 0, got -1\.0"),
         ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        (
+            {"max_length": torch.tensor([3, 4])},
+            r"max_length must be an int or \(B,\) = \(5,\), got \(2,\)",
+        ),
+        ({"end": 14}, r"end must be an id in \[0, V\) = \[0, 14\), got 14"),
+        ({"start": -1}, r"start must be an id in \[0, V\) = \[0, 14\), got -1"),
     ],
 )
 def test_arguments_out_of_range_are_rejected(options, message):

@@ -127,3 +127,20 @@ def test_arguments_out_of_range_are_rejected(options, message):
 def test_a_model_in_training_mode_is_rejected():
     with pytest.raises(ValueError, match=r"^sample: model must be in eval mode"):
         sample(language_model().train(), prompt(), 2)
+
+
+@torch.no_grad()
+@kinds
+@pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"top_p": 0.9}], ids=str)
+def test_a_temperature_near_0_chooses_as_0(settings, more):
+    model, text = language_model(**settings), prompt()
+    coldest = sample(model, text, 6, temperature=0, never=[1])
+    for temperature in (1e-40, 1e-46, 5e-324):
+        found = sample(model, text, 6, temperature=temperature, never=[1], **more)
+        assert torch.equal(found, coldest)
+
+
+@torch.no_grad()
+def test_a_very_high_temperature_draws_every_word_but_those_excluded():
+    drawn = sample(language_model(), prompt(1000), 1, temperature=1e300, never=[1])
+    assert set(drawn.flatten().tolist()) == {*range(V)} - {1}

@@ -90,3 +90,18 @@ def test_corpus_chrf_counts_characters():
     assert 100 > score > 2 * corpus_chrf(reference, far)[0]
     assert "nc:6" in signature
     assert "nw:0" in signature
+
+
+@pytest.mark.parametrize("function", [corpus_bleu, corpus_chrf])
+def test_a_corpus_has_a_hypothesis_for_each_reference(function):
+    name = function.__name__
+    with pytest.raises(
+        ValueError, match=f"{name}: hypotheses must have as many sentences as references = 2, got 1"
+    ):
+        function([CAT, CAT], [CAT])
+    with pytest.raises(ValueError, match="as references = 1, got 2"):
+        function([CAT], [CAT, CAT])
+    with pytest.raises(
+        ValueError, match=f"{name}: references must have at least 1 sentence, got 0"
+    ):
+        function([], [])

@@ -198,12 +198,27 @@ def test_an_ensemble_is_offered_for_its_tasks_alone(capsys):
         ("reverse", "model.scale=none", "model.scale must be embedding or head, got 'none'"),
         ("reverse", "training.lr=-1", "training.lr must be at least 0, got -1.0"),
         ("reverse", "training.beta2=1", "training.beta2 must be in [0, 1), got 1.0"),
+        ("reverse", "anneal_factor=-1", "training.anneal_factor must be in (0, 1], got -1.0"),
+        ("reverse", "anneal_factor=2", "training.anneal_factor must be in (0, 1], got 2.0"),
+        ("reverse", "clip=0", "training.clip must be above 0, or none for no clipping, got 0.0"),
+        ("reverse", "tail_after=0", "training.tail_after must be at least 1, got 0"),
+        ("reverse", "tail_from=-3", "training.tail_from must be at least 1, got -3"),
+        ("reverse", "data.limit=0", "data.limit must be at least 1, got 0"),
+        ("reverse", "data.sizes=()", "data.sizes must have at least one number, none below 0"),
+        ("reverse", "data.sizes=4,-5", "data.sizes must have at least one number, none below 0"),
+        ("ptb", "init_range=-1", "model.init_range must be at least 0, got -1.0"),
+        ("ptb", "alpha=-1", "model.alpha must be at least 0, got -1.0"),
+        ("ptb", "beta=-1", "model.beta must be at least 0, got -1.0"),
+        ("ptb", "model.splits=50,20", "model.splits must ascend in (0, V) = (0, 93), got (50, 20)"),
+        ("ptb", "model.splits=500", "model.splits must ascend in (0, V) = (0, 93), got (500,)"),
+        ("en-es", "data.max_length=2", "data.max_length must be at least 3, a word between"),
     ],
 )
 def test_a_wrong_setting_is_named(task, assignment, message, tmp_path, capsys):
     command = ["train", task, "--data", "synthetic", "--out", str(tmp_path / "run"), "--steps", "1"]
     assert cli.main([*command, "--set", assignment]) == 2
     assert capsys.readouterr().err.startswith(f"fusedseq train: {message}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_line_that_is_not_utf_8_is_named(tmp_path):

@@ -234,8 +234,22 @@ def test_arguments_out_of_range_are_rejected(arguments, message):
 
 
 def test_an_empty_split_is_rejected(tmp_path):
-    with pytest.raises(ValueError, match="valid must have at least 1 pair, got 0"):
+    with pytest.raises(
+        ValueError,
+        match=f"en-es: the data in {tmp_path}: valid must have at least 1 pair, got 0: "
+        "it is 5% of 1 different English sentences",
+    ):
         en_es.load(tatoeba(tmp_path, ["Go.\tVe."]))
+
+
+def test_training_pairs_that_are_all_held_out_are_an_error(tmp_path):
+    pair = ("A cat.", "Un chat.")
+    with pytest.raises(
+        ValueError,
+        match=f"en-fr: the data in {tmp_path}: train must have at least 1 pair, got 0 after "
+        "dropping 1 also in valid or test",
+    ):
+        en_fr.load(ted(tmp_path, {"train": pair, "val": pair, "test": pair}))
 
 
 def test_every_pair_is_in_one_batch_with_padding_at_its_end(corpus):

@@ -64,8 +64,25 @@ def test_a_truncated_file_is_named(tmp_path):
 
 def test_an_empty_file_is_an_error(tmp_path):
     (write(tmp_path) / "ptb.valid.txt").write_text("")
-    with pytest.raises(ValueError, match="valid must have at least 2 tokens, got 0"):
+    with pytest.raises(
+        ValueError, match=f"ptb: the data in {tmp_path}: valid must have at least 2 tokens, got 0"
+    ):
         corpus.load(str(tmp_path))
+
+
+def test_a_new_word_without_a_word_for_it_is_named(tmp_path):
+    (write(tmp_path) / "ptb.test.txt").write_text("the zz")
+    with pytest.raises(ValueError, match=f"ptb: the data in {tmp_path}: test must .*'zz' is not"):
+        corpus.load(str(tmp_path))
+
+
+def test_only_ids_of_the_vocabulary_are_decoded():
+    vocabulary = Vocabulary(["a", "b"])
+    assert vocabulary.decode([]) == []
+    assert vocabulary.decode(iter([1, 0])) == ["b", "a"]
+    for number in (-1, 2):
+        with pytest.raises(ValueError, match=rf"ids must be in \[0, 2\), got {number}"):
+            vocabulary.decode([0, number])
 
 
 def test_vocabulary_is_in_order_of_frequency():

@@ -1,6 +1,9 @@
 """The two domains of the word task: tokenization, disjoint splits, and windows within a line."""
 
 import gzip
+import random
+import re
+import time
 
 import pytest
 import torch
@@ -48,6 +51,23 @@ def lines_of(lines, split):
 )
 def test_catalan_text_is_split_into_words_without_markup(line, expected):
     assert catalan_text.tokenize(line) == expected
+
+
+def test_addresses_are_removed_as_by_the_plain_pattern():
+    plain = re.compile(r"\S+@\S+\.\S+|(?:https?://|www\.)[^\s)\]]+")
+    (linear,) = [pattern for pattern, _ in catalan_text.MARKUP if "@" in pattern.pattern]
+    generator = random.Random(0)
+    parts = ["@", "@", ".", ".", " ", "a", "\t", ")", "www.", "http://"]
+    for _ in range(20_000):
+        text = "".join(generator.choices(parts, k=generator.randint(0, 12)))
+        assert linear.sub("#", text) == plain.sub("#", text), text
+
+
+@pytest.mark.parametrize("text", ["a", "@", "a@", "a.", "a@b"])
+def test_a_long_line_without_blanks_takes_linear_time(text):
+    started = time.process_time()
+    catalan_text.tokenize(text * (200_000 // len(text)))  # minutes where the time is quadratic
+    assert time.process_time() - started < 10
 
 
 def test_line_numbers_are_removed_from_numbered_files_only():
@@ -113,7 +133,8 @@ def test_files_are_found_and_missing_files_are_named(tmp_path, monkeypatch):
 
 def test_a_split_without_words_is_rejected(tmp_path):
     with pytest.raises(
-        ValueError, match="words: news_valid must have a line of 2 words, got 0 lines"
+        ValueError,
+        match=r"words: the data in .*: news_valid must have a line of 2 words, got 0 lines",
     ):
         words.load(write(tmp_path, text("general", 40), ["one line"]))
 

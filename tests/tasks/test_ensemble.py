@@ -149,6 +149,14 @@ def test_ensembles_require_the_task_words(runs, capsys):
     assert "unknown split 'nowhere'; known are train, valid" in capsys.readouterr().err
 
 
+def test_an_unknown_split_is_reported_before_the_training(tmp_path, capsys):
+    out = tmp_path / "ensemble"
+    words = ["--data", "synthetic", "--steps", "1", "--out", str(out), "--splits", "valid,foo"]
+    assert cli.main(["ensemble", "words", *words, *SETS]) == 2
+    assert "unknown split 'foo'; known are train, valid" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_one_command_trains_evaluates_and_continues_an_ensemble(tmp_path, capsys):
     def command(members, steps):
         code = cli.main(

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shlex
 from itertools import product
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from fusedseq.tasks.catalog import TASKS, task_module
 from fusedseq.tasks.commands import train
 from fusedseq.tasks.experiments import metrics, results
 from fusedseq.tasks.experiments.documented import EXPERIMENTS, EXTRAS, experiments
-from fusedseq.tasks.runs.result import changes, command
+from fusedseq.tasks.runs.result import changes, command, data_name
 from fusedseq.tasks.training import as_dict, override
 
 PRESETS = [f"{task}/{preset}" for task in TASKS for preset in task_module(task).PRESETS]
@@ -20,7 +21,7 @@ REPORTING = [experiment for experiment in experiments() if experiment.metrics]
 
 def parsed(line):
     """The arguments of a command, parsed by its own parser."""
-    fusedseq, name, *words = line.split()
+    fusedseq, name, *words = shlex.split(line)
     assert fusedseq == "fusedseq"
     parser = cli.Parser()
     importlib.import_module(cli.COMMANDS[name][0]).add_arguments(parser)
@@ -205,3 +206,53 @@ def test_every_reported_metric_is_shown_for_a_complete_result(experiment):
     expected = [name for name in experiment.metrics if not name.startswith("train ")]
     texts = {metrics.text(name, metrics.value_of(result, name)) for name in expected}
     assert texts <= set(shown)
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        ("reverse", ["data.sizes=500"]),
+        ("ptb", ["model.splits=5", "model.hidden=(1150, 1150, 650)"]),
+        ("words", ["data.vectors=my vectors.bin", "freeze=embedding.*, output.*"]),
+    ],
+)
+def test_a_recorded_command_is_one_for_a_shell(task, changes):
+    module = task_module(task)
+    settings = override(module.PRESETS[module.DEFAULT_PRESET], changes)
+    args = parsed(command(recorded(task, settings) | {"from": "my run"}))
+    assert train.with_changes(module.PRESETS[args.preset], args) == settings
+    assert args.start == Path("my run")
+
+
+def recorded(task, settings):
+    preset = task_module(task).DEFAULT_PRESET
+    return {
+        "task": task,
+        "preset": preset,
+        "settings": json.loads(json.dumps(as_dict(settings))),
+        "seed": 0,
+        "ops": "fused",
+    }
+
+
+def test_an_empty_tuple_is_recorded(monkeypatch):
+    presets, name = task_module("ptb").PRESETS, task_module("ptb").DEFAULT_PRESET
+    usual = presets[name]
+    monkeypatch.setitem(presets, name, override(usual, ["model.splits=5,9"]))
+    args = parsed(command(recorded("ptb", usual)))
+    assert train.with_changes(presets[name], args) == usual
+
+
+def test_a_value_of_another_type_than_a_tuple_is_named():
+    preset = task_module("reverse").PRESETS["base"]
+    assert override(preset, ["data.sizes=7"]).data.sizes == (7,)
+    for value in ("many", "1,many", "2.5"):
+        with pytest.raises(ValueError, match=r"data\.sizes must be tuple of int, got "):
+            override(preset, [f"data.sizes={value}"])
+
+
+def test_generated_data_have_no_directory(monkeypatch):
+    monkeypatch.setenv("FUSEDSEQ_DATA", "/somewhere/data")
+    assert data_name("reverse", None) == "generated"
+    assert data_name("ptb", None) == "data"
+    assert data_name("ptb", "/somewhere/ptb") == "ptb"

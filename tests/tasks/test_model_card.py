@@ -57,5 +57,54 @@ def test_the_model_of_a_run_is_loaded(run):
     logits, other = (m.logits(m(words)[0]) for m in (model, again))
     torch.testing.assert_close(logits, other)
     assert logits.shape[-1] == len(description["vocabulary"])
-    with pytest.raises((CheckpointError, OSError)):
+    with pytest.raises(CheckpointError, match="none does not exist"):
         load_model(run / "none")
+    with pytest.raises(ValueError, match=r"ops must be one of fused, reference, .*, got 'foo'"):
+        load_model(run, ops="foo")
+    for device in ("foo", "meta"):
+        with pytest.raises(ValueError, match=f"device {device} is not usable"):
+            load_model(run, device=device)
+
+
+def of_data(run, task, name, fingerprint=1):
+    """The front matter and the body of the card of a run that was trained on such data."""
+    result = json.loads((run / "result.json").read_text())
+    data = {"name": name, "fingerprint": fingerprint}
+    return model_card(result | {"task": task, "data": data}).split("\n---\n")
+
+
+def test_a_card_describes_the_documented_data(run):
+    front, body = of_data(run, "en-fr", "ted_en_fr")
+    assert '"dataset": {"name": "ted_en_fr"' in front
+    assert "TED talks" in body
+    assert "a small model of a small corpus" in body
+    for name in ("data", "ptb"):  # the checksum says which data they are
+        front, body = of_data(run, "ptb", name, 1330988314)
+        assert '"dataset": {"name": "ptb"' in front
+        assert "Wall Street Journal" in body
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("ptb", "ptb"),
+        ("ptb", "wikitext2"),
+        ("en-fr", "multi30k_en_fr"),
+        ("en-es", "own"),
+        ("words", "d"),
+    ],
+)
+def test_a_card_states_nothing_about_other_data(run, task, name):
+    front, body = of_data(run, task, name)
+    assert "dataset" not in front
+    assert '"ca"' not in front
+    assert f'- Data: data in a directory named "{name}"' in body
+    for claim in ("Penn Treebank", "Wall Street", "TED", "Tatoeba", "everyday", "small corpus"):
+        assert claim not in body
+
+
+def test_a_card_of_generated_data_claims_no_text(run):
+    front, body = of_data(run, "ptb", "synthetic")
+    assert "Wall Street" not in body
+    assert '"dataset": {"name": "synthetic"' in front
+    assert '"dataset": {"name": "generated"' in of_data(run, "reverse", "generated")[0]

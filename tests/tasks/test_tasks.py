@@ -246,7 +246,7 @@ def test_other_data_than_the_checkpoints_are_an_error():
     made_, _ = made("reverse", "base")
     description = made_.description() | {"fingerprint": 1}
     with pytest.raises(
-        ValueError, match="reverse: the data in None are not those the checkpoint was trained on"
+        ValueError, match="reverse: the generated data are not those the checkpoint was trained on"
     ):
         module.build(made_.settings, None, ops=operators("fused"), seed=0, description=description)
 

@@ -423,6 +423,9 @@ ERRORS = {
     "data files not found, looked for": ["--data", "nowhere"],
     "--resume: nowhere is not a directory": ["--resume", "--out", "nowhere"],
     "--device abc is not usable": ["--device", "abc"],
+    "--device meta is not usable: it must be cpu, cuda or cuda:N": ["--device", "meta"],
+    "training.lr must be float, got 1000": ["--set", "lr=1" + "0" * 400],
+    "training.lr must be float, got '---": ["--set", "lr=" + "-" * 5000 + "1"],
 }
 
 

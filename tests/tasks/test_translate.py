@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import sys
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from fusedseq.tasks import ptb
 from fusedseq.tasks.catalog import task_module
 from fusedseq.tasks.commands import translate
 from fusedseq.tasks.runs.restore import restored
-from fusedseq.tasks.training import Trainer, load_checkpoint, override, save_checkpoint
+from fusedseq.tasks.training import Trainer, as_dict, load_checkpoint, override, save_checkpoint
+from fusedseq.tasks.training.independent_batches import IndependentBatches
 from fusedseq.tasks.translation import scoring, search
 from fusedseq.tasks.translation.search import Search, search_all
 
@@ -199,6 +201,30 @@ def test_learned_positions_limit_the_length(made):
         search_all(model, [[2, 5, 3]], 9, Search(max_length=9))
 
 
+def test_learned_positions_are_enough_for_every_sentence(made, error_of, tmp_path):
+    sets = [word for change in SMALL for word in ("--set", change)]
+    sets += ["--set", "positions=learned", "--set", "model.max_length=15"]
+    out = tmp_path / "run"
+    assert (
+        "data.max_length must be at most model.max_length = 15, because the positions are learned, "
+        "got 16"
+    ) in error_of("train", "en-fr", "--data", "synthetic", "--out", out, *sets)
+    assert not out.exists()
+
+
+def test_a_checkpoint_with_fewer_learned_positions_translates(made, capsys):
+    """Such a one could be trained before the settings were compared."""
+    changes = [*SMALL, "positions=learned", "model.max_length=9"]
+    settings = override(task_module("en-fr").PRESETS["base"], changes)
+    words = made[0].words()
+    model = type(made[0].model)(*(len(words[side]) for side in words), settings.model).eval()
+    model.output_bias.data[3] -= 100  # END
+    description = {"task": "en-fr", "settings": as_dict(settings), "vocabulary": words}
+    (((_, text),),) = translate.Lines(model, description, Search())(["the " * 30], 1)
+    assert len(text.split()) == 7
+    assert "has 30 words, of which only the first 7 are translated" in capsys.readouterr().err
+
+
 def test_a_long_line_is_cut_with_a_warning(run, call, capsys, text):
     text.write_text("he opens it\n" + "the " * 20 + "\n" + "the " * 14 + "\n")
     assert cli.main(["translate", str(run), "--in", str(text)]) == 0
@@ -340,7 +366,11 @@ def test_a_table_is_replaced_as_a_whole(tmp_path):
     assert "c, d" in path.read_text()
 
 
-def test_contradicting_options_are_errors(run, language_model, error_of):
+def test_contradicting_options_are_errors(run, language_model, error_of, monkeypatch):
+    """Before anything is evaluated."""
+    for task in (ptb.Task, IndependentBatches):
+        monkeypatch.setattr(task, "evaluate", lambda *_: pytest.fail("evaluated"))
+
     def of_eval(task, path, *options):
         return error_of("eval", task, path, "--data", "synthetic", *options)
 
@@ -348,6 +378,8 @@ def test_contradicting_options_are_errors(run, language_model, error_of):
         "en-fr", run, "--csv", "x.csv"
     )
     assert "--samples must be at least 1, got 0" in of_eval("en-fr", run, "--samples", 0)
+    assert "beam must be at least 1, got 0" in of_eval("en-fr", run, "--beam", 0)
+    assert "--csv must be a file" in of_eval("en-fr", run, "--splits", "test", "--csv", run)
     assert "--beam applies to en-es and en-fr, not to ptb" in of_eval(
         "ptb", language_model, "--beam", 2
     )
@@ -361,6 +393,25 @@ def test_contradicting_options_are_errors(run, language_model, error_of):
     assert "--temperature must be above 0, got 0" in of_eval(
         "ptb", language_model, "--temperature", 0
     )
+
+
+def test_a_model_with_splits_has_no_temperature(language_model, error_of):
+    state = load_checkpoint(language_model / "best.safetensors")
+    state["description"]["settings"]["model"]["splits"] = [50]
+    state["model"] |= {"loss.tombstones": torch.zeros(1, 8), "loss.tombstone_bias": torch.zeros(1)}
+    save_checkpoint(language_model / "splits.safetensors", state)
+    for temperature in ("auto", 2.0):
+        error = error_of(
+            *("eval", "ptb", language_model / "splits.safetensors", "--data", "synthetic"),
+            *("--temperature", temperature),
+        )
+        assert f"--temperature must be 1 for a model with splits, got {temperature}" in error
+
+
+def test_json_has_no_nan(language_model, call, monkeypatch):
+    monkeypatch.setattr(ptb.Task, "evaluate", lambda *_: {"loss": math.nan, "tokens": 3})
+    out = call("eval", "ptb", language_model, "--data", "synthetic", "--json")
+    assert json.loads(out)["test"] == {"loss": None, "tokens": 3}
 
 
 def test_perplexity_with_temperature_and_with_dynamic_evaluation(language_model, call):

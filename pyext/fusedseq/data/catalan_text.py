@@ -19,7 +19,9 @@ MARKUP = [
         (r"\[\[(?:[^\[\]|]*\|)?([^\[\]]*)\]\]", r"\1"),  # [[article|text]]
         (r"\[([^\[\]]*)\]\([^()]*\)", r"\1"),  # [text](address), Markdown
         (r"</?[a-zA-Z][^<>]*>", " "),
-        (r"\S+@\S+\.\S+|(?:https?://|www\.)[^\s)\]]+", " "),
+        # an address of electronic mail with what stands around it, and one of the web. The former
+        # is \S+@\S+\.\S+, which needs quadratic time where a long text has no blanks
+        (r"(?<!\S)\S[^\s@]*@\S[^\s.]*\.\S+|(?:https?://|www\.)[^\s)\]]+", " "),
         (r"={2,}", " "),  # headings
     )
 ]

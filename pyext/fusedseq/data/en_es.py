@@ -6,7 +6,7 @@ from functools import cache, partial
 from typing import Any
 
 from fusedseq.data import SPLITS, synthetic_pairs
-from fusedseq.data.locate import locate
+from fusedseq.data.locate import locate, named_data
 from fusedseq.data.parallel import ParallelCorpus, SplitPairs, TextPair, build
 from fusedseq.data.parallel_files import read_parallel, read_tabbed, without_gaps
 from fusedseq.data.vocabulary import Vocabulary
@@ -37,28 +37,31 @@ def load(
     held_out: the fraction of English sentences in valid, and in test
     min_frequency: the least frequency of a word of the vocabulary in the training split
     max_length: of a sentence in ids
-    Errors: FileNotFoundError, see `locate`; ValueError for a held_out outside (0, 0.5).
+    Errors: FileNotFoundError, see `locate`; ValueError, which names the data, as `split_by_source`
+        and `build`.
     """
+    with named_data("en-es", data):
+        splits, dropped = _split_pairs(data, seed, held_out)
+        return build(
+            splits,
+            LANGUAGES,
+            tokenize,
+            partial(count, min_frequency=min_frequency),
+            max_length=max_length,
+            dropped={"empty": dropped},
+        )
+
+
+def _split_pairs(data: str | None, seed: int, held_out: float) -> tuple[SplitPairs, int]:
+    """Returns the pairs of each split, and the number of pairs with an empty side."""
     if data == "synthetic":
-        pairs = synthetic_pairs.pairs("es", seed=seed)
-        splits, dropped = split_by_source(pairs, seed, held_out), 0
-    else:
-        files = locate("en-es", CHOICES, data, FOLDERS)
-        if len(files) == 1:
-            pairs, dropped = without_gaps(read_tabbed(files[0]))
-            splits = split_by_source(pairs, seed, held_out)
-        else:
-            read = [without_gaps(read_parallel(*files[i : i + 2])) for i in (0, 2, 4)]
-            splits = {split: read[i][0] for i, split in enumerate(SPLITS)}
-            dropped = sum(n for _, n in read)
-    return build(
-        splits,
-        LANGUAGES,
-        tokenize,
-        partial(count, min_frequency=min_frequency),
-        max_length=max_length,
-        dropped={"empty": dropped},
-    )
+        return split_by_source(synthetic_pairs.pairs("es", seed=seed), seed, held_out), 0
+    files = locate("en-es", CHOICES, data, FOLDERS)
+    if len(files) == 1:
+        pairs, dropped = without_gaps(read_tabbed(files[0]))
+        return split_by_source(pairs, seed, held_out), dropped
+    read = [without_gaps(read_parallel(*files[i : i + 2])) for i in (0, 2, 4)]
+    return {split: read[i][0] for i, split in enumerate(SPLITS)}, sum(n for _, n in read)
 
 
 def split_by_source(pairs: Iterable[TextPair], seed: int | str, held_out: float) -> SplitPairs:
@@ -66,7 +69,7 @@ def split_by_source(pairs: Iterable[TextPair], seed: int | str, held_out: float)
 
     All pairs of an English sentence are in one split, also if its spellings differ in case or
     whitespace: otherwise a test sentence with another translation in train would be memorized.
-    Errors: ValueError for a held_out outside (0, 0.5).
+    Errors: ValueError for a held_out outside (0, 0.5), and for too few sentences.
     """
     if not 0 < held_out < 0.5:
         raise ValueError(f"held_out must be between 0 and 0.5, got {held_out}")
@@ -76,6 +79,11 @@ def split_by_source(pairs: Iterable[TextPair], seed: int | str, held_out: float)
     keys = sorted(groups)  # so that the split does not depend on the order of the file
     random.Random(f"{seed}/split").shuffle(keys)
     size = round(len(keys) * held_out)
+    if not size:
+        raise ValueError(
+            f"valid must have at least 1 pair, got 0: it is {held_out:.0%} of {len(keys)} "
+            "different English sentences"
+        )
     parts = {"valid": keys[:size], "test": keys[size : 2 * size], "train": keys[2 * size :]}
     return {split: [pair for key in parts[split] for pair in groups[key]] for split in SPLITS}
 

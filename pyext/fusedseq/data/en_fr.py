@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from fusedseq.data import SPLITS, synthetic_pairs
-from fusedseq.data.locate import locate
+from fusedseq.data.locate import locate, named_data
 from fusedseq.data.parallel import ParallelCorpus, TextPair, build
 from fusedseq.data.parallel_files import read_parallel, without_gaps
 from fusedseq.data.vocabulary import Vocabulary
@@ -42,7 +42,7 @@ def load(
     seed: of the synthetic pairs
     min_frequency: the least frequency of a word of the vocabulary in train
     max_length: of a sentence in ids
-    Errors: FileNotFoundError, see `locate`.
+    Errors: FileNotFoundError, see `locate`; ValueError, which names the data, as `build`.
     """
     if data == "synthetic":
         splits = synthetic_pairs.splits("fr", seed=seed)
@@ -54,14 +54,15 @@ def load(
         splits[split], gaps = without_gaps(splits[split])
         dropped["empty"] = dropped.get("empty", 0) + gaps
     splits["train"], reasons = cleaned(splits["train"], {*splits["valid"], *splits["test"]})
-    return build(
-        splits,
-        LANGUAGES,
-        tokenize,
-        partial(count, min_frequency=min_frequency),
-        max_length=max_length,
-        dropped=dropped | reasons,
-    )
+    with named_data("en-fr", data):
+        return build(
+            splits,
+            LANGUAGES,
+            tokenize,
+            partial(count, min_frequency=min_frequency),
+            max_length=max_length,
+            dropped=dropped | reasons,
+        )
 
 
 def cleaned(

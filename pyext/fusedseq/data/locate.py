@@ -3,6 +3,7 @@
 import io
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fusedseq.data.compressed import DAMAGE, opened
@@ -36,13 +37,31 @@ def locate(
     raise FileNotFoundError(f"{task}: data files not found, looked for {' and '.join(searched)}")
 
 
+def root_of(data: str | None) -> str | None:
+    """Returns `data`, or without it the value of FUSEDSEQ_DATA."""
+    return data or os.environ.get(VARIABLE)
+
+
+def described(data: str | None) -> str:
+    """Returns words for the data of `data`: 'synthetic', a directory, or None for FUSEDSEQ_DATA."""
+    return "the generated data" if data == "synthetic" else f"the data in {root_of(data)}"
+
+
+@contextmanager
+def named_data(task: str, data: str | None) -> Iterator[None]:
+    """Names the task and its data in a ValueError of the block. data: as for `described`"""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{task}: {described(data)}: {error}") from None
+
+
 def directories(task: str, data: str | None = None, folders: Sequence[str] = ()) -> list[Path]:
     """Returns the directories in which the files of a task may be, in order; see `locate`.
 
     Errors: FileNotFoundError if neither `data` nor FUSEDSEQ_DATA is given.
     """
-    root = data or os.environ.get(VARIABLE)
-    if not root:
+    if not (root := root_of(data)):
         raise FileNotFoundError(
             f"{task}: no data given: use --data DIR, --data synthetic, or set {VARIABLE}"
         )

@@ -178,7 +178,7 @@ def build(
         raise ValueError(f"max_length must be at least 3, got {max_length}")
     for split in SPLITS:
         if not splits[split]:
-            raise ValueError(f"{split} must have at least 1 pair, got 0")
+            raise ValueError(_without_pairs(split, dropped or {}))
     words = {split: [(tokenize(s), tokenize(t)) for s, t in splits[split]] for split in SPLITS}
     short_enough = [max(map(len, pair)) + 2 <= max_length for pair in words["train"]]
     if not any(short_enough):
@@ -195,6 +195,13 @@ def build(
     dropped = {**(dropped or {}), "too long": short_enough.count(False)}
     dropped = {why: n for why, n in dropped.items() if n}
     return ParallelCorpus(source, target, train, valid, test, dropped)
+
+
+def _without_pairs(split: str, dropped: Mapping[str, int]) -> str:
+    """Returns a message about a split without pairs."""
+    reasons = [f"{n} {why}" for why, n in dropped.items() if n]
+    after = f" after dropping {', '.join(reasons)}" if reasons else ""
+    return f"{split} must have at least 1 pair, got 0{after}"
 
 
 def _pairs(

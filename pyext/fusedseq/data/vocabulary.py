@@ -67,5 +67,9 @@ class Vocabulary:
         return torch.tensor(ids, dtype=torch.int64)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Returns the words of ids."""
+        """Returns the words of ids. Errors: ValueError for ids outside [0, V)."""
+        ids = list(ids)
+        if ids and not 0 <= min(ids) <= max(ids) < len(self):
+            wrong = next(i for i in ids if not 0 <= i < len(self))
+            raise ValueError(f"Vocabulary: ids must be in [0, {len(self)}), got {wrong}")
         return [self.words[i] for i in ids]

@@ -9,7 +9,7 @@ from pathlib import Path
 from fusedseq.data import synthetic_domains
 from fusedseq.data.catalan_text import sentences
 from fusedseq.data.contexts import Contexts
-from fusedseq.data.locate import directories, read_lines
+from fusedseq.data.locate import directories, named_data, read_lines
 from fusedseq.data.statistics import Side
 from fusedseq.data.vocabulary import Vocabulary
 
@@ -77,19 +77,9 @@ def load(
     """
     if not 0 < held_out < 0.5:
         raise ValueError(f"held_out must be between 0 and 0.5, got {held_out}")
-    splits: dict[str, list[Line]] = {}
-    seen: set[str] = set()
-    for (domain, texts), prefix in zip(_texts(data, seed).items(), ("", "news_"), strict=True):
-        distinct = [
-            words for text in texts for words in sentences(text, lower) if not repeated(words, seen)
-        ]
-        for split, lines in split_lines(distinct, f"{seed}/{domain}", held_out).items():
-            if not any(len(line) > 1 for line in lines):
-                raise ValueError(
-                    f"words: {prefix}{split} must have a line of 2 words, got {len(lines)} lines, "
-                    "none such"
-                )
-            splits[prefix + split] = lines
+    texts = _texts(data, seed)
+    with named_data("words", data):
+        splits = _split_texts(texts, seed, held_out, lower)
     vocabulary = Vocabulary.count(
         (w for line in splits["train"] for w in line), SPECIALS, min_frequency, limit
     )
@@ -99,6 +89,26 @@ def load(
         for split in SPLITS
     )
     return Domains(vocabulary, train, valid, test, news_train, news_valid, news_test, splits)
+
+
+def _split_texts(
+    texts: dict[str, list[Iterable[str]]], seed: int, held_out: float, lower: bool
+) -> dict[str, list[Line]]:
+    """Returns the distinct lines of each split. Errors: ValueError for one without words"""
+    splits: dict[str, list[Line]] = {}
+    seen: set[str] = set()
+    for (domain, parts), prefix in zip(texts.items(), ("", "news_"), strict=True):
+        distinct = [
+            words for part in parts for words in sentences(part, lower) if not repeated(words, seen)
+        ]
+        for split, lines in split_lines(distinct, f"{seed}/{domain}", held_out).items():
+            if not any(len(line) > 1 for line in lines):
+                raise ValueError(
+                    f"{prefix}{split} must have a line of 2 words, got {len(lines)} lines, none "
+                    "such"
+                )
+            splits[prefix + split] = lines
+    return splits
 
 
 def _texts(data: str | None, seed: int) -> dict[str, list[Iterable[str]]]:

@@ -57,7 +57,14 @@ def beam_search(
     for arguments out of range.
     """
     _check(model, beam, length_penalty, n_best)
-    limits = torch.as_tensor(max_length, device=source.device).expand(len(source))
+    _check_ids(len(model.output_bias), start=start, end=end)
+    limits = torch.as_tensor(max_length, device=source.device)
+    if limits.shape not in ((), (len(source),)):
+        raise ValueError(
+            f"beam_search: max_length must be an int or (B,) = ({len(source)},), got "
+            f"{tuple(limits.shape)}"
+        )
+    limits = limits.expand(len(source))
     last_steps = set(limits.tolist())
     if not last_steps:
         return []
@@ -94,6 +101,14 @@ def _check(model: Translator, beam: int, alpha: float, n_best: int) -> None:
         raise ValueError(f"beam_search: n_best must be from 1 to beam = {beam}, got {n_best}")
     if not 0 <= alpha < math.inf:
         raise ValueError(f"beam_search: length_penalty must be at least 0, got {alpha}")
+
+
+def _check_ids(vocabulary: int, **ids: int) -> None:
+    for name, number in ids.items():
+        if not 0 <= number < vocabulary:
+            raise ValueError(
+                f"beam_search: {name} must be an id in [0, V) = [0, {vocabulary}), got {number}"
+            )
 
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

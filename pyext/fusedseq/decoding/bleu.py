@@ -47,11 +47,12 @@ def corpus_bleu(
     references, hypotheses: for each sentence a list of its words. The words are joined by spaces,
     and sacreBLEU does not tokenize them again (its option tokenize="none"), so the score is not
     comparable with one of detokenized text.
+    Errors: ValueError for lists of different lengths, and for empty ones.
     """
     from sacrebleu.metrics import BLEU
 
     # force suppresses the warning that the text is already tokenized
-    return _score(BLEU(tokenize="none", force=True), references, hypotheses)
+    return _score("corpus_bleu", BLEU(tokenize="none", force=True), references, hypotheses)
 
 
 def corpus_chrf(
@@ -62,16 +63,27 @@ def corpus_chrf(
     It compares sequences of up to 6 characters without blanks, and counts recall twice as much as
     precision. A word with a wrong ending is therefore a partial match, unlike in BLEU.
     references, hypotheses: for each sentence a list of its words
+    Errors: as for `corpus_bleu`.
     """
     from sacrebleu.metrics import CHRF
 
-    return _score(CHRF(), references, hypotheses)
+    return _score("corpus_chrf", CHRF(), references, hypotheses)
 
 
 def _score(
-    metric: Any, references: Sequence[Sequence[str]], hypotheses: Sequence[Sequence[str]]
+    name: str, metric: Any, references: Sequence[Sequence[str]], hypotheses: Sequence[Sequence[str]]
 ) -> tuple[float, str]:
-    """Returns the score of a corpus by a metric of sacreBLEU, and the metric's signature."""
+    """Returns the score of a corpus by a metric of sacreBLEU, and the metric's signature.
+
+    name: of the function, for messages
+    """
+    if not references:
+        raise ValueError(f"{name}: references must have at least 1 sentence, got 0")
+    if len(hypotheses) != len(references):
+        raise ValueError(
+            f"{name}: hypotheses must have as many sentences as references = {len(references)}, "
+            f"got {len(hypotheses)}"
+        )
     score = metric.corpus_score(
         [" ".join(words) for words in hypotheses], [[" ".join(words) for words in references]]
     )

@@ -96,7 +96,10 @@ def _choose(log_probs: Tensor, s: SamplingSettings, generator: torch.Generator |
     ids = None
     if s.top_k is not None and s.top_k < log_probs.size(-1):
         log_probs, ids = log_probs.topk(s.top_k)
-    p = (log_probs / s.temperature).softmax(-1)
+    # The maximum is subtracted first, so that the quotient is 0 or less: it cannot overflow to inf.
+    limits = torch.finfo(log_probs.dtype)
+    temperature = min(max(s.temperature, limits.tiny), limits.max)
+    p = ((log_probs - log_probs.amax(-1, keepdim=True)) / temperature).softmax(-1)
     if s.top_p is not None and s.top_p < 1:
         p, order = p.sort(-1, descending=True)
         ids = order if ids is None else ids.gather(-1, order)

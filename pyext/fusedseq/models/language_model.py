@@ -6,13 +6,14 @@ Plain RNN (Mikolov et al., 2010), GRU and LSTM, AWD-LSTM (Merity et al., 2018) a
 
 import math
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fusedseq import fused
-from fusedseq.models.settings_check import check_probabilities, check_sizes
+from fusedseq.models.settings_check import check_not_negative, check_probabilities, check_sizes
 from fusedseq.nn import (
     GRU,
     LSTM,
@@ -66,6 +67,7 @@ class LanguageModelSettings:
     def __post_init__(self) -> None:
         check_sizes(self, "embedding", "hidden", "layers")
         check_probabilities(self, *(f.name for f in fields(self) if "drop" in f.name))
+        check_not_negative(self, "alpha", "beta", "init_range")
         if self.cell not in ("lstm", "gru", "rnn"):
             raise ValueError(f"LanguageModel: cell must be lstm, gru or rnn, got {self.cell!r}")
         if self.init not in ("uniform", "truncated_normal"):
@@ -117,7 +119,8 @@ class LanguageModel(nn.Module):
 
     vocabulary: V    settings: see LanguageModelSettings
     ops: `fusedseq.fused` or `fusedseq.reference`
-    Errors: ValueError if the weights are tied and the sizes of embedding and last layer differ.
+    Errors: ValueError if the weights are tied and the sizes of embedding and last layer differ, and
+        for splits that do not ascend in (0, V).
     """
 
     def __init__(
@@ -129,6 +132,10 @@ class LanguageModel(nn.Module):
             raise ValueError(
                 f"LanguageModel: tied needs the last hidden size to be embedding = {s.embedding}, "
                 f"got {s.output_size}"
+            )
+        if any(not start < end for start, end in pairwise((0, *s.splits, vocabulary))):
+            raise ValueError(
+                f"LanguageModel: splits must ascend in (0, V) = (0, {vocabulary}), got {s.splits}"
             )
         dropout = LockedDropout if s.locked else Dropout
         self.embedding = Embedding(vocabulary, s.embedding, dropout=s.embedding_dropout, ops=ops)

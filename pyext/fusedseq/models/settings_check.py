@@ -23,6 +23,14 @@ def check_probabilities(settings: Any, *names: str) -> None:
             raise ValueError(f"{type(settings).__name__}: {name} must be in [0, 1], got {value}")
 
 
+def check_not_negative(settings: Any, *names: str) -> None:
+    """Checks that settings are at least 0; see `check_sizes`."""
+    for name in names:
+        value = getattr(settings, name)
+        if not value >= 0:
+            raise ValueError(f"{type(settings).__name__}: {name} must be at least 0, got {value}")
+
+
 def check_heads(settings: Any) -> None:
     """Checks that the heads share the width of the embedding evenly."""
     embedding, heads = settings.embedding, settings.heads

@@ -21,9 +21,11 @@ def load_model(
     device: cpu, cuda or cuda:N
     returns the module of fusedseq.models, and a dict with its task, settings, seed, and vocabulary:
         a list of words, or {"source": words, "target": words} of a translator
-    Errors: CheckpointError where the checkpoint is damaged; OSError where there is none
+    Errors: CheckpointError, which is a ValueError, where the checkpoint is missing or damaged;
+        ValueError for an unknown operator set and a device that is not usable
     """
     from fusedseq.tasks.catalog import TASKS
+    from fusedseq.tasks.commands.arguments import usable_device
     from fusedseq.tasks.runs.restore import restored
 
-    return restored(Path(path), tuple(TASKS), ops=ops, device=device)
+    return restored(Path(path), tuple(TASKS), ops=ops, device=usable_device(device, "device"))

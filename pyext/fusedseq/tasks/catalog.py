@@ -19,6 +19,7 @@ TASKS = {
     "en-es": "fusedseq.tasks.en_es",
     "en-fr": "fusedseq.tasks.en_fr",
 }
+GENERATED = ("reverse",)  # the tasks whose data are always generated
 OPERATORS = {
     "fused": "fusedseq.fused",
     "reference": "fusedseq.reference",
@@ -40,7 +41,12 @@ def preset_settings(task: str, preset: str) -> Any:
 
 
 def operators(name: str) -> ModuleType:
-    """The module of an operator set, for the argument `ops` of the models."""
+    """The module of an operator set, for the argument `ops` of the models.
+
+    Errors: ValueError for an unknown one
+    """
+    if name not in OPERATORS:
+        raise ValueError(f"ops must be one of {', '.join(OPERATORS)}, got {name!r}")
     return importlib.import_module(OPERATORS[name])
 
 

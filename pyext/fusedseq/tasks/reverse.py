@@ -26,7 +26,11 @@ class SequenceSettings:
     limit: int | None = reverse.LIMIT
 
     def __post_init__(self) -> None:
-        at_least_one(self, "batch", "eval_batch", "numbers")
+        at_least_one(self, "batch", "eval_batch", "numbers", "limit")
+        if not self.sizes or min(self.sizes) < 0:
+            raise ValueError(
+                f"data.sizes must have at least one number, none below 0, got {self.sizes}"
+            )
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ def build(
         numbers=settings.data.numbers,
         limit=settings.data.limit,
     )
-    same_data(description, loaded, data, "reverse")
+    same_data(description, loaded, "synthetic", "reverse")
     model = Reversal(len(loaded.vocabulary), settings.model, ops=ops)
     return Task(settings, loaded, model, seed=seed, device=device)
 

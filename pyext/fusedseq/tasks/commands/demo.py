@@ -23,6 +23,7 @@ from fusedseq.decoding.sample import sample
 from fusedseq.models.language_model import LanguageModelSettings
 from fusedseq.models.translator import TranslatorSettings
 from fusedseq.tasks import en_fr, ptb
+from fusedseq.tasks.commands.arguments import add_seed_argument
 from fusedseq.tasks.training import Trainer, TrainingSettings
 from fusedseq.tasks.translation.search import Search, search_all
 from fusedseq.tasks.translation.task import PairSettings
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--steps", type=int, default=160, help="training steps of each model (default: %(default)s)"
     )
-    add("--seed", type=int, default=0, help="equal seeds give equal losses (default: %(default)s)")
+    add_seed_argument(parser, "equal seeds give equal losses (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -4,12 +4,20 @@ Members that are already trained are not trained again.
 """
 
 import argparse
+import shlex
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fusedseq.tasks.catalog import preset_operators, task_module
-from fusedseq.tasks.commands.arguments import add_common_arguments, add_set_argument, usable_device
+from fusedseq.tasks.commands.arguments import (
+    add_common_arguments,
+    add_seed_argument,
+    add_set_argument,
+    check_out,
+    split_names,
+    usable_device,
+)
 from fusedseq.tasks.evaluation.ensemble import AVERAGE, VOTE, ensemble, lines, metrics
 from fusedseq.tasks.runs.initial_weights import trained_before
 from fusedseq.tasks.runs.run import Recipe, carry_out
@@ -30,11 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the presets to train (default: six like those of the source report)",
     )
     add_set_argument(parser, "change a setting of all members (repeatable)")
-    add(
-        "--seed",
-        type=int,
-        default=0,
-        help="of the first member; the next members have the following seeds (default: 0)",
+    add_seed_argument(
+        parser, "of the first member; the next members have the following seeds (default: 0)"
     )
     add("--epochs", type=int, help="train each member for this many passes over the data")
     add("--steps", type=int, help="train each member for this many steps in total")
@@ -63,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     module = task_module(args.task)
+    splits = split_names(args.splits, module.Task.splits)
     out = args.out or Path("runs") / args.task / f"ensemble-{args.seed}"
+    check_out(out)
     recipes = [
         recipe(args, module, preset, args.seed + i)
         for i, preset in enumerate(args.members.split(",") if args.members else module.ENSEMBLE)
@@ -79,7 +86,7 @@ def _run(args: argparse.Namespace) -> None:
     models = ensemble(
         folders, args.data, ops=args.ops or "fused", device=usable_device(args.device)
     )
-    results = metrics(models, args.splits.split(","))
+    results = metrics(models, splits)
     print("\n".join(lines(folders, results)))
     write_json(out / "result.json", result(args, trained, results))
 
@@ -106,15 +113,16 @@ def recipe(args: argparse.Namespace, module: ModuleType, preset: str, seed: int)
 def result(args: argparse.Namespace, members: list[dict], results: dict) -> dict[str, Any]:
     """The content of the ensemble's result.json: that of the first member, with all metrics."""
     options = ("members", "seed", "epochs", "steps")
-    words = [f"--{name} {getattr(args, name)}" for name in options if getattr(args, name)]
-    words += [f"--set {text}" for text in args.assignments]
+    given = {name: getattr(args, name) for name in options if getattr(args, name)}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    words += [word for text in args.assignments for word in ("--set", text)]
     splits = {
         split: part[AVERAGE] | {"vote_accuracy": part[VOTE]["accuracy"]}
         for split, part in results.items()
     }
     return members[0] | {
         "preset": "ensemble",
-        "command": " ".join(["fusedseq ensemble words", *words]),
+        "command": shlex.join(["fusedseq", "ensemble", "words", *words]),
         **splits,
         **{name: sum(member[name] for member in members) for name in ("seconds", "parameters")},
         "members": [

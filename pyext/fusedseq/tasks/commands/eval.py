@@ -3,19 +3,22 @@
 import argparse
 import importlib
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fusedseq.tasks.catalog import operators, task_module
-from fusedseq.tasks.commands.arguments import add_common_arguments, usable_device
+from fusedseq.tasks.commands.arguments import add_common_arguments, split_names, usable_device
 from fusedseq.tasks.evaluation import ensemble
 from fusedseq.tasks.runs.restore import checkpoint_file, load_run
 from fusedseq.tasks.runs.run import metrics_line
 from fusedseq.tasks.training import CheckpointError, from_dict
 
 # Modules that add metrics to a task's own, on request. Each has TASKS, OPTIONS (the names of its
-# options, None where not given), add_arguments(group) and metrics(task, splits, args).
+# options, None where not given), add_arguments(group), check(settings, splits, args), which raises
+# ValueError or OSError before anything is evaluated, and metrics(task, splits, args).
 EXTENSIONS = (
     "fusedseq.tasks.evaluation.text_options",
     "fusedseq.tasks.evaluation.translation_options",
@@ -49,7 +52,16 @@ def run(args: argparse.Namespace) -> None:
     """Runs the command."""
     extensions = requested(args)
     results, lines = of_ensemble(args) if args.others else of_one(args, extensions)
-    print(json.dumps(results) if args.json else "\n".join(lines))
+    print(json.dumps(finite(results)) if args.json else "\n".join(lines))
+
+
+def finite(value: Any) -> Any:
+    """A result with null in place of numbers that JSON does not have: NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def of_one(
@@ -66,6 +78,8 @@ def of_one(
         raise CheckpointError(f"{path} holds a model of {description['task']}, not of {args.task}")
     module = task_module(args.task)
     settings = from_dict(module.Settings, description["settings"])
+    for extension in extensions:
+        extension.check(settings, args.splits.split(","), args)
     task = module.build(
         settings,
         args.data,
@@ -74,11 +88,7 @@ def of_one(
         device=usable_device(args.device),
         description=description,
     )
-    splits = args.splits.split(",")
-    if unknown := set(splits) - {*task.splits}:
-        raise ValueError(
-            f"--splits: unknown split {unknown.pop()!r}; known are {', '.join(task.splits)}"
-        )
+    splits = split_names(args.splits, task.splits)
     task.model.load_state_dict(state["model"])
     task.model.eval()
     results = {split: task.evaluate(split) for split in splits}
@@ -94,11 +104,12 @@ def of_ensemble(args: argparse.Namespace) -> tuple[dict, Iterable[str]]:
         raise ValueError(
             f"several checkpoints form an ensemble, which requires the task words, got {args.task}"
         )
+    splits = split_names(args.splits, ensemble.Ensemble.splits)
     paths = [args.checkpoint, *args.others]
     models = ensemble.ensemble(
         paths, args.data, ops=args.ops or "fused", device=usable_device(args.device)
     )
-    results = ensemble.metrics(models, args.splits.split(","))
+    results = ensemble.metrics(models, splits)
     return results, ensemble.lines(paths, results)
 
 

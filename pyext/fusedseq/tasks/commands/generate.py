@@ -14,6 +14,7 @@ from fusedseq.decoding.sample import sample
 from fusedseq.tasks.commands.arguments import (
     add_device_argument,
     add_operators_argument,
+    add_seed_argument,
     usable_device,
 )
 from fusedseq.tasks.runs.restore import restored
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of texts, separated by an empty line (default: %(default)s)",
     )
-    add("--seed", type=int, default=0, help="equal seeds give equal texts (default: %(default)s)")
+    add_seed_argument(parser, "equal seeds give equal texts (default: %(default)s)")
     add_operators_argument(parser)
     add_device_argument(parser)
 

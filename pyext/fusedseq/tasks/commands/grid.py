@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fusedseq.tasks.catalog import TASKS, task_module
-from fusedseq.tasks.commands.arguments import add_common_arguments, add_set_argument, usable_device
+from fusedseq.tasks.commands.arguments import (
+    add_common_arguments,
+    add_seed_argument,
+    add_set_argument,
+    check_out,
+    usable_device,
+)
 from fusedseq.tasks.runs.run import Recipe, carry_out
 from fusedseq.tasks.studies.grid_report import setting, write
 from fusedseq.tasks.training import TrainingError, full_key, override, varied
@@ -40,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a setting of all configurations, e.g. data.batch=64 (repeatable; an unknown key lists "
         "the known)",
     )
-    add("--seed", type=int, default=0, help="equal seeds give equal losses (default: %(default)s)")
+    add_seed_argument(parser, "equal seeds give equal losses (default: %(default)s)")
     add(
         "--out",
         metavar="DIR",
@@ -58,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
             f"--only: unknown configuration {unknown[0]!r}; known are {', '.join(grid)}"
         )
     out = args.out or Path("runs") / args.task / "grid"
+    check_out(out)
     out.mkdir(parents=True, exist_ok=True)
     device, failed = usable_device(args.device), False
     for i, name in enumerate(chosen):

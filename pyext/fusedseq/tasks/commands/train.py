@@ -11,14 +11,20 @@ from typing import Any
 import torch
 
 from fusedseq.tasks.catalog import preset_operators, preset_settings, task_module
-from fusedseq.tasks.commands.arguments import add_common_arguments, add_set_argument, usable_device
+from fusedseq.tasks.commands.arguments import (
+    add_common_arguments,
+    add_seed_argument,
+    add_set_argument,
+    check_out,
+    usable_device,
+)
 from fusedseq.tasks.runs.initial_weights import trained_before
 from fusedseq.tasks.runs.restore import load_run
 from fusedseq.tasks.runs.run import Recipe, begin, plot_curves, report
 from fusedseq.tasks.training import CheckpointError, TrainingError, from_dict, override
 from fusedseq.tasks.training.lock import run_directory
 from fusedseq.tasks.training.processes import Processes, own_device, started
-from fusedseq.tasks.training.trainer import LAST
+from fusedseq.tasks.training.trainer import BEST, LAST, RESULT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "change a setting, e.g. model.hidden=1150 (repeatable; an unknown key lists the known)",
     )
-    add("--seed", type=int, help="equal seeds give equal losses (default: 0)")
+    add_seed_argument(parser, "equal seeds give equal losses (default: 0)", default=None)
     add("--epochs", type=int, help="train for this many passes over the data")
     add("--steps", type=int, help="train for this many steps in total")
     add(
@@ -74,6 +80,7 @@ def _run(args: argparse.Namespace, processes: Processes) -> int:
         _check_resumable(args)
     name = f"{args.preset or module.DEFAULT_PRESET}-{args.seed or 0}"
     out = args.out or Path("runs") / args.task / name
+    check_out(out)
     # Before the checkpoint is read, so that no other process writes a newer one.
     with run_directory(out, processes):
         return _train(args, module, out, processes)
@@ -81,12 +88,8 @@ def _run(args: argparse.Namespace, processes: Processes) -> int:
 
 def _train(args: argparse.Namespace, module: ModuleType, out: Path, processes: Processes) -> int:
     """Trains in directory `out`, which is locked."""
-    saved = _saved(args, out) if args.resume else None
+    saved = _saved(args, out)
     settings, seed, preset = _settings(args, module, saved)
-    if not args.resume and (out / LAST).exists():
-        raise ValueError(
-            f"{out} already holds a run: give --resume to continue it, or another --out"
-        )
     ops = args.ops or (saved["label"]["ops"] if saved else preset_operators(module, preset))
     start = (
         args.start if saved else trained_before(args.start, module, f"{args.task}/{preset}", seed)
@@ -140,11 +143,31 @@ def _check_resumable(args: argparse.Namespace) -> None:
 
 
 def _saved(args: argparse.Namespace, out: Path) -> dict | None:
-    """The checkpoint to resume from; None where the run was killed before it wrote one."""
-    if not (out / LAST).exists():
+    """The checkpoint to resume from; None for a new run, or one killed before it wrote one.
+
+    Errors: ValueError where a new run would replace another one in `out`, and where nothing says
+        how to start the run that was killed
+    """
+    if (out / LAST).exists():
+        if args.resume:
+            return load_run(out / LAST, to_resume=True)
+        raise ValueError(
+            f"{out} already holds a run: give --resume to continue it, or another --out"
+        )
+    for name in (BEST, RESULT):
+        if (out / name).exists():
+            raise ValueError(
+                f"{out} already holds a run: it has {name}, but no {LAST} to continue the run "
+                "from; give another --out"
+            )
+    if args.resume:
+        if args.preset is None and not args.assignments:
+            raise ValueError(
+                f"--resume: there is no checkpoint in {out}: start the run with --preset or --set, "
+                "or give the directory of another run"
+            )
         print(f"no checkpoint in {out} yet: training starts from step 0", flush=True)
-        return None
-    return load_run(out / LAST, to_resume=True)
+    return None
 
 
 def _settings(

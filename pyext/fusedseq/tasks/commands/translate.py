@@ -16,7 +16,7 @@ from fusedseq.tasks.commands.arguments import (
     usable_device,
 )
 from fusedseq.tasks.runs.restore import restored
-from fusedseq.tasks.translation.search import Search, search_all
+from fusedseq.tasks.translation.search import Search, longest_sentence, search_all
 from fusedseq.tasks.translation.task import SOURCES, languages
 
 # Batches that are read before the first one is translated, so that lines of similar length can be
@@ -147,7 +147,7 @@ class Lines:
     def __init__(self, model: Any, description: dict, search: Search) -> None:
         self.model, self.search = model, search
         self.source, self.target = languages(description)
-        self.longest = description["settings"]["data"]["max_length"]
+        self.longest = longest_sentence(model, description["settings"]["data"]["max_length"])
         self.words = self.unknown = 0
 
     def __call__(self, lines: Sequence[str], first: int) -> list[list[tuple[float, str]]]:

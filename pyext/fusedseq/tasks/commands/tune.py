@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fusedseq.tasks.catalog import preset_operators, preset_settings, task_module
-from fusedseq.tasks.commands.arguments import add_common_arguments, add_set_argument, usable_device
+from fusedseq.tasks.commands.arguments import (
+    add_common_arguments,
+    add_seed_argument,
+    add_set_argument,
+    check_out,
+    usable_device,
+)
 from fusedseq.tasks.runs.run import Recipe
 from fusedseq.tasks.training import TrainingError, as_dict, full_key, override
 
@@ -49,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser, "a setting of all trials (repeatable; an unknown key lists the known keys)"
     )
     add("--preset", help="the preset of all other settings (default: the task's default preset)")
-    add("--seed", type=int, default=0, help="of the search and of every run (default: %(default)s)")
+    add_seed_argument(parser, "of the search and of every run (default: %(default)s)")
     add(
         "--study",
         default="tune",
@@ -111,6 +117,7 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError(f"--study must be of letters, digits, - and _, got {args.study!r}")
     recipe, space = _recipe(args)
     out = args.out or Path("runs") / args.task / args.study
+    check_out(out)
     trials = Trials(
         args.storage or f"sqlite:///{out}/study.db",
         args.study,

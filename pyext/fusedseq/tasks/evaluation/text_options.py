@@ -60,17 +60,22 @@ def temperature(text: str) -> str | float:
     return text if text == "auto" else float(text)
 
 
-def metrics(task: Any, splits: Sequence[str], args: argparse.Namespace) -> dict[str, dict]:
-    """{split: the metrics that the options ask for}.
+def check(settings: Any, splits: Sequence[str], args: argparse.Namespace) -> None:
+    """Raises ValueError where options contradict each other, the settings, or are out of range."""
+    dynamic_evaluation(args)
+    t = args.temperature
+    if t not in (None, "auto") and not t > 0:
+        raise ValueError(f"--temperature must be above 0, got {t}")
+    if t not in (None, 1.0) and settings.model.splits:
+        raise ValueError(f"--temperature must be 1 for a model with splits, got {t}")
 
-    Errors: ValueError where options contradict each other
-    """
+
+def metrics(task: Any, splits: Sequence[str], args: argparse.Namespace) -> dict[str, dict]:
+    """{split: the metrics that the options ask for}."""
     t: Any = 1.0 if args.temperature is None else args.temperature
     dynamic = dynamic_evaluation(args)
     if t == "auto":
         t = best_temperature(lambda t: task.evaluate("valid", t)["loss"])
-    if not t > 0:
-        raise ValueError(f"--temperature must be above 0, got {t}")
     results: dict = {split: {} for split in splits}
     for split in splits:
         if args.temperature is not None:

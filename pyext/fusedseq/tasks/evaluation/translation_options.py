@@ -61,20 +61,28 @@ def check_writable(path: Path) -> None:
         raise PermissionError(EACCES, "--csv: this directory is not writable", str(path.parent))
 
 
-def metrics(task: Any, splits: Sequence[str], args: argparse.Namespace) -> dict[str, dict]:
-    """{split: the metrics of its translations}; writes and prints what the options ask for.
-
-    Errors: ValueError where options contradict each other
+def check(settings: Any, splits: Sequence[str], args: argparse.Namespace) -> None:
+    """Raises ValueError where options contradict each other or are out of range, and OSError where
+    the table cannot be written.
     """
     if args.csv and len(splits) > 1:
         raise ValueError(f"--csv requires a single split, got --splits {','.join(splits)}")
     if args.samples is not None and args.samples < 1:
         raise ValueError(f"--samples must be at least 1, got {args.samples}")
-    given = {field.name: getattr(args, field.name, None) for field in fields(Search)}
-    search = Search(**{name: value for name, value in given.items() if value is not None})
+    search_of(args)
     if args.csv:
         check_writable(args.csv)
-    results = {}
+
+
+def search_of(args: argparse.Namespace) -> Search:
+    """The Search of the options."""
+    given = {field.name: getattr(args, field.name, None) for field in fields(Search)}
+    return Search(**{name: value for name, value in given.items() if value is not None})
+
+
+def metrics(task: Any, splits: Sequence[str], args: argparse.Namespace) -> dict[str, dict]:
+    """{split: the metrics of its translations}; writes and prints what the options ask for."""
+    search, results = search_of(args), {}
     for split in splits:
         results[split], table = translate_split(task, split, search)
         if args.csv:

@@ -18,13 +18,18 @@ class About:
     # The task in the terms of the hub, or None, and the languages' codes.
     pipeline: str | None
     languages: tuple[str, ...]
-    # The data set's name.
+    # The documented data: their name, and what identifies them, the name of a directory or a
+    # checksum, of which some depend on the settings.
     dataset: str
+    directories: tuple[str, ...]
+    fingerprints: tuple[int, ...]
     # The sentences of the card.
     model: str
-    data: str
     uses: str
     limits: str
+    # Those about a model of the documented data.
+    data: str
+    data_limits: str
     # The arguments of `fusedseq` that use the model in RUN.
     command: str
 
@@ -34,55 +39,68 @@ ABOUT = {
         "fill-mask",
         ("ca",),
         "catalan",
-        "predicts the middle word of seven Catalan words from the six around it",
-        "Catalan text of several sources",
+        ("catalan",),
+        (5282429, 2233081591, 3166746582),
+        "predicts the middle word of seven words from the six around it",
         "Word vectors (`fusedseq vectors`), and the comparison of such models.",
         "It knows the words of its vocabulary alone and reads six words, not a sentence.",
+        "Catalan text of several sources",
+        "",
         "vectors RUN --near casa",
     ),
     "ptb": About(
         "text-generation",
         ("en",),
         "ptb",
-        "is a recurrent language model of English words",
+        (),  # a directory of this name may hold WikiText-2
+        (1330988314,),
+        "is a recurrent language model of words",
+        "The comparison of language models, and a starting point for work on recurrent networks.",
+        "Its text is not fluent over more than a sentence, and states nothing reliable about the "
+        "world.",
         "the Penn Treebank as Mikolov et al. (2010) prepared it: 10,000 words in lower case, `N` "
         "for numbers and `<unk>` for every other word",
-        "The comparison of language models on the Penn Treebank, and a starting point for work on "
-        "recurrent networks.",
-        "It has read a million words of the Wall Street Journal of 1989. Its text is not fluent "
-        "over more than a sentence, and states nothing reliable about the world.",
+        "It has read a million words of the Wall Street Journal of 1989.",
         'generate RUN --prompt "the company said"',
     ),
     "reverse": About(
         None,
         (),
         "generated",
+        ("generated", "synthetic"),
+        (),
         "is a Transformer encoder that reverses a sequence of numbers",
-        "sequences that are generated from the seed",
         "A test of attention and of the training loop.",
         "It has seen no other lengths and numbers than those of its training data.",
+        "sequences that are generated from the seed",
+        "",
         "eval reverse RUN",
     ),
     "en-es": About(
         "translation",
         ("en", "es"),
         "tatoeba_en_es",
+        ("tatoeba_en_es",),
+        (283912733,),
         "translates English sentences to Spanish by a Transformer",
-        "sentence pairs of Tatoeba",
         "The comparison of translation models, and a starting point for training on other pairs.",
-        "Its sentences were short and of everyday life. Words outside the vocabulary become "
-        "`<UNK>`, and nothing checks that a translation is right.",
+        "Words outside the vocabulary become `[UNK]`, and nothing checks that a translation is "
+        "right.",
+        "sentence pairs of Tatoeba",
+        "Its sentences were short and of everyday life.",
         "translate RUN --in FILE",
     ),
     "en-fr": About(
         "translation",
         ("en", "fr"),
         "ted_en_fr",
+        ("ted_en_fr",),
+        (114267783,),
         "translates English sentences to French by a Transformer",
-        "30,000 sentence pairs of TED talks, in lower case",
         "The comparison of translation models, and a starting point for training on other pairs.",
-        "It is a small model of a small corpus: its translations are often wrong. Words outside "
-        "the vocabulary become `<UNK>`, and text is in lower case.",
+        "Words outside the vocabulary become `<UNK>`, and text is in lower case.",
+        "30,000 sentence pairs of TED talks, in lower case",
+        "It is a small model of a small corpus: its translations are often wrong.",
         "translate RUN --in FILE",
     ),
 }
@@ -100,9 +118,10 @@ def body(result: dict[str, Any]) -> str:
     """The model card without its front matter."""
     about, name = ABOUT[result["task"]], f"{result['task']}/{result['preset']}"
     parameters = metrics.text("parameters", result["parameters"]).removeprefix("parameters ")
+    limits = [about.data_limits] if is_documented(result) and about.data_limits else []
     facts, versions = result["machine"], result["versions"]
     lines = [
-        f"- Data: {about.data if is_real(result) else 'generated sentences'}",
+        f"- Data: {data_text(result)}",
         f"- Command: `{result['command']}`",
         f"- Length: {', '.join(metrics.budget(result)[:1])}",
         f"- Machine: {metrics.hardware(result)}; instruction set {facts['isa']}",
@@ -118,7 +137,7 @@ for sequence models in PyTorch, and its weights are those of the best validation
 
 {about.uses}
 
-{about.limits}
+{" ".join([*limits, about.limits])}
 
 ## How to load it
 
@@ -150,9 +169,27 @@ All settings:
 """
 
 
-def is_real(result: dict[str, Any]) -> bool:
-    """Whether a run was trained on its task's own data, and not on generated sentences."""
-    return bool(result["data"]["name"] != "synthetic")
+def is_documented(result: dict[str, Any]) -> bool:
+    """Whether a run was trained on the documented data of its task."""
+    about, data = ABOUT[result["task"]], result["data"]
+    return data["name"] in about.directories or data["fingerprint"] in about.fingerprints
+
+
+def data_text(result: dict[str, Any]) -> str:
+    """What a run was trained on. Of data that are not documented only the name is known."""
+    if is_documented(result):
+        return ABOUT[result["task"]].data
+    name = result["data"]["name"]
+    if name == "synthetic":
+        return "generated sentences"
+    return f"data in a directory named {json.dumps(name, ensure_ascii=False)}"
+
+
+def dataset(result: dict[str, Any]) -> str | None:
+    """The name of a run's data set on the hub; None for data that are not documented."""
+    if is_documented(result):
+        return ABOUT[result["task"]].dataset
+    return "synthetic" if result["data"]["name"] == "synthetic" else None
 
 
 def splits(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -173,9 +210,20 @@ def table(result: dict[str, Any]) -> str:
 
 def front_matter(result: dict[str, Any]) -> str:
     """The metadata as YAML, whose values are JSON, which is YAML too."""
-    about, name = ABOUT[result["task"]], f"{result['task']}/{result['preset']}"
-    dataset = about.dataset if is_real(result) else "synthetic"
-    found = []
+    about = ABOUT[result["task"]]
+    metadata: dict[str, Any] = {"library_name": "fusedseq", "tags": ["fusedseq", result["task"]]}
+    metadata |= {"pipeline_tag": about.pipeline} if about.pipeline else {}
+    if about.languages and is_documented(result):
+        metadata["language"] = list(about.languages)
+    if name := dataset(result):  # the hub requires one for metrics
+        metadata["model-index"] = [model_index(result, name)]
+    lines = [f"{key}: {json.dumps(value)}" for key, value in metadata.items()]
+    return "\n".join(["---", *lines, "---"])
+
+
+def model_index(result: dict[str, Any], dataset: str) -> dict[str, Any]:
+    """The hub's entry with the metrics of every split."""
+    about, found = ABOUT[result["task"]], []
     for split, part in splits(result).items():
         numbers = {key: value for key, value in part.items() if not isinstance(value, str)}
         found.append(
@@ -185,9 +233,4 @@ def front_matter(result: dict[str, Any]) -> str:
                 "metrics": [{"type": key, "value": value} for key, value in numbers.items()],
             }
         )
-    metadata: dict[str, Any] = {"library_name": "fusedseq", "tags": ["fusedseq", result["task"]]}
-    metadata |= {"pipeline_tag": about.pipeline} if about.pipeline else {}
-    metadata |= {"language": list(about.languages)} if about.languages else {}
-    metadata["model-index"] = [{"name": name, "results": found}]
-    lines = [f"{key}: {json.dumps(value)}" for key, value in metadata.items()]
-    return "\n".join(["---", *lines, "---"])
+    return {"name": f"{result['task']}/{result['preset']}", "results": found}

@@ -1,14 +1,14 @@
 """The content of result.json: a run's metrics, and what is needed to judge and to repeat them."""
 
-import os
+import shlex
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fusedseq import machine
-from fusedseq.data.locate import VARIABLE
-from fusedseq.tasks.catalog import preset_operators, task_module
+from fusedseq.data.locate import root_of
+from fusedseq.tasks.catalog import GENERATED, preset_operators, task_module
 from fusedseq.tasks.runs.initial_weights import usual_start
 from fusedseq.tasks.training import Trainer, as_dict
 from fusedseq.tasks.training.files import read_json
@@ -68,7 +68,10 @@ def of_run(
         "seconds per epoch": round(trainer.seconds / trainer.epoch, 3) if trainer.epoch else None,
         "parameters": parameter_count(task.model),
         **metrics,
-        "data": {"name": data_name(data), "fingerprint": description["fingerprint"]},
+        "data": {
+            "name": data_name(description["task"], data),
+            "fingerprint": description["fingerprint"],
+        },
         "device": str(trainer.device),
         **machine.facts(trainer.device),
     }
@@ -79,9 +82,9 @@ def parameter_count(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def data_name(data: str | None) -> str:
-    """The name of the data's directory; "generated" without one."""
-    root = data or os.environ.get(VARIABLE)
+def data_name(task: str, data: str | None) -> str:
+    """The name of the data's directory; "generated" without one. data: as for `of_run`"""
+    root = data if task in GENERATED else root_of(data)
     return Path(root).resolve().name if root else "generated"
 
 
@@ -101,30 +104,29 @@ def changes(what: dict[str, Any]) -> dict[str, Any]:
 
 
 def command(what: dict[str, Any]) -> str:
-    """The command that repeats a run, without the directory of its data.
+    """The command that repeats a run, for a POSIX shell, without the directory of its data.
 
     what: as for `changes`, and the run's seed, ops and, where it has one, `from`
     """
     task, preset, module = what["task"], _preset(what), task_module(what["task"])
-    words = [f"fusedseq train {task} --preset {preset}"]
-    words += [f"--set {key}={_text(value)}" for key, value in changes(what).items()]
+    words = ["fusedseq", "train", task, "--preset", preset]
+    for key, value in changes(what).items():
+        words += ["--set", f"{key}={_text(value)}"]
     lengths = {key: what["settings"][section][key] for section, key in LENGTHS}
     usual = module.PRESETS[preset].training
     lengths = {key: n for key, n in lengths.items() if n != getattr(usual, key)}
     if None in lengths.values():
         # The limit that has a value is set first: settings without any limit are rejected.
-        words += [
-            f"--set training.{key}={_text(n)}"
-            for key, n in sorted(lengths.items(), key=lambda pair: pair[1] is None)
-        ]
+        for key, n in sorted(lengths.items(), key=lambda pair: pair[1] is None):
+            words += ["--set", f"training.{key}={_text(n)}"]
     else:
-        words += [f"--{key} {n}" for key, n in lengths.items()]
-    words += [f"--seed {what['seed']}"] if what["seed"] else []
+        words += [word for key, n in lengths.items() for word in (f"--{key}", str(n))]
+    words += ["--seed", str(what["seed"])] if what["seed"] else []
     start = what.get("from")
     if start and start != usual_start(module, preset, what["seed"]):
-        words.append(f"--from {start}")
-    words += [f"--ops {what['ops']}"] if what["ops"] != preset_operators(module, preset) else []
-    return " ".join(words)
+        words += ["--from", start]
+    words += ["--ops", what["ops"]] if what["ops"] != preset_operators(module, preset) else []
+    return shlex.join(words)
 
 
 def _preset(what: dict[str, Any]) -> str:
@@ -141,5 +143,5 @@ def _plain(value: Any) -> Any:
 def _text(value: Any) -> str:
     """A setting as `--set` parses it."""
     if isinstance(value, list):
-        return ",".join(map(str, value))
+        return ",".join(map(str, value)) or "()"
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -62,6 +62,7 @@ def begin(recipe: Recipe, out: Path, saved: dict | None = None, **options: Any) 
     trainer = Trainer(task, r.settings.training, out, label=label, **options)
     if saved:
         trainer.load_state_dict(saved)
+        _check_longer(trainer)
     if trainer.processes.first:
         text = (
             f"{r.task}/{r.preset}: {parameter_count(task.model):,} parameters, {r.ops} operators "
@@ -79,6 +80,18 @@ def _start(recipe: Recipe, task: Any, saved: dict | None) -> dict[str, str]:
         return {}
     start_from(task, recipe.start)
     return {"from": run_name(recipe.start)}
+
+
+def _check_longer(trainer: Trainer) -> None:
+    """Raises ValueError where a run has already been trained longer than its settings allow."""
+    done = {"epochs": trainer.epoch + bool(trainer.index), "steps": trainer.step}
+    for name, trained in done.items():
+        limit = getattr(trainer.settings, name)
+        if limit is not None and limit < trained:
+            raise ValueError(
+                f"training.{name} must be at least {trained}, which the run in {trainer.out} has "
+                f"already reached, got {limit}"
+            )
 
 
 def _check_continues(recipe: Recipe, out: Path, saved: dict) -> None:

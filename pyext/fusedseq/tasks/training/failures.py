@@ -1,6 +1,6 @@
 """Reports out of memory, a full disk and similar failures as one sentence instead of a traceback.
 
-The sentence names the last good checkpoint.
+The sentence names the last good checkpoint, where there is one.
 """
 
 import errno
@@ -38,11 +38,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 
 
+def last_good(checkpoint: Path) -> str:
+    """A clause that names the last good checkpoint, or says that there is none."""
+    if not checkpoint.exists():
+        return "there is no checkpoint yet"
+    return f"the last good checkpoint is {checkpoint}"
+
+
 @contextmanager
 def explained(where: Callable[[], str], checkpoint: Path) -> Iterator[None]:
     """Turns exceptions that a run cannot recover from into a TrainingError.
 
-    where: called for a description of the current step    checkpoint: the last good checkpoint
+    where: called for a description of the current step
+    checkpoint: the path of the last good checkpoint
     """
     try:
         yield
@@ -52,7 +60,7 @@ def explained(where: Callable[[], str], checkpoint: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in DISK:
             raise TrainingError(
                 f"a log could not be written ({error}) at {where()}: training stopped, "
-                f"the last good checkpoint is {checkpoint}"
+                f"{last_good(checkpoint)}"
             ) from error
         if _is_from_torch_compile(error):
             why = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0]
@@ -62,13 +70,13 @@ def explained(where: Callable[[], str], checkpoint: Path) -> Iterator[None]:
         if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
             raise TrainingError(
                 f"another process of this run ended, at {where()}: training stopped, "
-                f"the last good checkpoint is {checkpoint}"
+                f"{last_good(checkpoint)}"
             ) from error
         if not is_out_of_memory(error):
             raise
         raise TrainingError(
-            f"out of memory at {where()}: training stopped, the last good checkpoint is "
-            f"{checkpoint}; try a smaller data.batch with a larger training.accumulate"
+            f"out of memory at {where()}: training stopped, {last_good(checkpoint)}; try a "
+            "smaller data.batch with a larger training.accumulate"
         ) from error
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fusedseq.data import SPLITS
+from fusedseq.data.locate import described
 from fusedseq.tasks.training.progress import watched
 from fusedseq.tasks.training.settings import as_dict
 from fusedseq.tasks.training.task import Step
@@ -119,17 +120,15 @@ def perplexity(loss: float) -> float:
 def same_data(description: dict | None, data: Any, source: str | None, name: str) -> None:
     """Checks that `data` is what a checkpoint was trained on.
 
-    description: of the checkpoint, or None    source: where the data came from, for the message
+    description: of the checkpoint, or None    source: as for `locate.described`, for the message
     Errors: ValueError where the fingerprints differ
     """
     if description is not None and description["fingerprint"] != data.fingerprint():
-        raise ValueError(
-            f"{name}: the data in {source} are not those the checkpoint was trained on"
-        )
+        raise ValueError(f"{name}: {described(source)} are not those the checkpoint was trained on")
 
 
 def at_least_one(section: Any, *names: str) -> None:
-    """Raises ValueError where a setting of the section `data` is below 1."""
+    """Raises ValueError where a setting of the section `data` is below 1; None is allowed."""
     for name in names:
-        if getattr(section, name) < 1:
+        if getattr(section, name) is not None and getattr(section, name) < 1:
             raise ValueError(f"data.{name} must be at least 1, got {getattr(section, name)}")

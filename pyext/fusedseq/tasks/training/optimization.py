@@ -86,27 +86,42 @@ class TrainingSettings:
             )
         if self.epochs is None and self.steps is None:
             raise ValueError("training.epochs or training.steps must be given, got neither")
-        for name in ("epochs", "steps"):
-            if getattr(self, name) is not None and getattr(self, name) < 0:
-                raise ValueError(f"training.{name} must be at least 0, got {getattr(self, name)}")
-        for name in (
-            "anneal_after",
-            "stop_after",
-            "eval_steps",
-            "save_steps",
-            "log_steps",
-            "nonmono",
-            "accumulate",
-        ):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"training.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("lr", "weight_decay", "eps", "clip"):
-            if getattr(self, name) is not None and not getattr(self, name) >= 0:
-                raise ValueError(f"training.{name} must be at least 0, got {getattr(self, name)}")
+        self._check_numbers()
+        learning_rate.check(self)
+
+    def _check_numbers(self) -> None:
+        """Raises ValueError where a number is out of range."""
+        for least, names in LEAST.items():
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not value >= least:
+                    raise ValueError(f"training.{name} must be at least {least}, got {value}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"training.{name} must be in [0, 1), got {getattr(self, name)}")
-        learning_rate.check(self)
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(
+                f"training.clip must be above 0, or none for no clipping, got {self.clip}"
+            )
+        if not 0 < self.anneal_factor <= 1:
+            raise ValueError(f"training.anneal_factor must be in (0, 1], got {self.anneal_factor}")
+
+
+# {the least value: the settings}; None, where a setting may be None, is allowed.
+LEAST = {
+    0: ("epochs", "steps", "lr", "weight_decay", "eps"),
+    1: (
+        "anneal_after",
+        "stop_after",
+        "eval_steps",
+        "save_steps",
+        "log_steps",
+        "nonmono",
+        "accumulate",
+        "tail_after",
+        "tail_from",
+    ),
+}
 
 
 def freeze(model: torch.nn.Module, patterns: str) -> None:

@@ -9,7 +9,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusedseq.tasks.training.former_names import current_key
@@ -119,20 +119,35 @@ def _literal(text: str) -> Any:
         return words[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: deep nesting
         return text
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
-    """`value` as one of the types of `hint`: lists become tuples, an int may become a float."""
+    """`value` as one of the types of `hint`: lists become tuples, an int may become a float.
+
+    A value alone becomes a tuple where nothing but a tuple is allowed.
+    """
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for kind in kinds:
-        if typing.get_origin(kind) is tuple and isinstance(value, (list, tuple)):
-            return tuple(_convert(item, typing.get_args(kind)[0], name) for item in value)
+        if typing.get_origin(kind) is tuple and (isinstance(value, (list, tuple)) or kind is hint):
+            items = value if isinstance(value, (list, tuple)) else (value,)
+            with suppress(ValueError):  # the message below names the whole type
+                return tuple(_convert(item, typing.get_args(kind)[0], name) for item in items)
         is_int = isinstance(value, int) and not isinstance(value, bool)
         if kind is float and is_int and int not in kinds:
-            return float(value)
+            with suppress(OverflowError):
+                return float(value)
         if isinstance(kind, type) and type(value) is kind:
             return value
-    wanted = hint if isinstance(hint, types.UnionType) else getattr(hint, "__name__", hint)
-    raise ValueError(f"{name} must be {wanted}, got {value!r}")
+    wanted = " or ".join(map(_type_name, kinds))
+    raise ValueError(f"{name} must be {wanted}, got {value!r:.200}")
+
+
+def _type_name(kind: Any) -> str:
+    """A type in words."""
+    if kind is types.NoneType:
+        return "none"
+    if typing.get_origin(kind) is tuple:
+        return f"tuple of {_type_name(typing.get_args(kind)[0])}"
+    return str(kind.__name__)

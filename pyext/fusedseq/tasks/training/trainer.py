@@ -12,7 +12,7 @@ from fusedseq.tasks.training import packages
 from fusedseq.tasks.training.checkpoint import load_checkpoint, save_checkpoint
 from fusedseq.tasks.training.compiling import compile_training
 from fusedseq.tasks.training.errors import CheckpointError, TrainingError
-from fusedseq.tasks.training.failures import explained, is_out_of_memory
+from fusedseq.tasks.training.failures import explained, is_out_of_memory, last_good
 from fusedseq.tasks.training.files import TEMPORARY, write_json
 from fusedseq.tasks.training.gradient import Gradient
 from fusedseq.tasks.training.learning_rate import lr_factor
@@ -282,7 +282,7 @@ class Trainer:
                 what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
                 raise TrainingError(
                     f"{what} at step {step} (epoch {epoch + 1}, lr {lr:g}): training stopped, "
-                    f"the last good checkpoint is {self.out / LAST}; try a lower lr or clip"
+                    f"{last_good(self.out / LAST)}; try a lower lr or clip"
                 )
             self.loss_sum += loss * items
             self.items += items
@@ -298,7 +298,7 @@ class Trainer:
             if not math.isfinite(metrics["loss"]):
                 raise TrainingError(
                     f"validation loss {metrics['loss']} at step {self.step}: training stopped, "
-                    f"the last good checkpoint is {self.out / LAST}"
+                    f"{last_good(self.out / LAST)}"
                 )
             events = self.schedule.observe(metrics["loss"])
             if "improved" in events:

@@ -40,6 +40,15 @@ class Search:
         return self.max_length + 1
 
 
+def longest_sentence(model: Any, longest: int) -> int:
+    """The most ids in a sentence that a Translator reads, START and END included.
+
+    longest: the setting data.max_length. Checkpoints exist with fewer learned positions
+    """
+    s = model.settings
+    return min(longest, s.max_length) if s.positions == "learned" else longest
+
+
 def search_all(
     model: Any,
     sources: Sequence[Sequence[int]],
@@ -61,6 +70,7 @@ def search_all(
             f"max_length must be at most {s.max_length - 1}, because the positions are learned, "
             f"got {limit}"
         )
+    longest = longest_sentence(model, longest)
     device = model.output_bias.device
     results: list = [None] * len(sources)
     batches = by_length([len(ids) for ids in sources], search.batch)

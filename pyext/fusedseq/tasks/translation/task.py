@@ -34,6 +34,11 @@ class PairSettings:
 
     def __post_init__(self) -> None:
         at_least_one(self, "batch", "eval_batch", "min_frequency")
+        if self.max_length < 3:
+            raise ValueError(
+                "data.max_length must be at least 3, a word between the start and the end, got "
+                f"{self.max_length}"
+            )
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,19 @@ class Settings:
 
 
 SOURCES: dict[str, ModuleType] = {"en-es": en_es, "en-fr": en_fr}
+
+
+def check_lengths(settings: Settings) -> None:
+    """Raises ValueError where learned positions are fewer than the ids of a sentence.
+
+    Checkpoints with such settings exist, so that this is not a check of `Settings`.
+    """
+    model, longest = settings.model, settings.data.max_length
+    if model.positions == "learned" and longest > model.max_length:
+        raise ValueError(
+            f"data.max_length must be at most model.max_length = {model.max_length}, because the "
+            f"positions are learned, got {longest}"
+        )
 
 
 class Task(IndependentBatches):
@@ -128,6 +146,8 @@ def build(
     description: dict | None = None,
 ) -> Task:
     """The task; see ptb.build. name: en-es or en-fr"""
+    if description is None:
+        check_lengths(settings)
     loaded = SOURCES[name].load(
         data,
         seed=seed,
