@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from fusedseq import fused, reference
+from fusedseq import fused, nn, reference
 from fusedseq.testing import check, run
 
 from tests.support.attention_calls import OPERATORS, assert_same, qkv, with_gradients
@@ -239,6 +239,19 @@ def test_nested_tensors_as_scaled_dot_product_attention():
     expected = torch.nn.functional.scaled_dot_product_attention(x, x, x)
     got = fused.attention(x, x, x)
     torch.testing.assert_close(got.transpose(1, 2).values(), expected.transpose(1, 2).values())
+
+
+@pytest.mark.cpu
+def test_nested_tensors_with_holes_are_read_without_them():
+    """As torch.nested.narrow makes them: views of a padded batch."""
+    starts, lengths = torch.tensor([0, 2, 1]), torch.tensor([4, 3, 5])
+    x = torch.nested.narrow(torch.randn(3, 6, 8), 1, starts, lengths, layout=torch.jagged)
+    heads = [t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (x, x.contiguous())]
+    found, expected = (fused.attention(q, q, q).transpose(1, 2).values() for q in heads)
+    torch.testing.assert_close(found, expected)
+    module = nn.MultiheadAttention(8, 2, batch_first=True)
+    found, expected = (module(t, t, t)[0].values() for t in (x, x.contiguous()))
+    torch.testing.assert_close(found, expected)
 
 
 # ---- errors

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fusedseq import reference
 
@@ -46,7 +47,8 @@ def attention(given: Mapping[str, Any]) -> Tensor:
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     options = {name: given[name] for name in OPTIONS}
     longest = q._maybe_max_seqlen, k._maybe_max_seqlen  # None where the tensor does not know it
-    out = attention_varlen(rows(q), rows(k), rows(v), q.offsets(), k.offsets(), *longest, **options)
+    cu_seqlens = offsets(q), offsets(k)
+    out = attention_varlen(rows(q), rows(k), rows(v), *cu_seqlens, *longest, **options)
     return nested_as(q, out).transpose(1, 2)
 
 
@@ -58,9 +60,16 @@ def rows(x: Any) -> Tensor:
     return values
 
 
+def offsets(x: Any) -> Tensor:
+    """Returns the boundaries (B + 1,) of the sequences in `rows` of x."""
+    lengths = x.lengths()
+    found: Tensor = x.offsets() if lengths is None else F.pad(lengths.cumsum(0), (1, 0))
+    return found
+
+
 def nested_as(x: Any, rows: Tensor) -> Tensor:
-    """Returns rows as a nested tensor with the sequences of x."""
+    """Returns rows as a nested tensor with the sequences of x, without holes between them."""
     made: Tensor = torch.nested.nested_tensor_from_jagged(
-        rows, x.offsets(), min_seqlen=x._maybe_min_seqlen, max_seqlen=x._maybe_max_seqlen
+        rows, offsets(x), min_seqlen=x._maybe_min_seqlen, max_seqlen=x._maybe_max_seqlen
     )
     return made

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fusedseq.fused.nested import nested_as as nested_as
-from fusedseq.fused.nested import rows
+from fusedseq.fused.nested import offsets, rows
 
 MODULE = "MultiheadAttention"
 Boundaries = tuple[Tensor, int | None]  # cu_seqlens, and the length of the longest sequence
@@ -35,7 +35,7 @@ def boundaries(
             f"and value of the same lengths, got {tuple(query.shape)}, {tuple(key.shape)} and "
             f"{tuple(value.shape)}"
         )
-    first, other = ((t.offsets(), t._maybe_max_seqlen) for t in (query, key))
+    first, other = ((offsets(t), t._maybe_max_seqlen) for t in (query, key))
     return first, first if query.shape[1] == key.shape[1] else other
 
 
