@@ -14,9 +14,11 @@ def require_shapes(q, k, v, sizes, bias, mask, key_lengths, alibi, key_rows, ext
     heads = k.size(1) if k.dim() == 4 else 0
     if not heads or N % heads:
         shapes.refuse(op, "k", f"(B, N_kv, S, D) with an N_kv that divides N = {N}", k)
+    # key_rows says which rows of k and v are keys: k may have another batch size then.
+    batch = q.size(0) if key_rows is None else k.size(0)
     shapes.require(
         op,
-        k=(k, (q.size(0), heads, k.size(2), q.size(3))),
+        k=(k, (batch, heads, k.size(2), q.size(3))),
         v=(v, k.shape),
         key_lengths=(key_lengths, (B,)),
         alibi=(alibi, (N,)),
