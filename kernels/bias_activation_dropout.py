@@ -8,7 +8,7 @@ the programs follows.
 import torch
 import triton
 import triton.language as tl
-from fusedseq.kernels import launch, philox, row_tiles
+from fusedseq.kernels import launch, philox, row_tiles, shapes
 
 OP = "bias_activation_dropout"
 MAX_COLUMNS = 1024  # of a tile
@@ -154,6 +154,7 @@ def prepare(x, b):
     """Returns x and b contiguous, M, D, the number of ranges of columns, and the constants of the
     tile."""
     D = x.size(-1)
+    shapes.require("bias_activation_dropout", b=(b, (D,)))
     R, N = row_tiles.tile_shape(D, ELEMENTS, MAX_COLUMNS)
     x, b = row_tiles.contiguous(x, b)
     return x, b, x.numel() // max(D, 1), D, triton.cdiv(D, N), {"R": R, "N": N}
@@ -177,6 +178,7 @@ def bias_activation_dropout(x, b, activation, p, seed):
 
 def bias_activation_dropout_backward(dy, x, b, activation, p, seed, needs):
     """Returns dx and db, for the bits 1 and 2 of `needs`; empty tensors in place of the others."""
+    shapes.require("bias_activation_dropout_backward", dy=(dy, x.shape))
     x, b, M, D, chunks, tile = prepare(x, b)
     programs = min(triton.cdiv(M, tile["R"]), max(1, row_tiles.PROGRAMS // max(chunks, 1)))
     dx = torch.empty_like(x) if needs & 1 else None

@@ -6,7 +6,7 @@ fusedseq.reference.attention defines the operator and documents its arguments.
 import math
 
 import torch
-from fusedseq.kernels import launch
+from fusedseq.kernels import launch, shapes
 from fusedseq.kernels.attention import backward, launch_cache, packed, row, split, tiled
 from fusedseq.kernels.attention.backward import DQ, DRELATIVE, new_gradients, results
 from fusedseq.kernels.attention.call import (
@@ -21,6 +21,7 @@ from fusedseq.kernels.attention.call import (
     strides_of,
     with_unit_stride,
 )
+from fusedseq.kernels.attention.checks import within_reach
 from fusedseq.kernels.attention.plan import (
     POINTER_LOADS,
     SPECIALIZED_LOADS,
@@ -53,6 +54,7 @@ def attention(
     """Returns out (B, N, L, D), stored as (B, L, N, D), and lse (B, N, L) fp32."""
     more, special = extra_of(extra)
     B, L, S = more.sizes(q, k, key_rows)
+    bias, mask = within_reach(bias), within_reach(mask)
     out, lse = heads_last(q, *q.shape), q.new_empty(B, q.size(1), L, dtype=torch.float32)
     if 0 in q.shape or S == 0 or B == 0:
         return out.zero_(), lse.fill_(math.inf)
@@ -175,6 +177,7 @@ def attention_backward(
     more, special = extra_of(extra[:-1])
     needs = extra[-1]
     B, _, S = more.sizes(q, k, None)
+    bias, mask = within_reach(bias), within_reach(mask)
     if 0 in q.shape or S == 0 or B == 0:
         heads = (heads_last(x, *x.shape).zero_() for x in (q, k, v))
         terms = (
@@ -200,6 +203,8 @@ def attention_backward(
     tensors = q, k, v, bias, mask, key_lengths, alibi, relative_keys, rope
     settings = None, seed, scale, causal, offset, dropout, more
     call = prepare(*tensors, rope_interleaved, *settings)
+    rows = {"lse": (lse, (call.B, call.N, call.L))}
+    shapes.require("attention_backward", dout=(dout, q.shape), out=(out, q.shape), **rows)
     dout = with_unit_stride(dout)
     grads = new_gradients(call.q, call.k, call.plan.family == "packed", needs)
 

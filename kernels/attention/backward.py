@@ -219,6 +219,16 @@ def new_bias_parts(q, bias, parts):
     return q.new_empty(parts, *bias.shape, dtype=torch.float32)
 
 
+def parts_of_bias(places, terms):
+    """Returns in how many parts the tiles that are summed into a tile of a bias's gradient are
+    computed.
+
+    places: tiles of the gradient    terms: tiles that are summed into each; the kernel computes
+    terms * parts in 32 bits
+    """
+    return max(1, min(PROGRAMS // max(places, 1), terms, (2**31 - 1) // max(terms, 1)))
+
+
 def tiled_bias_gradient(call, operands, input_strides, bias):
     """Launches the kernel for the gradient of a bias, and sums its parts. Returns the gradient, the
     launch and the number of parts.
@@ -230,7 +240,7 @@ def tiled_bias_gradient(call, operands, input_strides, bias):
     counts = call.B, call.N, cdiv(call.L, tiles["BM"]), cdiv(call.S, tiles["BN"])
     places = math.prod(n for n, is_summed in zip(counts, summed, strict=True) if not is_summed)
     terms = math.prod(n for n, is_summed in zip(counts, summed, strict=True) if is_summed)
-    parts = max(1, min(PROGRAMS // max(places, 1), terms))
+    parts = parts_of_bias(places, terms)
     dbias = new_bias_parts(call.q, bias, parts)
     constants = call.constants(tiles, call.q, operands[0])
     launched = launch_cache.run(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 from fusedseq.kernels import launch, philox
-from fusedseq.kernels.attention import tiled
+from fusedseq.kernels.attention import checks, tiled
 from fusedseq.kernels.attention.arguments import OptionalTensors, Sizes
 from fusedseq.kernels.attention.plan import BIAS, DROPOUT, PLAIN, RICH, Plan, plan
 from fusedseq.kernels.attention.tile import Rope
@@ -129,6 +129,8 @@ def prepare(
 ):
     """Returns the Call of an operator's arguments; fusedseq.reference.attention documents them."""
     (B, L, S), N, D = extra.sizes(q, k, key_rows), q.size(1), q.size(3)
+    checks.require_shapes(q, k, v, (B, N, L, S), bias, mask, key_lengths, alibi, key_rows, extra)
+    checks.require_positions(q, rope, offset, L, S)
     packed = extra.cu_seqlens_q is not None
     applied_rope = None
     if rope is not None:

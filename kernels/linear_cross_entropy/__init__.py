@@ -17,6 +17,7 @@ tiles than one product, saved nothing.
 """
 
 import torch
+from fusedseq.kernels import shapes
 from fusedseq.kernels.linear_cross_entropy.call import NONE, Call
 from fusedseq.kernels.linear_cross_entropy.plan import plan
 from fusedseq.kernels.linear_cross_entropy.sums import Sums
@@ -87,6 +88,10 @@ def linear_cross_entropy_backward(
     """Returns dx, dW, db for any output gradients, from recomputed logits."""
     options = ignore_index, label_smoothing, z_loss, temperature, reduction
     call = Call(x, W, target, b, class_weights, *options)
+    of_rows = {"dlog_prob": dlog_prob, "dlse": dlse, "lse": lse}
+    wanted = {name: (t, (call.N,)) for name, t in of_rows.items()}
+    wanted["dloss"] = dloss, (call.N,) if reduction == NONE else ()
+    shapes.require("linear_cross_entropy_backward", **wanted)
     if dloss is None:
         dloss = torch.zeros_like(call.factor)
     elif reduction != NONE:

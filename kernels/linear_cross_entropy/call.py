@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from fusedseq.kernels import launch
+from fusedseq.kernels import launch, shapes
 from fusedseq.kernels.linear_cross_entropy.kernel import cross_entropy_rows
 from fusedseq.kernels.linear_cross_entropy.plan import plan
 
@@ -48,6 +48,9 @@ class Call:
         reduction,  # NONE, MEAN or SUM
     ):
         (self.N, self.E), self.V = x.shape, len(W)
+        classes = {"b": (b, (self.V,)), "class_weights": (class_weights, (self.V,))}
+        rows = {"W": (W, (self.V, self.E)), "target": (target, (self.N,))}
+        shapes.require("linear_cross_entropy", **rows, **classes)
         counts = target != ignore_index
         is_valid = (target >= 0) & (target < self.V) | ~counts
         message = "linear_cross_entropy: target must be in [0, V) or ignore_index"

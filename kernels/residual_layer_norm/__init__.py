@@ -10,7 +10,7 @@ programs.
 
 import torch
 import triton
-from fusedseq.kernels import launch, philox, row_tiles
+from fusedseq.kernels import launch, philox, row_tiles, shapes
 from fusedseq.kernels.residual_layer_norm.backward import backward_kernel, long_backward_kernel
 from fusedseq.kernels.residual_layer_norm.forward import forward_kernel, long_forward_kernel
 
@@ -33,8 +33,10 @@ def residual_layer_norm(x, residual, weight, bias, p, eps, prenorm, seed):
     x, residual, y, s: (..., D)    weight, bias: (D,)    mean, rstd: (M,) fp32    residual, weight,
     bias: or None
     """
-    x, residual, weight, bias = row_tiles.contiguous(x, residual, weight, bias)
     D = x.size(-1)
+    parameters = {"weight": (weight, (D,)), "bias": (bias, (D,))}
+    shapes.require("residual_layer_norm", residual=(residual, x.shape), **parameters)
+    x, residual, weight, bias = row_tiles.contiguous(x, residual, weight, bias)
     M = x.numel() // D
     y, s = torch.empty_like(x), torch.empty_like(x) if prenorm else x.new_empty(0)
     mean, rstd = x.new_empty(M, dtype=torch.float32), x.new_empty(M, dtype=torch.float32)
@@ -58,9 +60,17 @@ def residual_layer_norm_backward(dy, ds, x, residual, weight, s, mean, rstd, p, 
     s: saved by a pre-norm forward, or None; x and residual are not read then, except for shape and
     dtype
     """
-    dy, ds, x, residual, weight, s = row_tiles.contiguous(dy, ds, x, residual, weight, s)
     D = x.size(-1)
     M = x.numel() // D
+    like_x = {"dy": dy, "ds": ds, "residual": residual, "s": s}
+    shapes.require(
+        "residual_layer_norm_backward",
+        **{name: (t, x.shape) for name, t in like_x.items()},
+        weight=(weight, (D,)),
+        mean=(mean, (M,)),
+        rstd=(rstd, (M,)),
+    )
+    dy, ds, x, residual, weight, s = row_tiles.contiguous(dy, ds, x, residual, weight, s)
     dx, dresidual = (torch.empty_like(x) if needs & bit else None for bit in (1, 2))
     is_long, tile, warps = configuration(D)
     programs = min(triton.cdiv(M, tile["R"]), row_tiles.PROGRAMS)
