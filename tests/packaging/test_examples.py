@@ -74,6 +74,12 @@ def test_the_readme_is_short():
     assert len([line for line in example.splitlines() if line]) <= 16
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_a_page_has_the_number_of_operators(page):
+    text = (ROOT / page).read_text()
+    assert re.findall(r"Each of its (\d+) \[?operators", text) == [str(len(reference.__all__))]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_files_lead_somewhere(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
