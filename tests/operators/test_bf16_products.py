@@ -246,7 +246,7 @@ def test_explain_leaves_the_dtypes_that_autocast_leaves():
     x, wide = torch.randn(200, 96), torch.randn(200, 96, dtype=torch.float64)
     for op, args, dtype in (
         ("linear", (wide, wide), "float64"),
-        ("linear", (x.half(), x.half()), "float16"),
+        ("linear", (x.half(), x.half()), "bfloat16"),
         ("linear", (), "bfloat16"),
         ("dropout", (x, 0.5, 1), "float32"),
         ("dropout", (), "float32"),

@@ -88,7 +88,7 @@ def attention(
         and softcap == 0
         and offset is None
         and causal is False
-        and rope_interleaved is False
+        and type(rope_interleaved) is bool
         and dropout == 0
         and type(seed) is int
         and (scale is None or type(scale) is float)
