@@ -6,13 +6,7 @@
 namespace fusedseq {
 
 inline void require_rounds(const RecurrenceInputs& i, const RoundsOn& side) {
-  if (side.uses == 0) {
-    // Without Q or R a call with weights in 8 bits has a tensor of no dimension in their place.
-    if (side.W && side.W->dim() > 0 && side.W->numel())
-      refuse(i.op, side.name, " must be None, as no round uses it, got ",
-             in_words(side.W->sizes()));
-    return;
-  }
+  if (side.uses == 0) return;
   if (!side.W)
     refuse(i.op, side.name, " must be a weight for each of its rounds, or one, got None");
   const ScalarType type = i.x.scalar_type();
@@ -119,8 +113,16 @@ inline void require_inputs(const RecurrenceInputs& i) {
   if (i.scales) require_scales(i);
 }
 
+// A weight that no round uses is not read, but its gradient would not be written either.
+inline void require_used(const RecurrenceInputs& i, const RoundsOn& side) {
+  if (side.uses == 0 && side.W)
+    refuse(i.op, side.name, " must be None, as no round uses it, got ", in_words(side.W->sizes()));
+}
+
 inline void require_output_gradients(const RecurrenceInputs& i, const Tensor& dy, const Tensor& dh,
                                      const Tensor& dc, const Tensor& y, const Saved& s) {
+  require_used(i, rounds_on_x(i));
+  require_used(i, rounds_on_h(i));
   const int64_t T = i.x.size(0), B = i.x.size(1), H = i.H(), P = i.P();
   require_shape(i.op, "dy", dy, {T, B, P});
   require_shape(i.op, "dh", dh, {B, P});

@@ -93,7 +93,7 @@ WRONG = [
     ("nt_asgd_step_", {"grads": [ones]}, "grads must have one tensor for each of 2 params, got 1"),
     ("mogrifier_lstm", {"Q": None}, "Q must be a weight for each of its rounds, or one, got None"),
     (
-        "mogrifier_lstm",
+        "mogrifier_lstm_backward",
         {"rounds": 1, "Q": torch.ones(1, 5, 4), "Q_bias": None},
         r"R must be None, as no round uses it, got \(1, 4, 5\)",
     ),
