@@ -378,7 +378,7 @@ def test_every_gain_of_accelerate_has_a_case_and_a_kind():
     replaced |= {name for _, name in hugging_face.KINDS}
     assert {kind for kind in gains.MEASURED_WITHIN if "attention of" not in kind} <= replaced
     unknown = replaced - {*gains.MEASURED_WITHIN} - {*accelerated_gains.CASES}
-    assert unknown == {"RNN", "Embedding"}
+    assert unknown == {"Embedding"}
 
 
 def test_files_of_make_gpu_are_ignored(tmp_path):
