@@ -13,7 +13,7 @@ from fusedseq.fused.nested import nested_as
 from fusedseq.nn.dropout import draw_seed
 from fusedseq.nn.recurrent_input import check_sequences, check_starts, check_x
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
-from fusedseq.nn.recurrent_state import LayerState, StateForm, zeros_of
+from fusedseq.nn.recurrent_state import LayerState, OfLayers, StateForm, zeros_of
 
 GATE_PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 Output = tuple[Tensor, Sequence[LayerState]]  # y of a layer, and the final state of each direction
@@ -352,8 +352,10 @@ class Recurrent(nn.Module):
                 "h": [self._output_size(H) for _, H in self.sizes for _ in self._directions()],
                 "c": [H for _, H in self.sizes for _ in self._directions()],
             }
-            state = form.whole([zeros_of(x, widths[name]) for name in self.STATE])
-        initial = list(zip(*form.parts(state), strict=True))
+            parts: Sequence[OfLayers] = [zeros_of(x, widths[name]) for name in self.STATE]
+        else:
+            parts = form.parts(state)
+        initial = list(zip(*parts, strict=True))
         layer_inputs, total = [x], None
         final: list[LayerState] = []
         while (l := len(layer_inputs) - 1) < self.num_layers:
@@ -365,10 +367,10 @@ class Recurrent(nn.Module):
                 layer_inputs.append(y)
                 final += states
         assert total is not None, "there is at least one layer"
-        parts = [list(part) for part in zip(*final, strict=True)]
+        last = [list(part) for part in zip(*final, strict=True)]
         if len({H for _, H in self.sizes}) == 1:
-            return total, form.whole([torch.stack(part) for part in parts])
-        return total, form.whole(parts)
+            return total, form.whole([torch.stack(part) for part in last])
+        return total, form.whole(last)
 
 
 def parameter_name(name: str, l: int, reverse: bool) -> str:

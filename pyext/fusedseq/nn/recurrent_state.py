@@ -26,9 +26,9 @@ class StateForm:
         Errors: ValueError for a state of another form.
         """
         parts = state if len(self.names) > 1 else (state,)
+        entries, dimensions = self.layers * self.directions, 1 + is_batched
         if _length(parts) != len(self.names) or not all(
-            _length(part) == self.layers * self.directions and _has_entries(part, 1 + is_batched)
-            for part in parts
+            _has_entries(part, entries, dimensions) for part in parts
         ):
             raise ValueError(
                 f"{self.module}: state must be {self._wanted(is_batched)}, got {_shown(state)}"
@@ -68,11 +68,13 @@ def _length(value: Any) -> int | None:
     return len(value) if has_entries else None
 
 
-def _has_entries(part: Any, dimensions: int) -> bool:
-    """Whether the entries of a tensor, tuple or list are tensors of so many dimensions."""
+def _has_entries(part: Any, entries: int, dimensions: int) -> bool:
+    """Whether a tensor, tuple or list has so many entries, tensors of so many dimensions."""
     if isinstance(part, Tensor):
-        return part.dim() == dimensions + 1
-    return all(isinstance(t, Tensor) and t.dim() == dimensions for t in part)
+        return part.dim() == dimensions + 1 and part.size(0) == entries
+    return _length(part) == entries and all(
+        isinstance(t, Tensor) and t.dim() == dimensions for t in part
+    )
 
 
 def _shown(value: Any) -> str:
