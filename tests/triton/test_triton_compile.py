@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton import triton_table
+from tests.triton import triton_calls, triton_table
 
 pytest.importorskip("triton")
 CALLS = [(call, gpu) for call in triton_table.CALLS for gpu in triton_table.CAPABILITIES]
@@ -27,7 +27,7 @@ SAMPLE = [
 
 
 def test_the_table_is_up_to_date():
-    """If this fails: python tests/triton/triton_table.py --write. Until then the tests here compile
+    """If this fails: python -m tests.triton.triton_table --write. Until then the tests here compile
     what is not, of all calls in half an hour on two cores.
     """
     if triton_table.table() is None:
@@ -53,7 +53,7 @@ SPILLS = {
     "attention-L1024-S1024-D512-lengths-dropout0.1-N_kv2": 40,
     "attention-L1024-S1024-D256-mask-dropout0.1": 72,
     "attention-L6-S6-D10-mask-dropout0.1": 8,
-    **{call: 16 for call in triton_table.DESCRIBED if call.endswith("specialized")},
+    **{call: 16 for call in triton_calls.DESCRIBED if call.endswith("specialized")},
 }
 # The tiles were chosen for the other three GPUs.
 SPILLS_ON_SM_120 = {
@@ -120,7 +120,7 @@ def test_loads_are_wide(compiled, call, gpu):
 
 
 def test_registers_and_shared_memory_equal_the_table(compiled):
-    """An intended change is recorded with: python tests/triton/triton_table.py --write"""
+    """An intended change is recorded with: python -m tests.triton.triton_table --write"""
     table = triton_table.table()
     if table is None:
         pytest.skip(f"triton_table.json has no Triton {triton_table.version()}")

@@ -331,7 +331,7 @@ struct AttentionProblem {
   }
 
   // Sets `to` (rows, keep_stride) to the dropout's factors of queries i0, i0 + 1, ... for the keys
-  // that a block sees; the columns are all keys.
+  // that a block sees: column 0 of a row is key seen.base.
   HD void dropout_factors(int64_t b, int64_t h, int64_t i0, int64_t rows, SeenKeys seen,
                           T* to) const {
     if (!a.windowed) return dropout_factors(b, h, i0, rows, to);
