@@ -82,9 +82,6 @@ def cross_entropy(label, dtype=torch.bfloat16, options=False):
         f"linear_cross_entropy_backward-{label}": lambda: module.linear_cross_entropy_backward(
             *output_grads, lse, *inputs, *settings, 7
         ),
-        "linear_cross_entropy_scale": lambda: module.linear_cross_entropy_scale(
-            W, W, W, output_grads[0], W, 7
-        ),
     }
 
 
