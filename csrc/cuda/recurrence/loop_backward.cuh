@@ -4,6 +4,7 @@
 #include "cuda/recurrence/loop_step.cuh"
 #include "math/cells.h"
 #include "math/mogrifier.h"
+#include "math/zoneout.h"
 
 namespace fusedseq::cuda {
 
@@ -136,11 +137,10 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int slot = 0; slot < Cell::SLOTS; ++slot)
       slots[slot] = z[slot][i];
-    C d_h = update_h[i] * (dh[i] + dy[i]);
-    C d_c = update_c[i] * dc[i];
+    C d_h = dh[i] + dy[i], d_c = dc[i];
     p.i = i;
-    dh[i] = (C(1) - update_h[i]) * (dh[i] + dy[i]);
-    dc[i] = (C(1) - update_c[i]) * dc[i];
+    dh[i] = bypass(update_h[i], d_h);
+    dc[i] = bypass(update_c[i], d_c);
     Cell::backward(slots, h[i], c[i], p, d_h, d_c, d, of_unit);
     dh[i] += d_h;
     dc[i] += d_c;

@@ -4,6 +4,7 @@
 #include "cuda/recurrence/loop_step.cuh"
 #include "math/cells.h"
 #include "math/mogrifier.h"
+#include "math/zoneout.h"
 
 namespace fusedseq::cuda {
 
@@ -118,14 +119,6 @@ __device__ void load_slots(const LoopArguments& a, const CellForward<S>& f, int6
     for (int i = 0; i < PER_THREAD; ++i)
       z[slot][i] += bias[i];
   }
-}
-
-// The state after zoneout. Not a sum where the weight of one of them is 0, since that one may be
-// NaN or infinite.
-template <class C>
-__device__ C mix(C update, C after, C before) {
-  if (update == C(1)) return after;
-  return update == C(0) ? before : update * after + (C(1) - update) * before;
 }
 
 // Stores the state after a step: the last one, or what the next step reads, which is zero where a

@@ -73,10 +73,10 @@ struct LayerNormGruUnits {
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
       const GruGates<C> gates = gru_gates(GruGates<C>{z[0][i], z[1][i], z[2][i], z[3][i]});
-      const C whole = dh[i] + dy[i];
-      C d = update[i] * whole;
+      C d = dh[i] + dy[i];
+      const C past = bypass(update[i], d);
       const GruGates<C> of_gates = gru_cell_backward(gates, h[i], d);
-      dh[i] = d + (C(1) - update[i]) * whole;
+      dh[i] = past + d;
       dz[0][i] = of_gates.r;
       dz[1][i] = of_gates.z;
       dz[2][i] = of_gates.n;

@@ -158,9 +158,9 @@ struct LayerNormLstmUnits {
     activated_c(norm, j, c, u);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
-      const C d_h = d[i] + dy[i];
-      dh[i] = (C(1) - update[i]) * d_h;
-      dz[3][i] = layer_norm_lstm_output_backward(gates[3][i], u[i], update[i] * d_h, ds[i]);
+      C d_h = d[i] + dy[i];
+      dh[i] = bypass(update[i], d_h);
+      dz[3][i] = layer_norm_lstm_output_backward(gates[3][i], u[i], d_h, ds[i]);
       dn[i] = ds[i] * gamma[i];
     }
   }
@@ -173,12 +173,12 @@ struct LayerNormLstmUnits {
     load(g.dc + b * a.Hp + j, n, d);
 #pragma unroll
     for (int i = 0; i < PER_THREAD; ++i) {
-      const C dc_next =
-          update_c[i] * d[i] + normalize_backward(c[i], dn[i], statistics[3], mean_dn, mean_dn_n);
+      const C past = bypass(update_c[i], d[i]);
+      const C dc_next = d[i] + normalize_backward(c[i], dn[i], statistics[3], mean_dn, mean_dn_n);
       const LstmGates<C> activated{gates[0][i], gates[1][i], gates[2][i], gates[3][i]};
       const LstmGates<C> of_gates =
           layer_norm_lstm_cell_backward(activated, c_before[i], dc_next, dz[3][i], dc[i]);
-      dc[i] += (C(1) - update_c[i]) * d[i];
+      dc[i] += past;
       dz[0][i] = of_gates.i;
       dz[1][i] = of_gates.f;
       dz[2][i] = of_gates.g;

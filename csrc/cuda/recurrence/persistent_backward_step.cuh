@@ -92,13 +92,6 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::fetch_round(
 
 // ---- the cell
 
-// Splits the gradient of a zoned-out unit into the part of its new value and the part of its old
-// one.
-__device__ __forceinline__ void split_zoneout(float update, float& d, float& past) {
-  past = (1.f - update) * d;
-  d = update * d;
-}
-
 // The gradient of element e's gates before their activation functions. Replaces carried_dh and dc
 // by the gradients that bypass the gates: those of the state before this step.
 template <class S, class V, bool LINKED>
@@ -106,11 +99,9 @@ __device__ __forceinline__ GateQuad<S> BackwardBlock<S, V, LINKED>::cell_gradien
   GateQuad<S> dz = {};
   // Past a sequence's end the state did not change, so its gradient does not either.
   if (!(alive >> e & 1)) return dz;
-  float d_h = carried_dh[e] + dy[e], d_c = dc[e], past_h = 0, past_c = 0;
-  if (r.zoneout_h.threshold)
-    split_zoneout(zoneout_update(r, r.zoneout_h, draws_h >> e & 1), d_h, past_h);
-  if (r.zoneout_c.threshold)
-    split_zoneout(zoneout_update(r, r.zoneout_c, draws_c >> e & 1), d_c, past_c);
+  float d_h = carried_dh[e] + dy[e], d_c = dc[e];
+  const float past_h = bypass_of_zoneout(r, r.zoneout_h, draws_h >> e & 1, d_h);
+  const float past_c = bypass_of_zoneout(r, r.zoneout_c, draws_c >> e & 1, d_c);
   const LstmGates<float> a{gates[e][0], gates[e][1], gates[e][2], gates[e][3]};
   const LstmGates<float> d = r.cap_input_gate ? lstm_cell_backward<true>(a, c_before[e], d_h, d_c)
                                               : lstm_cell_backward<false>(a, c_before[e], d_h, d_c);

@@ -142,11 +142,9 @@ __device__ __forceinline__ GateQuad<S> CellsBackwardBlock<S, V>::cell_gradient(i
   float terms[TERMS + 1] = {};
   // Past a sequence's end the state did not change, so its gradient does not either.
   if (alive >> e & 1) {
-    float d_h = dh[e] + dy[e], d_c = dc[e], past_h = 0, past_c = 0;
-    if (r.zoneout_h.threshold)
-      split_zoneout(zoneout_update(r, r.zoneout_h, draws_h >> e & 1), d_h, past_h);
-    if (r.zoneout_c.threshold)
-      split_zoneout(zoneout_update(r, r.zoneout_c, draws_c >> e & 1), d_c, past_c);
+    float d_h = dh[e] + dy[e], d_c = dc[e];
+    const float past_h = bypass_of_zoneout(r, r.zoneout_h, draws_h >> e & 1, d_h);
+    const float past_c = bypass_of_zoneout(r, r.zoneout_c, draws_c >> e & 1, d_c);
     const UnitParameters<S> parameters{static_cast<const S*>(r.vectors) + unit(e), int(r.H)};
     float a[SLOTS], d[SLOTS];
 #pragma unroll

@@ -174,14 +174,6 @@ __device__ __forceinline__ void CellsForwardBlock<S, V>::add_products(int e,
   }
 }
 
-// The state after zoneout: not a sum where one of the weights is 0, since what it multiplies may be
-// NaN or infinite.
-__device__ __forceinline__ float after_zoneout(const Recurrence& r, const Mask& m, bool draw,
-                                               float after, float before) {
-  if (!m.threshold || (r.training && draw)) return after;
-  return r.training ? before : float(1 - m.p) * after + float(m.p) * before;
-}
-
 // Updates the state of element e, and returns what backward needs of it.
 template <class S, class V>
 __device__ __forceinline__ GateQuad<S> CellsForwardBlock<S, V>::update(int64_t t, int e) {

@@ -187,10 +187,6 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::fetch_cell(int64_t t
   }
 }
 
-__device__ __forceinline__ float mix(float update, float after, float before) {
-  return update * after + (1.f - update) * before;
-}
-
 // The activated gates of element e, batch row b and unit j, from the warps' partial sums.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ LstmGates<float> ForwardBlock<S, V, LINKED>::activated_gates(int64_t t,
@@ -219,10 +215,8 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::cell(int64_t t, cons
       saved[e].set(a.i, a.f, a.g, a.o);
       LstmState<float> state =
           r.cap_input_gate ? lstm_cell<true>(a, c[e]) : lstm_cell<false>(a, c[e]);
-      if (r.zoneout_h.threshold)
-        state.h = mix(zoneout_update(r, r.zoneout_h, draws_h >> e & 1), state.h, carried_h[e]);
-      if (r.zoneout_c.threshold)
-        state.c = mix(zoneout_update(r, r.zoneout_c, draws_c >> e & 1), state.c, c[e]);
+      state.h = after_zoneout(r, r.zoneout_h, draws_h >> e & 1, state.h, carried_h[e]);
+      state.c = after_zoneout(r, r.zoneout_c, draws_c >> e & 1, state.c, c[e]);
       // Past a sequence's end its state does not change.
       if (!(alive >> e & 1)) continue;
       carried_h[e] = state.h;

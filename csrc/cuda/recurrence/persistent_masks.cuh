@@ -3,6 +3,7 @@
 #pragma once
 #include "cuda/random_mask.cuh"
 #include "cuda/recurrence/arguments.h"
+#include "math/zoneout.h"
 
 namespace fusedseq::cuda {
 
@@ -23,6 +24,19 @@ __device__ __forceinline__ bool zoneout_draw(const Recurrence& r, const Mask& m,
 // its expectation.
 __device__ __forceinline__ float zoneout_update(const Recurrence& r, const Mask& m, bool draw) {
   return !r.training ? float(1 - m.p) : draw ? 1.f : 0.f;
+}
+
+// A unit's state after zoneout.
+__device__ __forceinline__ float after_zoneout(const Recurrence& r, const Mask& m, bool draw,
+                                               float after, float before) {
+  return m.threshold ? mix(zoneout_update(r, m, draw), after, before) : after;
+}
+
+// Returns the part of the gradient d of a unit's state that bypasses the cell, and leaves the other
+// part in d.
+__device__ __forceinline__ float bypass_of_zoneout(const Recurrence& r, const Mask& m, bool draw,
+                                                   float& d) {
+  return m.threshold ? bypass(zoneout_update(r, m, draw), d) : 0.f;
 }
 
 // Element (row, j) of W_hh after weight drop.

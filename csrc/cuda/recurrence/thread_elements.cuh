@@ -1,7 +1,7 @@
-// Device functions of loop.cu, low_rank.cu and weight_gradients.cu. Their kernels are pointwise
-// over matrices: a thread has 4 neighbouring elements of a row, which is one block of Philox.
-// Buffers that only these kernels use have rows that are padded to a multiple of 16 elements;
-// padding is zero.
+// Device functions of loop.cu, weight_preparation.cu and weight_gradients.cu. Their kernels are
+// pointwise over matrices: a thread has 4 neighbouring elements of a row, which is one block of
+// Philox. Buffers that only these kernels use have rows that are padded to a multiple of 16
+// elements; padding is zero.
 #pragma once
 #include <cstdio>
 
