@@ -145,6 +145,8 @@ KERNELS = (
             f"{ATTENTION}probabilities.py",
             f"{ATTENTION}tiled.py",
             f"{ATTENTION}tiled_backward.py",
+            f"{ATTENTION}tiled_backward_keys.py",
+            f"{ATTENTION}tiled_backward_queries.py",
         ),
         INTERPRETER,
         "small sizes, all tiles: sm_80, fp32 of sm_90: `tests/ptx/test_ptx_triton_operators.py`",

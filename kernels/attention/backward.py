@@ -5,9 +5,13 @@ from typing import NamedTuple
 
 import torch
 from fusedseq.kernels import launch
-from fusedseq.kernels.attention import launch_cache, packed, row, tiled_backward, tiled_bias
+from fusedseq.kernels.attention import launch_cache, packed, row
 from fusedseq.kernels.attention.call import heads_last, row_alignment, strides, strides_of
 from fusedseq.kernels.attention.plan import PROGRAMS, cdiv
+from fusedseq.kernels.attention.tiled_backward import tiled_delta
+from fusedseq.kernels.attention.tiled_backward_keys import tiled_backward_keys
+from fusedseq.kernels.attention.tiled_backward_queries import tiled_backward_queries
+from fusedseq.kernels.attention.tiled_bias import tiled_backward_bias
 
 # The bits of `needs`. QKV and KV: dq, dk and dv, or dk and dv, may be stored as the gradient of one
 # projection.
@@ -169,7 +173,7 @@ def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, 
     steps = cdiv(call.L, tiles["BM"])
     others = *strides_of(call, dout, out), steps, call.N, call.L, call.optional.cu_seqlens_q
     compiled = launch.run(
-        tiled_backward.tiled_delta,
+        tiled_delta,
         heads * steps,
         *(dout, out, delta, *others),
         D=call.D,
@@ -184,7 +188,7 @@ def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, 
     behind = *input_strides, call.optional
     of_queries = launch_cache.run(
         None,
-        tiled_backward.tiled_backward_queries,
+        tiled_backward_queries,
         heads * steps * chunks,
         (*operands, grads.q, drelative, *behind, steps, grads.q_heads, *call.sizes),
         call.constants(tiles, call.q, dout),
@@ -201,7 +205,7 @@ def tiled_backward_kernels(call, dout, out, lse, grads, drelative, bias, needs, 
         steps, chunks = cdiv(call.S, tiles["BN"]), cdiv(call.D, tiles["BD"])
         of_keys = launch_cache.run(
             None,
-            tiled_backward.tiled_backward_keys,
+            tiled_backward_keys,
             heads // call.group * steps * chunks,
             (*operands, grads.k, grads.v, *behind, steps, grads.k_heads, *call.sizes),
             call.constants(tiles, call.q, dout),
@@ -245,7 +249,7 @@ def tiled_bias_gradient(call, operands, input_strides, bias):
     constants = call.constants(tiles, call.q, operands[0])
     launched = launch_cache.run(
         None,
-        tiled_bias.tiled_backward_bias,
+        tiled_backward_bias,
         places * parts,
         (*operands, dbias, *input_strides, call.optional, call.B, parts, *call.sizes),
         constants | dict(zip(("SUM_B", "SUM_N", "SUM_L", "SUM_S"), summed, strict=True)),

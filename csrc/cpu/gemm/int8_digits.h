@@ -13,6 +13,8 @@
 // What limits it: from two rows on vpdpbusd itself, three for 64 numbers in place of four
 // multiply-adds and four conversions. For one row it also is reading W.
 #pragma once
+#include <new>
+
 #include "cpu/buffer.h"
 #include "cpu/gemm/int8_rows.h"
 #include "cpu/simd/transpose.h"
@@ -161,8 +163,10 @@ HD void multiply_digits(const cpu::Int8Product& p, const DigitRow* rows, int64_t
   }
 }
 
-// Computes what product_of_int8_rows does. A row of A that is not finite is multiplied in fp32.
-void product_of_digits(const cpu::Int8Product& p) {
+// Computes what product_of_int8_rows does. A row of A that is not finite is multiplied in fp32. So
+// are all rows if there is no memory for the digits: an exception would end one thread of a team,
+// for which the others wait.
+void product_of_digits(const cpu::Int8Product& p) try {
   if (p.K > MAX_DIGIT_DEPTH) return product_of_int8_rows(p);
   const int64_t blocks = (p.K + BYTES - 1) / BYTES, size = (blocks + 1) * DIGITS * BYTES;
   Buffer<int8_t> memory(p.M * size);
@@ -195,6 +199,8 @@ void product_of_digits(const cpu::Int8Product& p) {
       row.C += m * p.ldc;
       product_of_int8_rows(row);
     }
+} catch (const std::bad_alloc&) {
+  product_of_int8_rows(p);
 }
 
 }  // namespace FUSEDSEQ_ISA
