@@ -5,7 +5,7 @@ import copy
 import fusedseq
 import pytest
 import torch
-from fusedseq.acceleration import torch_modules
+from fusedseq.acceleration import torch_modules, transformer_layers
 from fusedseq.acceleration.deferred_logits import DeferredLogits
 from torch import nn
 from torch.nn import functional as F
@@ -303,7 +303,7 @@ def test_a_layer_whose_linear_was_taken_for_the_output_is_still_fused():
     layer = nn.TransformerEncoderLayer(E, 2, 8)
     fusedseq.accelerate(layer, loss=nn.CrossEntropyLoss())
     assert type(layer.linear2) is torch_modules.OutputLinear
-    assert torch_modules.is_plain(layer)
+    assert transformer_layers.is_plain(layer)
     assert type(layer(torch.randn(L, B, E))) is torch.Tensor
 
 

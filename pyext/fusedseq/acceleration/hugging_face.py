@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq.acceleration import torch_modules
 from fusedseq.acceleration.subclass import Accelerated
-from fusedseq.acceleration.torch_modules import is_as_defined, is_supported, residual_norm
+from fusedseq.acceleration.torch_modules import is_as_defined, is_supported
+from fusedseq.acceleration.transformer_layers import residual_norm
 from fusedseq.nn.feed_forward import known_activation
 
 # Model types whose attention is compared with eager attention by the tests.

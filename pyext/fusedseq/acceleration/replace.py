@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from fusedseq.acceleration import awd_lstm, gains, hugging_face, torch_modules
+from fusedseq.acceleration import awd_lstm, gains, hugging_face, torch_modules, transformer_layers
 from fusedseq.acceleration.report import Entry, Report
 from fusedseq.acceleration.subclass import Accelerated, extend
 from fusedseq.acceleration.torch_modules import has_hooks
@@ -42,7 +42,7 @@ def attention_reason(module: Any) -> Reason:
 def layer_reason(module: Any) -> Reason:
     if known_activation(module.activation) is None:
         return f"the activation {module.activation!r} has no fused operator"
-    if not torch_modules.is_plain(module):
+    if not transformer_layers.is_plain(module):
         return "a sublayer has a hook or another forward, or is not torch's own class"
     return ""
 
@@ -53,8 +53,8 @@ KINDS: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], Reason]]] = 
     nn.GRU: (torch_modules.GRU, recurrent_reason),
     nn.RNN: (torch_modules.RNN, recurrent_reason),
     nn.MultiheadAttention: (torch_modules.MultiheadAttention, attention_reason),
-    nn.TransformerEncoderLayer: (torch_modules.TransformerEncoderLayer, layer_reason),
-    nn.TransformerDecoderLayer: (torch_modules.TransformerDecoderLayer, layer_reason),
+    nn.TransformerEncoderLayer: (transformer_layers.TransformerEncoderLayer, layer_reason),
+    nn.TransformerDecoderLayer: (transformer_layers.TransformerDecoderLayer, layer_reason),
     nn.Dropout: (torch_modules.Dropout, dropout_reason),
     nn.Embedding: (torch_modules.Embedding, embedding_reason),
     nn.Linear: (torch_modules.Linear, lambda module: ""),
