@@ -150,7 +150,7 @@ HD void multiply_digits(const cpu::Int8Product& p, const DigitRow* rows, int64_t
   Vec<float> sums[LANES<float>];
   digit_tile<M, HALF>(p.K, rows + row, W, sums, COLUMNS);
   digit_tile<M, HALF>(p.K, rows + row, W + HALF, sums + HALF, COLUMNS);
-  float dots[LANES<float>];
+  float dots[2 * LANES<float>];  // twice, since a compiler warns of loads beyond the columns
   horizontal_sums(sums).store(dots);
   for (int m = 0; m < M; ++m) {
     float* const c = p.C + (row + m) * p.ldc + n;
