@@ -199,6 +199,14 @@ def pytest_report_teststatus(report, config):
     return ("passed", "", "") if report.passed and report.when == "call" else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_keyboard_interrupt(excinfo):
+    """Leaves to pytest's report of a Ctrl-C the outermost call alone: pytest fails in it, and in the
+    end of the session, where Python has no line number for a call in which the signal arrived.
+    """
+    excinfo.traceback = excinfo.traceback[:1]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     """Writes table, JSON and PNG; with --compare, exit code 1 if something became slower.

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,17 @@ def test_an_interrupted_run_prints_and_writes_what_is_finished(tmp_path):
     rows = json.loads(written.read_text())["rows"]
     assert len(rows) == 1
     assert rows[0]["name"] in rest
+
+
+def test_an_interruption_without_a_line_number_is_reported():
+    """Of a call that is interrupted as it begins, Python 3.11 may know no line."""
+    frame = sys._getframe()
+    without = types.TracebackType(None, frame, 1 << 20, -1)
+    assert without.tb_lineno is None
+    error = KeyboardInterrupt().with_traceback(types.TracebackType(without, frame, 0, 1))
+    excinfo = pytest.ExceptionInfo.from_exception(error)
+    conftest.pytest_keyboard_interrupt(excinfo)
+    assert "KeyboardInterrupt" in str(excinfo.getrepr(funcargs=True))
 
 
 def test_wrong_arguments_are_reported_in_one_sentence(tmp_path, monkeypatch, capfd):
