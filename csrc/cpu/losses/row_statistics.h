@@ -73,7 +73,9 @@ class RowStatistics {
     for (int64_t g = 1; g < groups(); ++g)
       combine(statistics[g * rows + i], s);
     const double w = l->class_weights ? l->class_weights[l->target[n]] : T(1);
-    const double lse = s.max + ::log(s.sum), log_prob = target_logit[i] - lse;
+    // Not target_logit - lse, whose rounding exceeds small losses where the logits are large.
+    const double log_sum = ::log(s.sum), lse = s.max + log_sum;
+    const double log_prob = (double(target_logit[i]) - s.max) - log_sum;
     l->lse[n] = T(lse);
     l->log_prob[n] = T(log_prob);
     l->argmax[n] = s.argmax;

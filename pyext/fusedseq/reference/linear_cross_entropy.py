@@ -48,7 +48,7 @@ def linear_cross_entropy(
     logits = x @ W.T if b is None else x @ W.T + b
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature  # (..., V)
     lse = logits.logsumexp(-1)
-    log_prob = logits.gather(-1, y[..., None])[..., 0] - lse
+    log_prob = logits.log_softmax(-1).gather(-1, y[..., None])[..., 0]
     weights = (
         logits.new_ones(len(W))
         if class_weights is None
