@@ -201,8 +201,8 @@ def pytest_report_teststatus(report, config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_keyboard_interrupt(excinfo):
-    """Leaves to pytest's report of a Ctrl-C the outermost call alone: pytest fails in it, and in the
-    end of the session, where Python has no line number for a call in which the signal arrived.
+    """Leaves the outermost call alone to pytest's report of a Ctrl-C, which fails, with the end of
+    the session, where Python has no line number for a call in which the signal arrived.
     """
     excinfo.traceback = excinfo.traceback[:1]
 
