@@ -201,8 +201,10 @@ def pytest_report_teststatus(report, config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_keyboard_interrupt(excinfo):
-    """Leaves the outermost call alone to pytest's report of a Ctrl-C, which fails, with the end of
-    the session, where Python has no line number for a call in which the signal arrived.
+    """Shortens the traceback of a Ctrl-C to its outermost call.
+
+    Python may have no line number for the innermost call, in which the signal arrived. Pytest's
+    report of the traceback then raises an error, after which no partial result would be written.
     """
     excinfo.traceback = excinfo.traceback[:1]
 

@@ -133,7 +133,10 @@ def readme_days(machine):
 
 def readme_ranges(machines):
     """Returns a table of the smallest and the largest speed-up of some operators."""
-    ranges = ["| with MKL as installed | sizes | smallest | largest |", "| --- | --: | --: | --: |"]
+    ranges = [
+        "| with MKL as installed | results | smallest | largest |",
+        "| --- | --: | --: | --: |",
+    ]
     for label, (dtype, pattern) in RANGES.items():
         found = [
             measurements.speedup(entry)[0]

@@ -45,38 +45,44 @@ def library():
 
 def inputs_of(op):
     """Arguments, of which number 3 is the bias, and options."""
-    options = {"zoneout_h": 0.5, "seed": 3, "training": True}
+    options = {"zoneout_h": 0.5, "zoneout_c": 0.5, "seed": 3, "training": True}
     make = lstm if op == "lstm" else functools.partial(of_cell, op)
     args, options = make(SIZE, torch.float32, **options)
     return [t.clone().requires_grad_() for t in args], options
+
+
+def states_of(function, args, options):
+    """The state after the one step of a call: h, and c if the cell has it."""
+    _, states = function(*args, **options)
+    return states if isinstance(states, tuple) else (states,)
 
 
 @KERNELS
 def test_a_unit_that_is_kept_is_not_the_new_one(library, op, engine):
     args, options = inputs_of(op)
     with torch.no_grad():
-        args[3].fill_(torch.nan)  # every new h is NaN
-    expected, _ = getattr(reference, op)(*args, **options)
+        args[3].fill_(torch.nan)  # every new state is NaN
+    expected = states_of(getattr(reference, op), args, options)
     with Simulated(library) as kernels, torch.no_grad():
         kernels.device(sms=4)
-        y, _ = operators(kernels, 1, engine)[op](*args, **options)
-    assert 0 < expected.isnan().sum() < expected.numel()
-    torch.testing.assert_close(y, expected, equal_nan=True)
+        found = states_of(operators(kernels, 1, engine)[op], args, options)
+    for pair in zip(found, expected, strict=True):
+        assert 0 < pair[1].isnan().sum() < pair[1].numel()
+        torch.testing.assert_close(*pair, equal_nan=True)
 
 
 @KERNELS
 def test_the_gradient_of_a_unit_that_is_kept_does_not_reach_the_cell(library, op, engine):
     args, options = inputs_of(op)
-    h0 = args[-2 if "lstm" in op else -1]
-    y, _ = getattr(reference, op)(*args, **options)
-    kept = y[0] == h0
-    assert 0 < kept.sum() < kept.numel()
-    dy = torch.where(kept, torch.inf, torch.ones(()))[None]
-    expected = torch.autograd.grad(y, args, dy)
+    states = states_of(getattr(reference, op), args, options)
+    kept = [after == before for after, before in zip(states, args[-len(states) :], strict=True)]
+    assert all(0 < units.sum() < units.numel() for units in kept)
+    gradients = [torch.where(units, torch.inf, torch.ones(())) for units in kept]
+    expected = torch.autograd.grad(states, args, gradients)
     with Simulated(library) as kernels:
         kernels.device(sms=4)
-        y, _ = operators(kernels, 1, engine)[op](*args, **options)
-        found = torch.autograd.grad(y, args, dy)
+        states = states_of(operators(kernels, 1, engine)[op], args, options)
+        found = torch.autograd.grad(states, args, gradients)
     assert expected[1].isfinite().all()
     for n, pair in enumerate(zip(found, expected, strict=True)):
         torch.testing.assert_close(*pair, msg=lambda m, n=n: f"gradient {n}: {m}")
