@@ -92,9 +92,7 @@ Gradients activation_regularization_backward(const OutputGradient& g, const Inpu
 #ifdef FUSEDSEQ_CUDA
 cuda::ActivationRegularization cuda_arguments(const char* op, const Tensor& dropped,
                                               const Tensor& raw, double alpha, double beta) {
-  require(
-      raw.is_cuda() && dropped.is_cuda() && raw.get_device_index() == dropped.get_device_index(),
-      op, "raw must be on the device of dropped");
+  require_cuda_device(op, "raw", raw, "dropped", dropped);
   const auto s = sizes(op, dropped, raw, alpha, beta);
   return {cuda_type(op, "dropped", dropped),
           s.T,
@@ -132,8 +130,7 @@ Output activation_regularization_cuda(const Inputs& i) {
 
 Gradients activation_regularization_backward_cuda(const OutputGradient& g, const Inputs& i) {
   require_scalar(BACKWARD, "dloss", g.dloss);
-  require(g.dloss.is_cuda() && g.dloss.get_device_index() == i.dropped.get_device_index(), BACKWARD,
-          "dloss must be on the device of dropped");
+  require_cuda_device(BACKWARD, "dloss", g.dloss, "dropped", i.dropped);
   const Tensor d = dense(i.dropped), x = dense(i.raw);
   const Tensor dloss = dense(g.dloss, i.dropped.scalar_type());
   auto a = cuda_arguments(BACKWARD, d, x, i.alpha, i.beta);

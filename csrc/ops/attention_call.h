@@ -149,10 +149,12 @@ struct Call {
     }
     if (rope) {
       const int64_t least = a.S > a.L + offset ? a.S : a.L + offset;
-      require(offset >= 0, op, "offset must be at least 0 with rope");
+      if (offset < 0) refuse(op, "offset must be at least 0 with rope, got ", offset);
       for (int64_t b = 0; a.cu_seqlens_q && b < a.B; ++b)
-        require(length(a.cu_seqlens_q, b) <= length(a.cu_seqlens_k, b), op,
-                "a sequence must have at least as many keys as queries with rope");
+        if (length(a.cu_seqlens_q, b) > length(a.cu_seqlens_k, b))
+          refuse(op, "a sequence must have at least as many keys as queries with rope, got ",
+                 length(a.cu_seqlens_q, b), " queries and ", length(a.cu_seqlens_k, b),
+                 " keys of sequence ", b);
       require_that(rope->dim() == 2 && rope->size(1) <= a.D && rope->size(1) % 2 == 0 &&
                        rope->size(0) >= least,
                    op, "rope", *rope,

@@ -30,8 +30,7 @@ namespace {
 #ifdef FUSEDSEQ_CUDA
 Tensor drop_cuda(const Drop& c) {
   const int32_t device = c.x.get_device_index();
-  require(c.seed.is_cuda() && c.seed.get_device_index() == device, c.op,
-          "seed must be on the device of the input");
+  require_cuda_device(c.op, "seed", c.seed, c.name, c.x);
   require_probability(c.op, c.p_name, c.p);
   require_seed(c.op, c.seed);
   const torch::stable::accelerator::DeviceGuard guard(device);

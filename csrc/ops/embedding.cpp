@@ -139,15 +139,6 @@ EmbeddingGradient embedding_backward(const EmbeddingBackward& g) {
 }
 
 #ifdef FUSEDSEQ_CUDA
-// The device that all tensors must be on.
-int32_t device_of(const Tensor& first, const std::vector<Tensor>& others) {
-  constexpr const char* wanted = "ids, W and their gradients must be on one CUDA device";
-  require(first.is_cuda(), "embedding", wanted);
-  for (const Tensor& t : others)
-    require(t.is_cuda() && t.get_device_index() == first.get_device_index(), "embedding", wanted);
-  return first.get_device_index();
-}
-
 void require_started(const char* error, int64_t N, int64_t V, int64_t E) {
   STD_TORCH_CHECK(!error, "embedding: its kernels for ", N, " ids and W (", V, ", ", E,
                   "): ", error ? error : "");
@@ -161,7 +152,9 @@ const int64_t* int64s(const char* op, const char* name, const Tensor& t) {
 EmbeddingOutput embedding_cuda(const EmbeddingInputs& i) {
   const auto& [ids, W, p, seed] = i;
   const Tensor index = dense(ids), table = dense(W);
-  const int32_t device = device_of(W, {ids, seed});
+  require_cuda_device("embedding", "ids", ids, "W", W);
+  require_cuda_device("embedding", "seed", seed, "W", W);
+  const int32_t device = W.get_device_index();
   require_probability("embedding", "p", p);
   require_seed("embedding", seed);
   const torch::stable::accelerator::DeviceGuard guard(device);
@@ -198,7 +191,10 @@ EmbeddingGradient embedding_backward_cuda(const EmbeddingBackward& g) {
   const int64_t N = ids.numel(), E = width(dy, ids);
   const cuda::Type type = cuda_type(BACKWARD, "dy", dy);
   const Tensor index = dense(ids), d = dense(dy), key = keys ? dense(*keys) : index;
-  const int32_t device = device_of(dy, {ids, seed, key});
+  require_cuda_device(BACKWARD, "ids", ids, "dy", dy);
+  require_cuda_device(BACKWARD, "seed", seed, "dy", dy);
+  if (keys) require_cuda_device(BACKWARD, "keys", *keys, "dy", dy);
+  const int32_t device = dy.get_device_index();
   checked_product(BACKWARD, "the gradient", {V, E, 8});
   const torch::stable::accelerator::DeviceGuard guard(device);
   Tensor dW = torch::stable::new_zeros(dy, {V, E});

@@ -95,7 +95,7 @@ std::vector<cpu::NtAsgdTensor> parameters(const Tensors& params, const Tensors& 
 }
 
 Tensor empty_norm(const Tensors& grads) {
-  require(!grads.empty(), NORM, "grads must have at least one tensor");
+  require(!grads.empty(), NORM, "grads must have at least one tensor, got 0");
   bool wide = false;
   for (const Tensor& g : grads)
     wide |= g.scalar_type() == ScalarType::Double;
@@ -140,18 +140,21 @@ void step(const StepInputs& i) {
 }
 
 #ifdef FUSEDSEQ_CUDA
-int32_t require_one_device(const char* op, const Tensors& tensors, int32_t device) {
-  for (const Tensor& t : tensors)
-    require(t.is_cuda() && t.get_device_index() == device, op,
-            "params, grads and averages must be on one CUDA device");
-  return device;
+// Requires every tensor of a list to be on the device of `first`.
+void require_one_device(const char* op, const char* name, const Tensors& tensors,
+                        const char* first_name, const Tensor& first) {
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (!on_cuda_device_of(tensors[i], first))
+      require_cuda_device(op, (name + ("[" + std::to_string(i) + "]")).c_str(), tensors[i],
+                          first_name, first);
 }
 
 NormOutput norm_cuda(const NormInput& i) {
   const Tensors& grads = i.grads;
   Tensor out = empty_norm(grads);
   const auto table = gradients(NORM, grads);
-  const int32_t device = require_one_device(NORM, grads, grads[0].get_device_index());
+  require_one_device(NORM, "grads", grads, "grads[0]", grads[0]);
+  const int32_t device = grads[0].get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const int64_t count = table.size();
   Tensor partial = torch::stable::new_empty(grads[0], {cuda::nt_asgd_partials(table.data(), count)},
@@ -168,12 +171,11 @@ void step_cuda(const StepInputs& i) {
   require_norm(norm);
   const auto table = parameters(params, grads, averages);
   if (table.empty()) return;
+  require_one_device(STEP, "params", params, "params[0]", params[0]);
+  require_one_device(STEP, "grads", grads, "params[0]", params[0]);
+  require_one_device(STEP, "averages", averages, "params[0]", params[0]);
+  if (norm) require_cuda_device(STEP, "norm", *norm, "params[0]", params[0]);
   const int32_t device = params[0].get_device_index();
-  require_one_device(STEP, params, device);
-  require_one_device(STEP, grads, device);
-  require_one_device(STEP, averages, device);
-  require(!norm || norm->get_device_index() == device, STEP,
-          "norm must be on the device of the parameters");
   const torch::stable::accelerator::DeviceGuard guard(device);
   require_launched(
       STEP, cuda::nt_asgd_step({table.data(), int64_t(table.size()), 1, lr, weight_decay, mu},

@@ -15,7 +15,7 @@ inline void require_rounds(const RecurrenceInputs& i, const RoundsOn& side) {
   require_that(n == side.uses || n == 1, i.op, side.name, *side.W,
                "(n, ...) with a weight for each of its rounds, or one");
   require(bool(side.factor) == bool(i.Q_factor), i.op,
-          "Q and R must both be weights or both pairs of factors");
+          "Q and R must both be weights or both pairs of factors, got one of each");
   require_shape(i.op, side.name, *side.W, {n, side.out, side.factor ? rank : side.in});
   require_dtype(i.op, side.name, *side.W, i.weight_type());
   if (side.factor) {
@@ -58,7 +58,7 @@ inline void require_masks(const RecurrenceInputs& i) {
     require_seed(i.op, *i.seed);
   else
     require(i.state_dropout == 0 && i.zoneout_h == 0 && i.zoneout_c == 0 && i.weight_drop == 0,
-            i.op, "a mask needs a seed");
+            i.op, "seed must be one int64 where a mask is drawn, got None");
 }
 
 inline void require_inputs(const RecurrenceInputs& i) {
@@ -96,7 +96,7 @@ inline void require_inputs(const RecurrenceInputs& i) {
     if (!i.vectors) refuse(i.op, i.vectors_name, " must be ", in_words(Sizes{width}), ", got None");
     require_shape(i.op, i.vectors_name, *i.vectors, {width});
     require_dtype(i.op, i.vectors_name, *i.vectors, type);
-    require(i.eps >= 0, i.op, "eps must be at least 0");
+    if (!(i.eps >= 0)) refuse(i.op, "eps must be at least 0, got ", i.eps);
   }
   if (i.lengths) {
     require_shape(i.op, "lengths", *i.lengths, {B});
@@ -141,7 +141,7 @@ inline void require_output_gradients(const RecurrenceInputs& i, const Tensor& dy
     require_floating(i.op, "cells", s.cells);
   }
   if (const int64_t statistics = statistics_of(i.cell)) {
-    require(bool(s.statistics), i.op, "statistics must be a tensor");
+    require(bool(s.statistics), i.op, "statistics must be a tensor, got None");
     require_shape(i.op, "statistics", *s.statistics, {T, B, statistics});
     require_floating(i.op, "statistics", *s.statistics);
   }

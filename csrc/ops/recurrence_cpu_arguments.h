@@ -9,7 +9,7 @@ namespace fusedseq::on_cpu {
 // W_hh under the weight drop, or the gradient of W_hh from that of the dropped weight.
 inline Tensor drop_weight(const RecurrenceInputs& i, const Tensor& W) {
   if (!i.training || i.weight_drop == 0) return W;
-  require(bool(i.seed), i.op, "a weight drop needs a seed");
+  require(bool(i.seed), i.op, "seed must be one int64 where a mask is drawn, got None");
   return drop_cpu({i.op, "W_hh", dense(W), "weight_drop", i.weight_drop, *i.seed, 1, W.size(0),
                    W.size(1), i.variational, MaskStream::weight});
 }

@@ -121,7 +121,7 @@ struct BackwardCall {
     const RecurrenceInputs& i = layer.i;
     const Saved& s = layer.saved;
     auto& r = a.r;
-    require(bool(layer.dy), i.op, "dy must be a tensor");
+    require(bool(layer.dy), i.op, "dy must be a tensor, got None");
     require_output_gradients(i, *layer.dy, layer.dh, layer.dc, layer.y, s);
     if (r.rank && r.rounds) {
       require_shape(i.op, "factors", s.factors, {r.rounds, r.steps, r.B, cpu::padded(r.rank)});

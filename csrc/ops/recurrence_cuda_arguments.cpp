@@ -12,9 +12,11 @@ using torch::stable::new_empty;
 
 namespace {
 
-// Returns i. After a kernel that has ended itself no CUDA call succeeds: its reason is raised here,
-// before any other call would raise the error that follows from it.
+// Returns i, whose x has been found to be on a GPU. After a kernel that has ended itself no CUDA
+// call succeeds: its reason is raised here, before any other call would raise the error that
+// follows from it.
 const RecurrenceInputs& of_living_context(const RecurrenceInputs& i) {
+  require_cuda_device(i.op, "x", i.x, "x", i.x);
   require_launched(i.op, cuda::lost_wait());
   return i;
 }
@@ -58,7 +60,7 @@ Call::Call(const RecurrenceInputs& i)
 
 cuda::Mask mask_of(const RecurrenceInputs& i, double p, MaskStream stream) {
   if (p == 0) return {};
-  require(bool(i.seed), i.op, "a mask needs a seed");
+  require(bool(i.seed), i.op, "seed must be one int64 where a mask is drawn, got None");
   return {stream, threshold(p), p, scale(p)};
 }
 
@@ -81,26 +83,29 @@ cuda::Recurrence arguments(Call& call) {
   r.cap_input_gate = i.cap_input_gate;
   r.training = i.training;
 
-  r.seed = call.integers(i.seed);
+  r.seed = call.integers("seed", i.seed);
   r.state = mask_of(i, i.training ? i.state_dropout : 0, MaskStream::state);
   r.zoneout_h = mask_of(i, i.zoneout_h, MaskStream::zoneout_h);
   r.zoneout_c = mask_of(i, i.zoneout_c, MaskStream::zoneout_c);
   r.weight = mask_of(i, i.training ? i.weight_drop : 0, MaskStream::weight);
   r.variational = i.variational;
 
-  r.lengths = call.integers(i.lengths);
-  if (i.starts) r.starts = static_cast<const uint8_t*>(call.in(*i.starts, ScalarType::Bool));
-  r.x = call.in(i.x);
-  r.W_ih = call.in(i.W_ih);
-  r.W_hh = call.in(i.W_hh);
-  r.b = call.in(i.b);
-  r.h0 = call.in(i.h0);
-  r.c0 = has_c(i.cell) ? call.in(i.c0) : nullptr;
-  r.vectors = call.in(i.vectors);
+  r.lengths = call.integers("lengths", i.lengths);
+  if (i.starts)
+    r.starts = static_cast<const uint8_t*>(call.in("starts", *i.starts, ScalarType::Bool));
+  r.x = call.in("x", i.x);
+  r.W_ih = call.in("W_ih", i.W_ih);
+  r.W_hh = call.in("W_hh", i.W_hh);
+  r.b = call.in("b", i.b);
+  r.h0 = call.in("h0", i.h0);
+  r.c0 = has_c(i.cell) ? call.in("c0", i.c0) : nullptr;
+  r.vectors = call.in(i.vectors_name, i.vectors);
   r.eps = i.eps;
   for (const RoundsOn& side : {rounds_on_x(i), rounds_on_h(i)})
     if (side.uses > 0)
-      store_round_addresses(i, side, {call.in(side.W), call.in(side.factor), call.in(side.bias)},
+      store_round_addresses(i, side,
+                            {call.in(side.name, side.W), call.in(side.factor_name, side.factor),
+                             call.in(side.bias_name, side.bias)},
                             {r.rank ? r.A : r.Q, r.F, r.bias});
   return r;
 }
@@ -160,12 +165,13 @@ cuda::RecurrenceBackward backward_arguments(Call& call, const LayerBackward& l,
   const RecurrenceInputs& i = call.i;
   cuda::Recurrence r = arguments(call);
   require_output_gradients(i, l.dy ? *l.dy : l.y, l.dh, l.dc, l.y, l.saved);
-  r.y = const_cast<void*>(call.in(l.y));
-  r.gates = const_cast<void*>(call.in(l.saved.gates));
-  if (has_c(i.cell)) r.cells = const_cast<void*>(call.in(l.saved.cells, computing_type(i)));
+  r.y = const_cast<void*>(call.in("y", l.y));
+  r.gates = const_cast<void*>(call.in("gates", l.saved.gates));
+  if (has_c(i.cell))
+    r.cells = const_cast<void*>(call.in("cells", l.saved.cells, computing_type(i)));
   if (statistics_of(i.cell))
-    r.statistics = const_cast<void*>(call.in(*l.saved.statistics, computing_type(i)));
-  if (r.rounds) r.round_gates = const_cast<void*>(call.in(l.saved.round_gates));
+    r.statistics = const_cast<void*>(call.in("statistics", *l.saved.statistics, computing_type(i)));
+  if (r.rounds) r.round_gates = const_cast<void*>(call.in("round_gates", l.saved.round_gates));
   if (r.B) multiply_out(call, r);
   const Tensor dz = new_empty(i.x, {r.steps, r.B, slots_of(r.cell) * r.H}),
                terms = new_empty(i.x, {r.steps, r.B, cuda::terms_of(r.cell) * r.H}),
@@ -175,9 +181,9 @@ cuda::RecurrenceBackward backward_arguments(Call& call, const LayerBackward& l,
   call.owned.push_back(dround);
   cuda::RecurrenceBackward g{};
   g.forward = r;
-  g.dy = call.in(l.dy);
-  g.dh = call.in(l.dh);
-  g.dc = has_c(i.cell) ? call.in(l.dc) : nullptr;
+  g.dy = call.in("dy", l.dy);
+  g.dh = call.in("dh", l.dh);
+  g.dc = has_c(i.cell) ? call.in("dc", l.dc) : nullptr;
   g.dz = out(dz);
   g.terms = out(terms);
   g.dround = out(dround);

@@ -23,21 +23,20 @@ struct Call {
 
   explicit Call(const RecurrenceInputs& i);
 
-  void require_on_device(const Tensor& t) const {
-    require(t.is_cuda() && t.get_device_index() == i.x.get_device_index(), i.op,
-            "tensors must be on one device");
-  }
-  // The address of an input, which is made contiguous; null for one that is absent.
-  const void* in(const Tensor& t, ScalarType type) {
-    require_on_device(t);
-    require(t.scalar_type() == type, i.op, "tensors must be of one dtype");
+  // The address of an input, which is made contiguous; null for one that is absent. Raises an error
+  // if the input is not on the device of x, or not of the type.
+  const void* in(const char* name, const Tensor& t, ScalarType type) {
+    require_cuda_device(i.op, name, t, "x", i.x);
+    require_dtype(i.op, name, t, type);
     owned.push_back(dense(t));
     return owned.back().const_data_ptr();
   }
-  const void* in(const Tensor& t) { return in(t, i.x.scalar_type()); }
-  const void* in(const std::optional<Tensor>& t) { return t ? in(*t) : nullptr; }
-  const int64_t* integers(const std::optional<Tensor>& t) {
-    return t ? static_cast<const int64_t*>(in(*t, ScalarType::Long)) : nullptr;
+  const void* in(const char* name, const Tensor& t) { return in(name, t, i.x.scalar_type()); }
+  const void* in(const char* name, const std::optional<Tensor>& t) {
+    return t ? in(name, *t) : nullptr;
+  }
+  const int64_t* integers(const char* name, const std::optional<Tensor>& t) {
+    return t ? static_cast<const int64_t*>(in(name, *t, ScalarType::Long)) : nullptr;
   }
 
   void* workspace(int64_t bytes) {

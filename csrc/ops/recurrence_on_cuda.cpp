@@ -14,7 +14,8 @@ namespace {
 
 // tensor: (T, B, H of the first layer)
 cuda::LayerInterface between_layers(Call& second, double p, bool locked, void* tensor) {
-  return {mask_of(second.i, p, MaskStream::input), locked, second.integers(second.i.seed), tensor};
+  return {mask_of(second.i, p, MaskStream::input), locked, second.integers("seed", second.i.seed),
+          tensor};
 }
 
 // Applies the dropout between two layers, if they run one after the other: to y forward, and to its
@@ -105,7 +106,8 @@ std::pair<Gradients, Gradients> backward_pair_cuda(const LayerBackward& first,
     run_backward(second_call, b_second);
     run_gradients(second_call, b_second, d_second);
     if (p > 0) drop(second_call, between, s, between.tensor);
-    b.dy = call.in(first.dy ? torch::stable::subtract(d_second.dx, *first.dy, -1.) : d_second.dx);
+    b.dy = call.in("dy",
+                   first.dy ? torch::stable::subtract(d_second.dx, *first.dy, -1.) : d_second.dx);
     run_backward(call, b);
   }
   run_gradients(call, b, d_first);

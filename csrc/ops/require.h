@@ -108,6 +108,28 @@ inline void require_floating(const char* op, const char* name, const Tensor& t) 
     refuse(op, name, " must be float32, float64, bfloat16 or float16, got ",
            in_words(t.scalar_type()));
 }
+
+// The device of a tensor as Python writes it.
+inline std::string device_in_words(const Tensor& t) {
+  return t.is_cuda()  ? "cuda:" + std::to_string(t.get_device_index())
+         : t.is_cpu() ? "cpu"
+                      : "another device";
+}
+inline bool on_cuda_device_of(const Tensor& t, const Tensor& first) {
+  return t.is_cuda() && first.is_cuda() && t.get_device_index() == first.get_device_index();
+}
+// Requires both tensors to be on one CUDA device: the dispatcher selects the CUDA kernel of an
+// operator if any tensor among its arguments is a CUDA tensor.
+inline void require_cuda_device(const char* op, const char* name, const Tensor& t,
+                                const char* first_name, const Tensor& first) {
+  if (on_cuda_device_of(t, first)) return;
+  if (!first.is_cuda())
+    refuse(op, first_name, " must be on a CUDA device, as another argument is, got ",
+           device_in_words(first));
+  refuse(op, name, " must be on ", device_in_words(first), ", the device of ", first_name, ", got ",
+         device_in_words(t));
+}
+
 // The gradient of a loss.
 inline void require_scalar(const char* op, const char* name, const Tensor& t) {
   require_that(t.numel() == 1, op, name, t, "one number");
