@@ -106,7 +106,7 @@ void run(const cpu::Attention& a, ScalarType type) {
 
 Outputs forward(const char* op, const Inputs& i) {
   const Tensor& q = i.q;
-  Call call(op, i);
+  AttentionCall call(op, i);
   cpu::Attention& a = call.a;
   Tensor out = heads_last(q, q.size(0), a.N, q.size(2), a.D),
          lse = output(q, {a.B, a.N, a.L}, computing(q));
@@ -134,7 +134,7 @@ Outputs attention_plain(const PlainInputs& i) {
   return forward(PLAIN, without_options(i));
 }
 InferenceOutput attention_plain_inference(const PlainInputs& i) {
-  Call call(PLAIN, without_options(i));
+  AttentionCall call(PLAIN, without_options(i));
   cpu::Attention& a = call.a;
   Tensor out = heads_last(i.q, a.B, a.N, a.L, a.D);
   if (call.is_empty()) {
@@ -168,7 +168,7 @@ void sum_of_queries(const cpu::Attention& a, Tensor& dsinks) {
 
 // The gradients of q, k and v of a call, and what its kernel reads for them.
 struct Backward {
-  Call& call;
+  AttentionCall& call;
   const Tensor &q, &k, &v;
   const bool as_stored, q_too, together;  // see parts_of_projection
   const int64_t needs;
@@ -176,7 +176,8 @@ struct Backward {
   const std::vector<Tensor> parts;  // the gradients that are laid out together
   Tensor dq, dk, dv;  // of what is not needed: empty, as no two may be the same tensor
 
-  Backward(Call& call, const Inputs& i, const Tensor& dout_, const Tensor& lse_, int64_t needs_)
+  Backward(AttentionCall& call, const Inputs& i, const Tensor& dout_, const Tensor& lse_,
+           int64_t needs_)
       : call(call),
         q(i.q),
         k(i.k),
@@ -267,7 +268,7 @@ Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
                       i.max_seqlen_q,
                       i.max_seqlen_k};
   using Position = Gradients::Position;
-  Call call(BACKWARD, inputs);
+  AttentionCall call(BACKWARD, inputs);
   Backward b(call, inputs, i.dout, i.lse, required.needs);
   const Tensor& q = i.q;
   cpu::Attention& a = call.a;
@@ -306,7 +307,7 @@ Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
 
 PlainGradients attention_plain_backward(const PlainBackwardInputs& i, const Needs& required) {
   const Inputs inputs = without_options({i.q, i.k, i.v, i.scale});
-  Call call(OF_PLAIN, inputs);
+  AttentionCall call(OF_PLAIN, inputs);
   Backward b(call, inputs, i.dout, i.lse, required.needs);
   if (call.is_empty()) {
     for (Tensor* gradient : {&b.dq, &b.dk, &b.dv})
@@ -322,30 +323,30 @@ PlainGradients attention_plain_backward(const PlainBackwardInputs& i, const Need
 // of the blockwise kernel.
 PlanOutput attention_plan(const PlanInputs& i) {
   const Tensor& q = i.q;
-  const Call call(PLAN, {q,
-                         i.k,
-                         i.k,
-                         {},
-                         {},
-                         {},
-                         {},
-                         i.relative_keys,
-                         {},
-                         true,
-                         i.key_rows,
-                         {},
-                         1,
-                         i.causal,
-                         i.offset,
-                         0,
-                         i.sinks,
-                         i.softcap,
-                         i.window_left,
-                         i.window_right,
-                         i.cu_seqlens_q,
-                         i.cu_seqlens_k,
-                         i.max_seqlen_q,
-                         i.max_seqlen_k});
+  const AttentionCall call(PLAN, {q,
+                                  i.k,
+                                  i.k,
+                                  {},
+                                  {},
+                                  {},
+                                  {},
+                                  i.relative_keys,
+                                  {},
+                                  true,
+                                  i.key_rows,
+                                  {},
+                                  1,
+                                  i.causal,
+                                  i.offset,
+                                  0,
+                                  i.sinks,
+                                  i.softcap,
+                                  i.window_left,
+                                  i.window_right,
+                                  i.cu_seqlens_q,
+                                  i.cu_seqlens_k,
+                                  i.max_seqlen_q,
+                                  i.max_seqlen_k});
   require(!call.is_empty(), PLAN, "a call without elements runs no kernel");
   const cpu::AttentionPlan plan = cpu::kernels().attention_plan(call.a);
   Tensor found = output(q, {2}, ScalarType::Long);

@@ -76,7 +76,7 @@ void strides_of(const Tensor& t, int64_t* strides, int count, bool broadcast) {
 
 // The tensors of a call in the types and layouts of the kernel, and the arguments that point to
 // their memory.
-struct Call {
+struct AttentionCall {
   const char* op;  // for error messages
   std::vector<Tensor> owned;
   cpu::Attention a{};
@@ -86,7 +86,7 @@ struct Call {
     return owned.back().const_data_ptr();
   }
 
-  Call(const char* op, const Inputs& i) : op(op) {
+  AttentionCall(const char* op, const Inputs& i) : op(op) {
     const auto& [q, k, v, bias, mask_, key_lengths, alibi, relative_keys, rope, rope_interleaved,
                  key_rows, seed, scale, causal, offset, dropout, sinks, softcap, window_left,
                  window_right, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = i;

@@ -112,7 +112,7 @@ void require_inputs(const char* op, const LossTensors& t, const Options& o) {
 // The tensors of a call, x and W of the type S in memory and the others of the type T that the
 // kernel computes in, and the kernel's arguments, which point to them.
 template <class T, class S = T>
-struct Call {
+struct LossCall {
   const char* op;         // for error messages
   const ScalarType type;  // of the caller's x
   Tensor x, W, target, b, class_weights;
@@ -124,7 +124,7 @@ struct Call {
   double norm = 0;                // the sum of the targets' weights, which the mean divides by
   cpu::LinearCrossEntropy<T, S> l{};
 
-  Call(const char* op, const LossTensors& t, const Options& o)
+  LossCall(const char* op, const LossTensors& t, const Options& o)
       : op(op),
         type(t.x.scalar_type()),
         x(dense(t.x, in_memory<S>)),
@@ -158,7 +158,7 @@ struct Call {
       norm += weighted ? double(l.class_weights[y]) : 1.;
   }
 
-  Call(const Call&) = delete;  // the kernel's arguments point into this object
+  LossCall(const LossCall&) = delete;  // the kernel's arguments point into this object
 
   int64_t N() const { return x.size(0); }
   int64_t E() const { return x.size(1); }
@@ -255,7 +255,7 @@ struct Call {
 };
 
 template <class T, class S>
-LossOutputs forward(Call<T, S>& c, int64_t needs) {
+LossOutputs forward(LossCall<T, S>& c, int64_t needs) {
   constexpr ScalarType type = computing<T>;
   const Tensor rows = c.column(type), lse = c.column(type), log_prob = c.column(type),
                argmax = c.column(ScalarType::Long);
@@ -281,7 +281,7 @@ LossOutputs forward(Call<T, S>& c, int64_t needs) {
 }
 
 template <class T, class S>
-LossGradients backward(Call<T, S>& c, const LossOutputGradients& g, int64_t needs) {
+LossGradients backward(LossCall<T, S>& c, const LossOutputGradients& g, int64_t needs) {
   const auto& [dloss, dlog_prob, dlse, lse] = g;
   auto& l = c.l;
   const Tensor lses = c.gathered("lse", lse);
@@ -304,10 +304,10 @@ template <class F>
 auto with_call(const char* op, const LossTensors& t, const Options& o, F f) {
   require_inputs(op, t, o);
   const ScalarType type = t.x.scalar_type();
-  if (type == ScalarType::Double) return f(Call<double>(op, t, o));
+  if (type == ScalarType::Double) return f(LossCall<double>(op, t, o));
   if (type == ScalarType::BFloat16 && multiplies_in_bf16(type))
-    return f(Call<float, cpu::bfloat16>(op, t, o));
-  return f(Call<float>(op, t, o));
+    return f(LossCall<float, cpu::bfloat16>(op, t, o));
+  return f(LossCall<float>(op, t, o));
 }
 
 LossOutputs linear_cross_entropy(const LossTensors& t, const Options& o, const Needs& needs) {

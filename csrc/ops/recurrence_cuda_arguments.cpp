@@ -51,7 +51,7 @@ ScalarType computing_type(const RecurrenceInputs& i) {
 
 }  // namespace
 
-Call::Call(const RecurrenceInputs& i)
+RecurrenceCall::RecurrenceCall(const RecurrenceInputs& i)
     : i(of_living_context(i)),
       device(i.x.device()),
       guard(i.x.get_device_index()),
@@ -64,7 +64,7 @@ cuda::Mask mask_of(const RecurrenceInputs& i, double p, MaskStream stream) {
   return {stream, threshold(p), p, scale(p)};
 }
 
-cuda::Recurrence arguments(Call& call) {
+cuda::Recurrence arguments(RecurrenceCall& call) {
   const RecurrenceInputs& i = call.i;
   require_inputs(i);
   cuda::Recurrence r{};
@@ -110,7 +110,7 @@ cuda::Recurrence arguments(Call& call) {
   return r;
 }
 
-void multiply_out(Call& call, cuda::Recurrence& r) {
+void multiply_out(RecurrenceCall& call, cuda::Recurrence& r) {
   if (r.rank)
     call.require_done(
         cuda::multiply_out(r, call.product, call.workspace(cuda::multiplied_out_bytes(r))), r);
@@ -160,7 +160,7 @@ Gradients empty_gradients(const RecurrenceInputs& i, int64_t needs) {
           like(i.R_bias, required.any_R)};
 }
 
-cuda::RecurrenceBackward backward_arguments(Call& call, const LayerBackward& l,
+cuda::RecurrenceBackward backward_arguments(RecurrenceCall& call, const LayerBackward& l,
                                             const Gradients& d) {
   const RecurrenceInputs& i = call.i;
   cuda::Recurrence r = arguments(call);

@@ -13,7 +13,7 @@ namespace fusedseq::on_cuda {
 // A call of an operator: its device and stream, and the tensors that own the memory whose addresses
 // the kernels receive. They live until the call returns; torch's allocator then reuses the memory
 // only for later work on the same stream.
-struct Call {
+struct RecurrenceCall {
   const RecurrenceInputs& i;
   const torch::stable::Device device;
   const torch::stable::accelerator::DeviceGuard guard;
@@ -21,7 +21,7 @@ struct Call {
   const cuda::Product product;
   std::vector<Tensor> owned;
 
-  explicit Call(const RecurrenceInputs& i);
+  explicit RecurrenceCall(const RecurrenceInputs& i);
 
   // The address of an input, which is made contiguous; null for one that is absent. Raises an error
   // if the input is not on the device of x, or not of the type.
@@ -59,10 +59,10 @@ inline void* out(const Tensor& t) {
 cuda::Mask mask_of(const RecurrenceInputs& i, double p, MaskStream stream);
 
 // The inputs of a recurrence; the outputs are still null.
-cuda::Recurrence arguments(Call& call);
+cuda::Recurrence arguments(RecurrenceCall& call);
 
 // With a low rank, computes the rounds' weights from their factors, as both implementations expect.
-void multiply_out(Call& call, cuda::Recurrence& r);
+void multiply_out(RecurrenceCall& call, cuda::Recurrence& r);
 
 // Tensors for the outputs, whose addresses are stored to r.
 Outputs outputs(const RecurrenceInputs& i, cuda::Recurrence& r);
@@ -74,7 +74,8 @@ Gradients empty_gradients(const RecurrenceInputs& i, int64_t needs);
 
 // The arguments of a backward loop, with memory for dz, the terms and dround, from which the
 // weights' gradients are computed.
-cuda::RecurrenceBackward backward_arguments(Call& call, const LayerBackward& l, const Gradients& d);
+cuda::RecurrenceBackward backward_arguments(RecurrenceCall& call, const LayerBackward& l,
+                                            const Gradients& d);
 
 // The arguments for the gradients of the weights, from the results of the backward loop.
 // dvectors: where that of the cell's own parameters is stored; null: not needed

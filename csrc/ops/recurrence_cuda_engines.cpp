@@ -44,7 +44,7 @@ cuda::Wavefront wavefront(const cuda::Recurrence& first, const cuda::Recurrence&
   return cuda::wavefront_plan(first, second);
 }
 
-bool has_run(const Call& call, const cuda::Recurrence& r, const char* error) {
+bool has_run(const RecurrenceCall& call, const cuda::Recurrence& r, const char* error) {
   if (error != cuda::LAUNCH_REFUSED) {
     call.require_done(error, r);
     return true;
@@ -60,7 +60,7 @@ bool has_run(const Call& call, const cuda::Recurrence& r, const char* error) {
   return false;
 }
 
-void run_forward(Call& call, const cuda::Recurrence& r) {
+void run_forward(RecurrenceCall& call, const cuda::Recurrence& r) {
   if (const cuda::Plan plan = plan_of(r); plan.forward.blocks) {
     void* workspace = call.workspace(cuda::persistent_bytes(r, plan.forward));
     const char* error =
@@ -70,7 +70,7 @@ void run_forward(Call& call, const cuda::Recurrence& r) {
   void* workspace = call.workspace(cuda::loop_bytes(r));
   call.require_done(cuda::loop_forward(r, call.product, workspace, call.stream), r);
 }
-void run_backward(Call& call, const cuda::RecurrenceBackward& g) {
+void run_backward(RecurrenceCall& call, const cuda::RecurrenceBackward& g) {
   const cuda::Recurrence& r = g.forward;
   if (const cuda::Plan plan = plan_of(r); plan.backward.blocks) {
     void* workspace = call.workspace(cuda::persistent_backward_bytes(r, plan.backward));
@@ -81,7 +81,7 @@ void run_backward(Call& call, const cuda::RecurrenceBackward& g) {
   call.require_done(cuda::loop_backward(g, call.product, workspace, call.stream), r);
 }
 
-void run_gradients(Call& call, const cuda::RecurrenceBackward& g, const Gradients& d,
+void run_gradients(RecurrenceCall& call, const cuda::RecurrenceBackward& g, const Gradients& d,
                    void* dvectors) {
   const cuda::RecurrenceGradients w = gradient_arguments(call.i, g, d, dvectors);
   void* workspace = call.workspace(cuda::gradients_bytes(w));

@@ -13,14 +13,14 @@ cuda::Wavefront wavefront(const cuda::Recurrence& first, const cuda::Recurrence&
 
 // Whether a launch of persistent kernels has run; false if the driver refused it, which the first
 // call in a process warns of. Raises any other error.
-bool has_run(const Call& call, const cuda::Recurrence& r, const char* error);
+bool has_run(const RecurrenceCall& call, const cuda::Recurrence& r, const char* error);
 
-void run_forward(Call& call, const cuda::Recurrence& r);
-void run_backward(Call& call, const cuda::RecurrenceBackward& g);
+void run_forward(RecurrenceCall& call, const cuda::Recurrence& r);
+void run_backward(RecurrenceCall& call, const cuda::RecurrenceBackward& g);
 
 // The gradients of the weights, from the results of the backward loop. dvectors: where that of the
 // cell's own parameters is stored; null: not needed
-void run_gradients(Call& call, const cuda::RecurrenceBackward& g, const Gradients& d,
+void run_gradients(RecurrenceCall& call, const cuda::RecurrenceBackward& g, const Gradients& d,
                    void* dvectors = nullptr);
 
 }  // namespace fusedseq::on_cuda

@@ -13,14 +13,14 @@ using namespace on_cuda;
 namespace {
 
 // tensor: (T, B, H of the first layer)
-cuda::LayerInterface between_layers(Call& second, double p, bool locked, void* tensor) {
+cuda::LayerInterface between_layers(RecurrenceCall& second, double p, bool locked, void* tensor) {
   return {mask_of(second.i, p, MaskStream::input), locked, second.integers("seed", second.i.seed),
           tensor};
 }
 
 // Applies the dropout between two layers, if they run one after the other: to y forward, and to its
 // gradient, in place, backward. from: (T, B, X of the second layer)
-void drop(const Call& call, const cuda::LayerInterface& d, const cuda::Recurrence& second,
+void drop(const RecurrenceCall& call, const cuda::LayerInterface& d, const cuda::Recurrence& second,
           const void* from) {
   const int64_t T = d.locked ? second.steps : 1;
   const int64_t B = second.steps * second.B / T;
@@ -33,7 +33,7 @@ void drop(const Call& call, const cuda::LayerInterface& d, const cuda::Recurrenc
 }  // namespace
 
 Outputs forward_cuda(const RecurrenceInputs& i) {
-  Call call(i);
+  RecurrenceCall call(i);
   cuda::Recurrence r = arguments(call);
   const Outputs results = outputs(i, r);
   if (r.B == 0) return results;
@@ -44,7 +44,7 @@ Outputs forward_cuda(const RecurrenceInputs& i) {
 
 Gradients backward_cuda(const LayerBackward& layer) {
   const RecurrenceInputs& i = layer.i;
-  Call call(i);
+  RecurrenceCall call(i);
   const Gradients d = empty_gradients(i, layer.needs);
   const cuda::RecurrenceBackward g = backward_arguments(call, layer, d);
   if (layer.dvectors) *layer.dvectors = empty_gradient(i, *i.vectors);
@@ -56,12 +56,12 @@ Gradients backward_cuda(const LayerBackward& layer) {
 
 PairOutputs forward_pair_cuda(const RecurrenceInputs& first, RecurrenceInputs second, double p,
                               bool locked) {
-  Call call(first);
+  RecurrenceCall call(first);
   cuda::Recurrence r = arguments(call);
   PairOutputs results{
       outputs(first, r), {}, torch::stable::new_empty(first.x, {p > 0 ? r.steps : 0, r.B, r.H})};
   second.x = p > 0 ? results.x : std::get<0>(results.first);
-  Call second_call(second);
+  RecurrenceCall second_call(second);
   cuda::Recurrence s = arguments(second_call);
   results.second = outputs(second, s);
   if (r.B == 0) return results;
@@ -84,7 +84,7 @@ PairOutputs forward_pair_cuda(const RecurrenceInputs& first, RecurrenceInputs se
 std::pair<Gradients, Gradients> backward_pair_cuda(const LayerBackward& first,
                                                    const LayerBackward& second, double p,
                                                    bool locked) {
-  Call call(first.i), second_call(second.i);
+  RecurrenceCall call(first.i), second_call(second.i);
   const Gradients d_first = empty_gradients(first.i, first.needs);
   const Gradients d_second = empty_gradients(second.i, second.needs);
   cuda::RecurrenceBackward b = backward_arguments(call, first, d_first);

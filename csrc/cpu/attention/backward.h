@@ -84,7 +84,7 @@ class AttentionBackward {
     Buffer<T> dq;              // (block, Dp)
     Buffer<T> dk;              // (S, Dp)
     Buffer<T> dv;              // (S, Dp)
-    Buffer<T> keep;            // (block, keep_stride)  the dropout's factors
+    Buffer<T> factors;         // (block, factor_stride)  the dropout's factors
     Buffer<X> relative;        // (depth(R), Dp)  across
     Buffer<X> rel_transposed;  // (De, Rp)
     Buffer<T> qr;              // (block, Rp)  q times relative_keys
@@ -108,7 +108,7 @@ class AttentionBackward {
           dq(p.block * p.Dp),
           dk(p.a.S * p.Dp),
           dv(p.a.S * p.Dp),
-          keep(p.a.dropped ? p.block * p.keep_stride + LANES<T> : 0),
+          factors(p.a.dropped ? p.block * p.factor_stride + LANES<T> : 0),
           relative(p.relative_size),
           rel_transposed(p.relative ? p.De * p.Rp : 0),
           qr(p.relative ? p.block * p.Rp : 0),
@@ -126,7 +126,7 @@ class AttentionBackward {
     const int64_t row = (b * a.N + h) * a.L + i0 + i;
     const T lse = static_cast<const T*>(a.lse)[row];
     int64_t n = seen.count();
-    const T* keep = w.keep + i * p.keep_stride;
+    const T* factors = w.factors + i * p.factor_stride;
     const Vec<T> zero(T(0)), masked(-INFINITE<T>);
     if (lse == INFINITE<T>) n = 0;  // the query sees no key
     int64_t end = 0;
@@ -139,7 +139,7 @@ class AttentionBackward {
         const Vec<T> e = select<T>(x.v != masked.v, exp_(x - Vec<T>(lse)), zero);
         Vec<T> d = Vec<T>::load(dp + j);
         if (a.dropped) {
-          d = p.dropped(d, keep + j);
+          d = p.dropped(d, factors + j);
           d.store(dp + j);
         }
         e.store(s + j);
@@ -159,7 +159,7 @@ class AttentionBackward {
       for (int64_t j = 0; j < n; j += LANES<T>) {
         const Vec<T> e = Vec<T>::load(s + j), d = Vec<T>::load(dp + j);
         const Vec<T> ds = logit_gradient(e, d, exp_sum, total, inverse), y = e * inverse;
-        (a.dropped ? p.dropped(y, keep + j) : y).store(s + j);
+        (a.dropped ? p.dropped(y, factors + j) : y).store(s + j);
         (of_logits ? ds : ds * scale).store(dp + j);
       }
       end = round_up<T>(n);
@@ -227,7 +227,7 @@ class AttentionBackward {
       product<X>(rows, D, p.Rp, {q, p.De, 1}, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
 
     // Through the softmax of each query.
-    if (a.dropped) p.dropout_factors(b, h, i0, rows, block, w.keep);
+    if (a.dropped) p.dropout_factors(b, h, i0, rows, block, w.factors);
     for (int64_t i = 0; i < rows; ++i)
       query(w, sums.bias, b, h, i0, i, p.seen(position + i, keys, base), columns);
 

@@ -31,7 +31,7 @@ class AttentionBlocks {
     Buffer<X> q;               // (block, De)  along
     Buffer<T> s;               // (block, Wp)  logits, then unnormalised probabilities
     Buffer<T> out;             // (block, Dp)
-    Buffer<T> keep;            // (block, keep_stride)  the dropout's factors
+    Buffer<T> factors;         // (block, factor_stride)  the dropout's factors
     Buffer<T> normalisers;     // (block,)
     Buffer<T> rotation;        // the workspace of staging
     Buffer<X> relative;        // (depth(R), Dp)  across
@@ -44,7 +44,7 @@ class AttentionBlocks {
           q(p.block * p.De),
           s(p.block * p.Wp),
           out(p.block * p.Dp),
-          keep(p.a.dropped ? p.block * p.keep_stride + LANES<T> : 0),
+          factors(p.a.dropped ? p.block * p.factor_stride + LANES<T> : 0),
           normalisers(p.block),
           rotation(p.rotation_size),
           relative(p.relative_size),
@@ -68,12 +68,12 @@ class AttentionBlocks {
 
     // The softmax of each query. It is normalised after the product with the values, where a row
     // has D elements instead of S.
-    if (a.dropped) p.dropout_factors(b, h, i0, rows, block, w.keep);
+    if (a.dropped) p.dropout_factors(b, h, i0, rows, block, w.factors);
     for (int64_t i = 0; i < rows; ++i) {
       T* s = w.s + i * p.Wp;
       const SeenKeys seen = p.seen(position + i, keys, block.base);
-      w.normalisers[i] =
-          p.softmax(s, w.qr + i * p.Rp, w.keep + i * p.keep_stride, b, h, i0 + i, seen, columns);
+      w.normalisers[i] = p.softmax(s, w.qr + i * p.Rp, w.factors + i * p.factor_stride, b, h,
+                                   i0 + i, seen, columns);
     }
 
     // The product with the values.

@@ -40,9 +40,9 @@ class AttentionPacked {
   // One query head of one batch row.
   struct Head {
     int64_t b, h;
-    Rows k, v;      // of its key head
-    int64_t keys;   // how many of them exist
-    const T* keep;  // (L, keep_stride)  the dropout's factors
+    Rows k, v;         // of its key head
+    int64_t keys;      // how many of them exist
+    const T* factors;  // (L, factor_stride)  the dropout's factors
   };
 
   // Where the gradients of a key head go. They are written for the first query head of the group
@@ -74,7 +74,7 @@ class AttentionPacked {
     Buffer<T> to;       // (L, Dp)  results before they are stored
     Buffer<T> dk;       // (S, Dp)
     Buffer<T> dv;       // (S, Dp)
-    Buffer<T> keep;     // (MASK_BATCH, L, keep_stride)  the dropout's factors
+    Buffer<T> factors;  // (MASK_BATCH, L, factor_stride)  the dropout's factors
     Buffer<T> P;        // (MAX_PACKED_QUERIES + QUERIES, KEYS)  probabilities, with dropout
     Buffer<T> dS;       // (MAX_PACKED_QUERIES + QUERIES, KEYS)  the gradient of the logits
     Buffer<T> max;      // (MAX_PACKED_QUERIES + QUERIES,)  the largest logit of each query
@@ -90,7 +90,7 @@ class AttentionPacked {
           to(queries),
           dk(keys),
           dv(keys),
-          keep(p.a.dropped ? MASK_BATCH * p.a.L * p.keep_stride + 2 * LANES<T> : 0),
+          factors(p.a.dropped ? MASK_BATCH * p.a.L * p.factor_stride + 2 * LANES<T> : 0),
           P((MAX_PACKED_QUERIES + QUERIES) * KEYS),
           dS((MAX_PACKED_QUERIES + QUERIES) * KEYS),
           max(MAX_PACKED_QUERIES + QUERIES),
@@ -220,7 +220,7 @@ class AttentionPacked {
       // row of NaN is not a masked one.)
       const Mask no_key = total.v == zero.v;
       const V exp_sum = select<T>(no_key, V(T(1)), total), y = e / exp_sum;
-      (a.dropped ? p.dropped(y, head.keep + i * p.keep_stride) : y).store(w.P + i * KEYS);
+      (a.dropped ? p.dropped(y, head.factors + i * p.factor_stride) : y).store(w.P + i * KEYS);
 #pragma GCC unroll 4
       for (int r = 0; r < QUERIES; ++r) {
         w.max[i + r] = no_key[r * KEYS] ? INFINITE<T> : max.v[r * KEYS];
@@ -291,8 +291,8 @@ class AttentionPacked {
       // where one P is 1. Where P is 0, dP is not used: it may be anything.
       V dp = dots(dout, i, head.v), y = e;
       if (a.dropped) {
-        dp = p.dropped(dp, head.keep + i * p.keep_stride);
-        y = p.dropped(e, head.keep + i * p.keep_stride);
+        dp = p.dropped(dp, head.factors + i * p.factor_stride);
+        y = p.dropped(e, head.factors + i * p.factor_stride);
       }
       const Mask live = e.v != zero.v;
       const V delta = group_sums<KEYS>(select<T>(live, e * dp, zero));
@@ -339,7 +339,7 @@ class AttentionPacked {
     if (!forward_pass) prefetch_rows(a.dout, a.dout_strides, b, h, a.L);
   }
 
-  // The heads [begin, end), counted over the whole batch, whose dropout factors are in w.keep.
+  // The heads [begin, end), counted over the whole batch, whose dropout factors are in w.factors.
   struct MaskBatch {
     int64_t begin, end;
   };
@@ -359,10 +359,10 @@ class AttentionPacked {
       if (a.dropped && head >= masks.end) {
         masks.begin = head;
         masks.end = head + MASK_BATCH < last_head ? head + MASK_BATCH : last_head;
-        p.dropout_factors(b, h, 0, (masks.end - masks.begin) * a.L, w.keep);
+        p.dropout_factors(b, h, 0, (masks.end - masks.begin) * a.L, w.factors);
       }
-      const T* keep = w.keep + (head - masks.begin) * a.L * p.keep_stride;
-      const Head of{b, h, k, v, keys, keep};
+      const T* factors = w.factors + (head - masks.begin) * a.L * p.factor_stride;
+      const Head of{b, h, k, v, keys, factors};
       const bool add = h > g * p.group;
       if (forward_pass)
         forward(w, of);

@@ -102,8 +102,8 @@ struct AttentionProblem {
   const int64_t Sp = odd_lines<T>(a.S);
   const int64_t R = 2 * a.K + 1;  // rows of relative_keys
   const int64_t Rp = round_up<T>(R);
-  const int64_t keep_stride = (a.S + 3) / 4 * 4;  // the row length of the dropout mask
-  const int64_t group = a.N / a.N_kv;             // query heads that share a key head
+  const int64_t factor_stride = (a.S + 3) / 4 * 4;  // the row length of the dropout mask
+  const int64_t group = a.N / a.N_kv;               // query heads that share a key head
   // The row length of logits: keys that some query of a block sees, from a multiple of 16 on.
   static constexpr int64_t KEY_UNIT = 16;  // whole vectors of every type
   const int64_t Wp = row_length();
@@ -269,9 +269,9 @@ struct AttentionProblem {
 
   // Replaces s (columns,), of which `seen` products q k^T are visible, by exp(logits - max) with
   // dropout, and by zeros where a key is hidden. Stores lse and returns the factor 1 / (sum of exp)
-  // by which the row is still to be multiplied, or 0 if the query sees no key. keep: the factors of
-  // the dropout.
-  HD T softmax(T* s, const T* qr, const T* keep, int64_t b, int64_t h, int64_t i, SeenKeys seen,
+  // by which the row is still to be multiplied, or 0 if the query sees no key. factors: the factors
+  // of the dropout.
+  HD T softmax(T* s, const T* qr, const T* factors, int64_t b, int64_t h, int64_t i, SeenKeys seen,
                int64_t columns) const {
     const int64_t n = seen.count();
     T max = n ? logits(s, qr, b, h, i, seen) : -INFINITE<T>;
@@ -285,7 +285,7 @@ struct AttentionProblem {
       const Vec<T> x = Vec<T>::load(s + j);
       const Vec<T> e = select<T>(x.v != masked.v, exp_(x - Vec<T>(max)), zero);
       total = total + e;
-      (a.dropped ? dropped(e, keep + j) : e).store(s + j);
+      (a.dropped ? dropped(e, factors + j) : e).store(s + j);
     }
     for (; j < columns; j += LANES<T>)
       zero.store(s + j);
@@ -330,25 +330,25 @@ struct AttentionProblem {
         s[j] = shown[j * t[3]] ? s[j] : -INFINITE<T>;
   }
 
-  // Sets `to` (rows, keep_stride) to the dropout's factors of queries i0, i0 + 1, ... for the keys
-  // that a block sees: column 0 of a row is key seen.base.
+  // Sets `to` (rows, factor_stride) to the dropout's factors of queries i0, i0 + 1, ... for the
+  // keys that a block sees: column 0 of a row is key seen.base.
   HD void dropout_factors(int64_t b, int64_t h, int64_t i0, int64_t rows, SeenKeys seen,
                           T* to) const {
     if (!a.windowed) return dropout_factors(b, h, i0, rows, to);
-    const int64_t end = min_(seen.base + round_up<T>(seen.count() + 1), keep_stride);
+    const int64_t end = min_(seen.base + round_up<T>(seen.count() + 1), factor_stride);
     for (int64_t i = 0; i < rows; ++i)
-      mask_values<T>(a.dropout, (b * a.N + h) * a.L + i0 + i, keep_stride, seen.base, end,
-                     T(a.dropout.scale), T(0), to + i * keep_stride);
+      mask_values<T>(a.dropout, (b * a.N + h) * a.L + i0 + i, factor_stride, seen.base, end,
+                     T(a.dropout.scale), T(0), to + i * factor_stride);
   }
-  // to (rows, keep_stride) = the dropout's factors of the probabilities of queries i0, i0 + 1, ...:
-  // 1 / (1 - p) or 0. Rows are multiples of four long, hence consecutive in the mask.
+  // to (rows, factor_stride) = the dropout's factors of the probabilities of queries i0, i0 + 1,
+  // ...: 1 / (1 - p) or 0. Rows are multiples of four long, hence consecutive in the mask.
   HD void dropout_factors(int64_t b, int64_t h, int64_t i0, int64_t rows, T* to) const {
-    mask_values<T>(a.dropout, (b * a.N + h) * a.L + i0, keep_stride, 0, rows * keep_stride,
+    mask_values<T>(a.dropout, (b * a.N + h) * a.L + i0, factor_stride, 0, rows * factor_stride,
                    T(a.dropout.scale), T(0), to);
   }
   // Returns x with dropout. A select, so that an infinity is dropped too.
-  HD static Vec<T> dropped(Vec<T> x, const T* keep) {
-    const Vec<T> factor = Vec<T>::load(keep), zero(T(0));
+  HD static Vec<T> dropped(Vec<T> x, const T* factors) {
+    const Vec<T> factor = Vec<T>::load(factors), zero(T(0));
     return select<T>(factor.v != zero.v, x * factor, zero);
   }
 

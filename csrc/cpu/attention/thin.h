@@ -36,7 +36,7 @@ class AttentionThin {
     Buffer<T> s;               // (rows, Wp)  logits, then unnormalised probabilities
     Buffer<T> out;             // (Dp,)
     Buffer<T> rotated;         // (LANES, Dp)  keys, only with RoPE
-    Buffer<T> keep;            // (keep_stride,)  the dropout's factors
+    Buffer<T> factors;         // (factor_stride,)  the dropout's factors
     Buffer<T> relative;        // (R, Dp)
     Buffer<T> rel_transposed;  // (Dp, Rp)
     Buffer<T> qr;              // (rows, Rp)  q times relative_keys
@@ -45,7 +45,7 @@ class AttentionThin {
           s(rows * p.Wp),
           out(p.Dp),
           rotated(p.rope ? p.Dp * LANES<T> : 0),
-          keep(p.a.dropped ? p.keep_stride + LANES<T> : 0),
+          factors(p.a.dropped ? p.factor_stride + LANES<T> : 0),
           relative(p.relative_size),
           rel_transposed(p.relative ? p.Dp * p.Rp : 0),
           qr(p.relative ? rows * p.Rp : 0) {}
@@ -194,8 +194,8 @@ class AttentionThin {
       const int64_t h = g * p.group + r / L, i = r % L;
       const SeenKeys seen = p.seen(i + offset, block.end, block.base);
       T* s = w.s + r * p.Wp;
-      if (a.dropped) p.dropout_factors(b, h, i, 1, seen, w.keep);
-      const T inverse = p.softmax(s, w.qr + r * p.Rp, w.keep, b, h, i, seen, seen.count());
+      if (a.dropped) p.dropout_factors(b, h, i, 1, seen, w.factors);
+      const T inverse = p.softmax(s, w.qr + r * p.Rp, w.factors, b, h, i, seen, seen.count());
       weighted_sum(s, v, seen.base, inverse ? seen.count() : 0, w.out);
       p.store_row(w.out, static_cast<E*>(a.out) + ((p.first_result(b) + i) * a.N + h) * a.D, a.D,
                   inverse);
