@@ -248,6 +248,7 @@ def test_the_command_that_goes_on_after_ctrl_c(tmp_path):
     words = ["ptb", "--data", "my texts", "--steps", "9", "--device", "cpu", "--skip-test"]
     expected = (
         f"fusedseq train ptb --data 'my texts' --out {tmp_path} --resume --steps 9 --skip-test"
+        " --device cpu"
     )
     assert train.continuation(parser.parse_args(words), tmp_path) == expected
     again = parser.parse_args(train.shlex.split(expected)[2:])

@@ -315,6 +315,18 @@ def test_damaged_curves_are_named(tmp_path):
         plots.plot(tmp_path)
 
 
+def test_a_line_that_was_not_written_to_its_end_is_left_out(tmp_path):
+    """Its first cell is the beginning of a larger number of steps."""
+    table = tmp_path / "steps.csv"
+    table.write_text("step,epoch,loss\n1000,0,1.5\n1001,0,1.25\n12")
+    with Log(tmp_path, "points", 1000) as log:
+        log.start_epoch(0, 1000, 2000)
+        log.train([(1001, 0, 1.0, 0.1, None, 8)])
+    lines = table.read_text().splitlines()
+    assert lines[:2] == ["step,epoch,loss", "1000,0,1.5"]
+    assert [line.split(",")[0] for line in lines[2:]] == ["1001"]
+
+
 # Signals and clocks.
 
 

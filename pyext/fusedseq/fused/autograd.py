@@ -7,8 +7,8 @@ in Python. Both use the gradients of gradient.py.
 
 Kernels compute an operator and its first gradients in reverse mode. Everything else is computed by
 the operator's oracle: higher derivatives, forward mode (torch.func.jvp, jacfwd,
-torch.autograd.forward_ad), and calls inside of torch.func.vmap; but `lstm` and `mogrifier_lstm`
-call their kernels there for one element after the other.
+torch.autograd.forward_ad), and calls inside of torch.func.vmap; but all recurrences except
+`mogrifier_lstm_pair` call their kernels there for one element after the other.
 
 Some operators have a second form on the CPU, `<op>_inference`, which saves nothing for a backward:
 `call` uses it where no gradients are needed. The recurrences have a third one, `<op>_int8`, which

@@ -16,10 +16,12 @@ def add_common_arguments(
     parser: argparse.ArgumentParser,
     tasks: Iterable[str] = TASKS,
     operators: Iterable[str] = OPERATORS,
+    default_operators: str = "fused, or the preset's own",
 ) -> None:
     """Adds TASK, --data, --ops and --device.
 
     tasks, operators: the values of TASK and of --ops
+    default_operators: what is used without --ops, for the help
     """
     parser.add_argument("task", choices=[*tasks], help="the task")
     parser.add_argument(
@@ -28,7 +30,7 @@ def add_common_arguments(
         help="the data's directory, or 'synthetic' (default: $FUSEDSEQ_DATA)",
     )
     parser.add_argument(
-        "--ops", choices=[*operators], help="the operator set (default: fused, or the preset's own)"
+        "--ops", choices=[*operators], help=f"the operator set (default: {default_operators})"
     )
     add_device_argument(parser)
 

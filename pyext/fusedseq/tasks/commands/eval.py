@@ -27,7 +27,7 @@ EXTENSIONS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    add_common_arguments(parser)
+    add_common_arguments(parser, default_operators="fused")
     add = parser.add_argument
     add("checkpoint", type=Path, help="a run's directory (its best.safetensors), or a checkpoint")
     add(

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "continues. The same command in other processes with the same --out trains the "
         "configurations that no other process is training."
     )
-    add_common_arguments(parser)
+    add_common_arguments(parser, default_operators="fused")
     add = parser.add_argument
     add(
         "--only",

@@ -126,7 +126,7 @@ def continuation(args: argparse.Namespace, out: Path) -> str:
         if getattr(args, name) is not None:
             words += [f"--{name}", str(getattr(args, name))]
     words += [name for name in ("--compile", "--skip-test") if getattr(args, option(name))]
-    words += ["--device", args.device] if args.device != "cpu" else []
+    words += ["--device", args.device]  # another device computes other bits
     return shlex.join(words)
 
 

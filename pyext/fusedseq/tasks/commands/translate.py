@@ -69,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-length",
         type=int,
         metavar="WORDS",
-        help="limit of a translation (default: twice the source's words and 10 more)",
+        help="limit of a translation (default: twice the source's words and 10 more, but no more "
+        "than the longest sentence of the training has)",
     )
     add_operators_argument(parser)
     add_device_argument(parser)

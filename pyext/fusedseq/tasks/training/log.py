@@ -160,11 +160,14 @@ class _Table:
     @staticmethod
     def _before(path: Path, step: int) -> list[list[str]]:
         """The header and the lines up to `step`. Errors: ValueError, which names the file"""
+        text = read_text(path)
+        # The last line may be incomplete, if the process was killed while writing it, or the disk
+        # was full: then it has no end.
+        text = text[: text.rfind("\n") + 1]
         try:
-            # The last line may be incomplete, if the process was killed while writing it.
             return [
                 line
-                for line in csv.reader(io.StringIO(read_text(path), newline=""))
+                for line in csv.reader(io.StringIO(text, newline=""))
                 if line and (line[0] == "step" or (_is_number(line[0]) and int(line[0]) <= step))
             ]
         except csv.Error as error:
