@@ -256,7 +256,14 @@ class Scaled(nn.Linear):
         return 2 * super().forward(input)
 
 
+def layer_with_a_norm_of_two_dimensions():
+    layer = nn.TransformerEncoderLayer(E, N)
+    layer.norm2 = nn.LayerNorm([3, E])
+    return layer
+
+
 LEFT = {
+    "norm of two dimensions": (layer_with_a_norm_of_two_dimensions, "a norm of several dimensions"),
     "bias_kv": (lambda: nn.MultiheadAttention(E, N, add_bias_kv=True), "add_bias_kv"),
     "silu": (lambda: nn.TransformerEncoderLayer(E, N, activation=nn.SiLU()), "activation"),
     "subclass": (lambda: Scaled(E, E), "subclass"),
@@ -275,6 +282,20 @@ def test_what_is_not_supported_is_left_with_a_reason(name):
     assert type(model) is before
     assert reason in report.left[0].reason
     assert reason in str(report)
+
+
+@pytest.mark.parametrize("kind", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
+def test_norms_of_another_dtype_than_the_layer_are_torchs(kind):
+    """Some models in bf16 have their norms in fp32, which torch's norm takes."""
+    layer = kind(E, N, 20, 0.0).bfloat16()
+    xs = [torch.randn(3, 2, E).bfloat16() for _ in range(1 + ("Decoder" in kind.__name__))]
+    for norm in (layer.norm1, layer.norm2):
+        norm.float()
+    expected = layer(*xs)
+    fusedseq.accelerate(layer)
+    found = layer(*xs)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.05)  # its attention is the operator
 
 
 def test_the_report_has_a_lone_layer_norm_but_no_sublayer_that_a_fused_layer_computes():

@@ -129,3 +129,17 @@ def test_a_full_cache_and_other_rows_are_rejected():
         match="KeyValueCache: keys must be for 2 rows, as many as reserved, got 2 for 1 hypo",
     ):
         module(x, x, x, cache=cache)
+
+
+@pytest.mark.cpu
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+def test_a_mask_that_is_refused_leaves_the_cache_as_it_was(name):
+    module, x = nn.MultiheadAttention(E, N), torch.randn(1, B, E)
+    cache = module.cache(B, 5)
+    module(x, x, x, cache=cache)
+    with pytest.raises(ValueError, match=f"^MultiheadAttention: {name} must be"):
+        module(x, x, x, cache=cache, **{name: torch.zeros(1, 7) > 0})
+    assert cache.length == 1
+    module(x, x, x, cache=cache, attn_mask=torch.zeros(1, 2) > 0)
+    assert cache.length == 2

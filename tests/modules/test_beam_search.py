@@ -339,11 +339,20 @@ def test_a_batch_without_sentences_has_no_results():
         ),
         ({"end": 14}, r"end must be an id in \[0, V\) = \[0, 14\), got 14"),
         ({"start": -1}, r"start must be an id in \[0, V\) = \[0, 14\), got -1"),
+        ({"end": PAD}, f"end must be another id than PAD = {PAD} and start = {START}, .* {PAD}$"),
+        ({"end": START}, f"end must be another id than PAD = {PAD} and start = .* got {START}$"),
     ],
 )
 def test_arguments_out_of_range_are_rejected(options, message):
     with pytest.raises(ValueError, match=f"^beam_search: {message}"):
         search(translator(), *sources(), **options)
+
+
+@pytest.mark.parametrize("name", ["beam", "n_best", "max_length"])
+@pytest.mark.parametrize("value", [2.0, True, "2"])
+def test_numbers_that_are_not_whole_are_rejected(name, value):
+    with pytest.raises(TypeError, match=f"^beam_search: {name} must be a whole number"):
+        search(translator(), *sources(), **{name: value})
 
 
 def test_models_that_cannot_be_searched_are_rejected():

@@ -262,7 +262,28 @@ def layers_that_differ():
     return theirs
 
 
+def layer_without_affine_norm():
+    theirs = nn.TransformerEncoderLayer(E, N)
+    theirs.norm2 = nn.LayerNorm(E, elementwise_affine=False)
+    return theirs
+
+
 BAD = {
+    "norm without weight": (
+        lambda: convert.encoder(layer_without_affine_norm()),
+        r"^convert: layers\[0\]\.norm2 must have elementwise_affine=True",
+    ),
+    "norm without bias": (
+        lambda: convert.encoder(
+            nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(E, N),
+                2,
+                norm=nn.LayerNorm(E, bias=False),
+                enable_nested_tensor=False,
+            )
+        ),
+        "^convert: norm must have bias=True, as the linear layers, got bias=False",
+    ),
     "activation": (
         lambda: convert.encoder(nn.TransformerEncoderLayer(E, N, activation=F.silu)),
         "activation must be relu",

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from fusedseq import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.attention_modules import N
 
@@ -150,3 +151,35 @@ def test_learned_positions_are_limited():
         ValueError, match=r"^LearnedPositions: positions must be at most max_positions = 9, got 10"
     ):
         ADDED["learned"]()(torch.zeros(4, 2, 6), offset=6)
+
+
+def attention_with_a_table_of_four():
+    return nn.MultiheadAttention(8, 2, positions=nn.Rotary(4, max_positions=4))
+
+
+def test_a_table_that_grew_in_inference_mode_serves_a_training():
+    module = attention_with_a_table_of_four()
+    with torch.inference_mode():
+        longer = torch.randn(6, 2, 8)
+        module(longer, longer, longer)
+        converted = nn.Rotary(4, max_positions=4).double()
+    x = torch.randn(4, 2, 8)
+    module(x, x, x)[0].sum().backward()
+    assert not any(t.is_inference() for m in (module, converted) for t in m.buffers())
+
+
+def test_a_table_without_data_is_not_kept():
+    module, x = attention_with_a_table_of_four(), torch.randn(6, 2, 8)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(x)
+        assert module(fake, fake, fake)[0].shape == x.shape
+    assert type(module(x, x, x)[0]) is torch.Tensor
+
+
+@pytest.mark.cpu
+def test_rotary_with_more_queries_than_keys_needs_another_alignment():
+    module, x, keys = attention_with_a_table_of_four(), torch.randn(9, 2, 8), torch.randn(5, 2, 8)
+    message = "^Rotary: there must be at least as many keys as queries, .* got 9 queries and 5 keys"
+    with pytest.raises(ValueError, match=message):
+        module(x, keys, keys)
+    assert module(x, keys, keys, causal_alignment="start")[0].shape == x.shape

@@ -131,3 +131,44 @@ def test_the_operator_sets_draw_the_same_masks_in_a_layer(norm_first):
         torch.manual_seed(5)
         results.append(module(x, memory))
     torch.testing.assert_close(*results)
+
+
+class LowRankLinear(torch_nn.Linear):
+    """A linear layer that is adapted by a product of two matrices."""
+
+    def __init__(self, layer):
+        super().__init__(layer.in_features, layer.out_features)
+        self.load_state_dict(layer.state_dict())
+        self.A = torch_nn.Parameter(torch.randn(layer.in_features, 2))
+        self.B = torch_nn.Parameter(torch.randn(2, layer.out_features))
+
+    def forward(self, x):
+        return super().forward(x) + x @ self.A @ self.B
+
+
+@pytest.mark.parametrize("sublayer", ["linear1", "linear2"])
+@pytest.mark.parametrize("name", ["TransformerEncoderLayer", "TransformerDecoderLayer"])
+def test_a_linear_sublayer_with_a_forward_of_its_own_is_called(name, sublayer, ops):
+    pair = layers(name, ops)
+    adapted = LowRankLinear(getattr(pair[0], sublayer))
+    for layer in pair:
+        setattr(layer, sublayer, adapted)
+    xs = [torch.randn(L, B, E) for _ in range(1 + ("Decoder" in name))]
+    ys, gradients = [], []
+    for layer in pair:
+        ys.append(layer(*xs))
+        gradients.append(torch.autograd.grad(ys[-1].square().sum(), [adapted.A, adapted.B]))
+    torch.testing.assert_close(ys[0], ys[1], **tolerances())
+    torch.testing.assert_close(gradients[0], gradients[1], **tolerances())
+
+
+@pytest.mark.parametrize("sublayer", ["linear1", "linear2"])
+def test_hooks_of_a_linear_sublayer_are_called(sublayer, ops):
+    ours, theirs = layers("TransformerEncoderLayer", ops)
+    x, seen = torch.randn(L, B, E), []
+    for layer in (ours, theirs):
+        getattr(layer, sublayer).register_forward_hook(
+            lambda module, inputs, output: seen.append(output) or output * 2
+        )
+    torch.testing.assert_close(ours(x), theirs(x), **tolerances())
+    torch.testing.assert_close(*seen, **tolerances())

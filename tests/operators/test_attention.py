@@ -476,6 +476,23 @@ def test_explain_says_what_runs(L, own, pattern):
 
 
 @pytest.mark.cpu
+def test_explain_of_nested_tensors_is_that_of_packed_sequences():
+    x = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(2, 8)], layout=torch.jagged)
+    q = x.unflatten(-1, [2, 4]).transpose(1, 2)
+    rows = q.transpose(1, 2).values()
+    found = fused.explain("attention", q, q, q, causal=True)
+    packed = fused.explain("attention_varlen", *[rows] * 3, *[x.offsets()] * 2, causal=True)
+    assert found.partition(": ")[2] == packed.partition(": ")[2]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("op", ["lstm", "dropout", "linear_cross_entropy"])
+def test_explain_of_fp16_names_the_error_of_the_call(op):
+    found = fused.explain(op, torch.ones(2, 3, 4).half())
+    assert found.startswith(f"{op} on cpu, float16: no kernel, the call raises TypeError")
+
+
+@pytest.mark.cpu
 def test_explain_names_the_kernel_of_short_sequences():
     """Relative keys, or more keys than a vector holds, need the kernel of few or many queries."""
     args = qkv(2, 3, 1, 4, 6)

@@ -14,7 +14,8 @@ from fusedseq.optim import NTASGD, non_monotone
 from torch import nn
 
 SHAPES = [(), (1,), (17,), (5, 3), (0,), (3, 0), (130, 257), (20_011,), (2, 3, 5)]
-DTYPES = pytest.mark.parametrize("own", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+OWN = [torch.float32, torch.float64, torch.bfloat16]
+DTYPES = pytest.mark.parametrize("own", OWN, ids=str)
 
 
 def parameters(device="cpu", dtype=torch.float32, shapes=SHAPES):
@@ -339,6 +340,39 @@ def test_a_group_that_is_refused_is_not_added():
     optimizer = NTASGD(parameters(), 0.1)
     with pytest.raises(TypeError, match="NTASGD: parameters must be"):
         optimizer.add_param_group({"params": parameters(dtype=torch.float16)})
+    with pytest.raises(ValueError, match=r"NTASGD: lr must be at least 0, got -1\.0"):
+        optimizer.add_param_group({"params": parameters(), "lr": -1.0})
+    with pytest.raises(TypeError, match="NTASGD: weight_decay must be a number, got str"):
+        optimizer.add_param_group({"params": parameters(), "weight_decay": "a"})
     assert len(optimizer.param_groups) == 1
     optimizer.add_param_group({"params": parameters(dtype=torch.bfloat16)})
     assert len(optimizer.param_groups) == 2
+
+
+@pytest.mark.parametrize("loaded", OWN, ids=str)
+@pytest.mark.parametrize("saved", OWN, ids=str)
+def test_averages_are_loaded_in_the_dtype_that_a_step_takes(saved, loaded):
+    first = NTASGD([nn.Parameter(torch.ones(2, dtype=saved))], 0.1)
+    second = NTASGD([nn.Parameter(torch.ones(2, dtype=loaded))], 0.1)
+    for optimizer in (first, second):
+        ((p,),) = (group["params"] for group in optimizer.param_groups)
+        p.grad = torch.ones_like(p)
+    first.start_averaging()
+    for _ in range(2):
+        first.step()
+    second.load_state_dict(first.state_dict())
+    ((_, kept),), ((_, average),) = first.averages(), second.averages()
+    assert average.dtype == (torch.float64 if loaded == torch.float64 else torch.float32)
+    torch.testing.assert_close(average.double(), kept.double())
+    second.step()
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    params = parameters()
+    with pytest.raises(ValueError, match=r"^NTASGD: state_dict must be that of an NTASGD, got"):
+        NTASGD(params, 0.1).load_state_dict(torch.optim.SGD(params, 0.1).state_dict())
+
+
+def test_an_interval_below_one_is_refused():
+    with pytest.raises(ValueError, match=r"^non_monotone: n must be at least 1, got 0"):
+        non_monotone([1.0, 2.0], 1.5, n=0)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq.acceleration import torch_modules
 from fusedseq.acceleration.subclass import Accelerated
-from fusedseq.acceleration.torch_modules import is_as_defined, is_supported
-from fusedseq.acceleration.transformer_layers import residual_norm
+from fusedseq.acceleration.torch_modules import is_supported
+from fusedseq.acceleration.transformer_layers import is_computed, residual_norm
 from fusedseq.nn.feed_forward import known_activation
+from fusedseq.nn.sublayers import is_as_defined
 
 # Model types whose attention is compared with eager attention by the tests.
 ATTENTION_OF = ("bert", "gpt2", "llama", "mistral")
@@ -93,7 +94,7 @@ class Gpt2Block(Accelerated, nn.Module):
         x = hidden_states
         of_encoder = args[2:] or (kwargs.get("encoder_hidden_states"),)
         is_plain = of_encoder[0] is None and sublayers_are_plain(self, "ln_2")
-        if not is_plain or not is_supported(x):
+        if not is_plain or not is_supported(x) or not is_computed(self.ln_2, x):
             unfused: Tensor = super().forward(x, *args, **kwargs)
             return unfused
         options = {k: value for k, value in kwargs.items() if not k.startswith("encoder_")}
@@ -126,7 +127,8 @@ class BertOutput(Accelerated, nn.Module):
         """Applies the block to x (..., X), with the residual (..., D)."""
         x, residual = hidden_states, input_tensor
         is_plain = sublayers_are_plain(self, "dense", "dropout", "LayerNorm")
-        if not is_plain or not (is_supported(x) and is_supported(residual)):
+        are_supported = is_supported(x) and is_supported(residual)
+        if not is_plain or not are_supported or not is_computed(self.LayerNorm, residual):
             unfused: Tensor = super().forward(x, residual)
             return unfused
         y = fused.linear(x, self.dense.weight, self.dense.bias)

@@ -44,6 +44,8 @@ def layer_reason(module: Any) -> Reason:
         return f"the activation {module.activation!r} has no fused operator"
     if not transformer_layers.is_plain(module):
         return "a sublayer has a hook or another forward, or is not torch's own class"
+    if any(len(norm.normalized_shape) > 1 for norm in transformer_layers.norms_of(module)):
+        return "a norm of several dimensions has no fused operator"
     return ""
 
 

@@ -18,6 +18,7 @@ from fusedseq.acceleration.deferred_logits import defer
 from fusedseq.fused import autocast, check, transforms
 from fusedseq.fused.projected_lstm import DEVICES as PROJECTING
 from fusedseq.nn.dropout import draw_seed
+from fusedseq.nn.sublayers import has_hooks
 
 
 def is_supported(x: Any) -> bool:
@@ -33,28 +34,10 @@ def is_supported(x: Any) -> bool:
     return x.dtype in known and (not is_cast or torch.get_autocast_dtype(kind) in known)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Returns whether somebody reads or changes what goes into the module or comes out of it.
-
-    Hooks of all modules, such as torch.nn.modules.module.register_module_forward_hook adds, are
-    among them. Hooks of a state dict are not: a fused layer leaves its sublayers where they are.
-    """
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or torch.nn.modules.module._has_any_global_hook()
-    )
-
-
-def is_as_defined(module: nn.Module) -> bool:
-    """Returns whether a call of the module is its class's forward, without hooks."""
-    return "forward" not in vars(module) and not has_hooks(module)
-
-
 class Linear(nn.Linear):
     """torch.nn.Linear over the operator `linear`."""
+
+    is_linear = True
 
     def forward(self, input: Tensor) -> Tensor:
         if not is_supported(input):

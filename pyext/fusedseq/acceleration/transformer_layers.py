@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq import nn as ours
 from fusedseq.acceleration import torch_modules
-from fusedseq.acceleration.torch_modules import has_hooks, is_as_defined, is_supported
+from fusedseq.acceleration.torch_modules import is_supported
+from fusedseq.fused import autocast
 from fusedseq.nn.dropout import draw_seed
 from fusedseq.nn.feed_forward import known_activation
+from fusedseq.nn.sublayers import has_hooks, is_as_defined
 
 
 def residual_norm(norm: Any, dropout: Any, x: Tensor, residual: Tensor, prenorm: bool) -> Any:
@@ -52,6 +54,25 @@ def is_plain(layer: Any) -> bool:
         if allowed and (type(module) not in allowed or not is_as_defined(module)):
             return False
     return is_plain_activation(layer.activation)
+
+
+def norms_of(layer: Any) -> list[nn.LayerNorm]:
+    """The norms of a Transformer layer of torch."""
+    return [norm for norm in layer.children() if isinstance(norm, nn.LayerNorm)]
+
+
+def is_computed(norm: nn.LayerNorm, x: Tensor) -> bool:
+    """Returns whether the operator computes a norm of x: one of rows, whose parameters have the
+    dtype of x, or another one where autocast promotes.
+    """
+    parameters = [p for p in (norm.weight, norm.bias) if p is not None]
+    fits = all(p.dtype == x.dtype for p in parameters) or autocast.is_on(x.device.type)
+    return len(norm.normalized_shape) == 1 and fits
+
+
+def is_fused(layer: Any, x: Tensor) -> bool:
+    """Returns whether the fused operators compute the layer's result for x."""
+    return is_plain(layer) and all(is_computed(norm, x) for norm in norms_of(layer))
 
 
 def is_plain_activation(activation: Any) -> bool:
@@ -141,9 +162,9 @@ class TransformerEncoderLayer(nn.TransformerEncoderLayer):
         is_causal: bool = False,
     ) -> Tensor:
         has_mask = src_mask is not None or src_key_padding_mask is not None or is_causal
-        if not has_mask and is_padded_batch(self, src) and is_plain(self):
+        if not has_mask and is_padded_batch(self, src) and is_fused(self, src):
             return run_nested(self, src)
-        if not is_supported(src) or not is_plain(self):
+        if not is_supported(src) or not is_fused(self, src):
             return super().forward(src, src_mask, src_key_padding_mask, is_causal)
         options: dict[str, Any] = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
         options |= {"is_causal": is_causal, "need_weights": False}
@@ -164,7 +185,7 @@ class TransformerDecoderLayer(nn.TransformerDecoderLayer):
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
     ) -> Tensor:
-        if not is_supported(tgt) or not is_supported(memory) or not is_plain(self):
+        if not is_supported(tgt) or not is_supported(memory) or not is_fused(self, tgt):
             masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
             return super().forward(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
         own: dict[str, Any] = {"attn_mask": tgt_mask, "key_padding_mask": tgt_key_padding_mask}

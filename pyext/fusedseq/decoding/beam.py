@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fusedseq.decoding.hypotheses import NO_HYPOTHESIS, Beams, Hypothesis, SearchSettings, penalty
+from fusedseq.fused import check
 from fusedseq.models.translator import PADDING, Translator
 
 __all__ = ["Hypothesis", "beam_search", "largest", "penalty"]
@@ -54,8 +55,12 @@ def beam_search(
     sentence's result does not depend on the other sentences of the batch, except where rounding
     decides between two hypotheses.
     Errors: ValueError for a model in training mode or with probabilities that are not finite, and
-    for arguments out of range.
+    for arguments out of range; TypeError for numbers that are not whole.
     """
+    beam = check.whole_number("beam_search", "beam", beam)
+    n_best = check.whole_number("beam_search", "n_best", n_best)
+    if not isinstance(max_length, Tensor):
+        max_length = check.whole_number("beam_search", "max_length", max_length, " or a tensor")
     _check(model, beam, length_penalty, n_best)
     _check_ids(len(model.output_bias), start=start, end=end)
     limits = torch.as_tensor(max_length, device=source.device)
@@ -109,6 +114,11 @@ def _check_ids(vocabulary: int, **ids: int) -> None:
             raise ValueError(
                 f"beam_search: {name} must be an id in [0, V) = [0, {vocabulary}), got {number}"
             )
+    if ids["end"] in (PADDING, ids["start"]):
+        raise ValueError(
+            f"beam_search: end must be another id than PAD = {PADDING} and start = {ids['start']}, "
+            f"which are never generated, got {ids['end']}"
+        )
 
 
 def largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

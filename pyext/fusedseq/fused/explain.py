@@ -12,6 +12,7 @@ from fusedseq.fused import (
     hidden_state,
     int8_weight,
     lstm_cudnn,
+    nested,
     recurrence_plan,
 )
 from fusedseq.fused.mogrifier_lstm import PROBABILITIES
@@ -141,6 +142,7 @@ ATTENTION_KERNELS = [
 
 # Operators whose public function calls the oracle for rows of width 0, which no kernel takes.
 THROUGH_REFERENCE = ("linear", "residual_layer_norm")
+IN_HALF = ("attention", "attention_varlen", "linear")  # operators that take fp16 on the CPU
 # Public functions that call another operator.
 CALLS = {
     "attention_varlen": "attention",
@@ -166,6 +168,11 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     device = tensors[0].device.type if tensors else "cpu"
     args, kwargs = under_autocast(name, device, args, kwargs)
     dtype = dtype_of_call(name, device, args, kwargs)
+    if device == "cpu" and dtype == "float16" and name not in IN_HALF:
+        return (
+            f"{name} on cpu, float16: no kernel, the call raises TypeError; "
+            f"fusedseq.reference.{name} runs there"
+        )
     if name in THROUGH_REFERENCE and tensors and 0 in tensors[0].shape[-1:]:
         return f"{name} on {device}: fusedseq.reference.{name}, as rows of width 0 need no kernel"
     if device == "cuda" and name in hidden_state.BY_CUDNN and is_by_cudnn(name, args, kwargs):
@@ -309,7 +316,7 @@ def on_cpu(
         how += ", the operands of products multiplied as bfloat16 numbers, all else in float32"
     elif dtype == "bfloat16" and name in PRODUCTS:
         how += ", computed in float32"
-    if dtype == "float16":
+    if dtype == "float16" and name in IN_HALF:
         how += ", its tensors converted to float32 and back"
     return file, how
 
@@ -367,6 +374,8 @@ def attention(function: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
+    if given["q"].is_nested:
+        return attention(reference.attention_varlen, **nested.packed(given))
     q, k, key_rows, offset = given["q"], given["k"], given.get("key_rows"), given.get("offset")
     cu_seqlens: list[Any] = [given.get("cu_seqlens_q"), given.get("cu_seqlens_k")]
     longest = [0, 0]

@@ -44,12 +44,22 @@ def attention(given: Mapping[str, Any]) -> Tensor:
             f"{OP}: q, k and v must be nested tensors of as many sequences, and k and v of the "
             f"same lengths, got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
         )
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    options = {name: given[name] for name in OPTIONS}
-    longest = q._maybe_max_seqlen, k._maybe_max_seqlen  # None where the tensor does not know it
-    cu_seqlens = offsets(q), offsets(k)
-    out = attention_varlen(rows(q), rows(k), rows(v), *cu_seqlens, *longest, **options)
-    return nested_as(q, out).transpose(1, 2)
+    return nested_as(q.transpose(1, 2), attention_varlen(**packed(given))).transpose(1, 2)
+
+
+def packed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `attention_varlen` for those of `attention` of nested tensors."""
+    q, k, v = (given[name].transpose(1, 2) for name in ("q", "k", "v"))
+    return {
+        "q": rows(q),
+        "k": rows(k),
+        "v": rows(v),
+        "cu_seqlens_q": offsets(q),
+        "cu_seqlens_k": offsets(k),
+        "max_seqlen_q": q._maybe_max_seqlen,  # None where the tensor does not know it
+        "max_seqlen_k": k._maybe_max_seqlen,
+        **{name: given[name] for name in OPTIONS},
+    }
 
 
 def rows(x: Any) -> Tensor:

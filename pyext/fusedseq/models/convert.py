@@ -62,6 +62,7 @@ def _stack(
                 )
     if norm is not None:
         _require_type("norm", norm, nn.LayerNorm)
+        _check_parameters("norm", norm, options["bias"])
         _require_equal("norm.eps", norm.eps, "the layers' layer_norm_eps", options["eps"])
     stack = ours(len(layers), **options, final_norm=norm is not None, ops=ops)
     state = {
@@ -104,6 +105,7 @@ def _check_sublayers(layer: Any, where: str) -> None:
     for i in range(1, len(attentions) + 2):
         norm, dropout = f"norm{i}", f"dropout{i}"
         _require_type(f"{where}.{norm}", getattr(layer, norm), nn.LayerNorm)
+        _check_parameters(f"{where}.{norm}", getattr(layer, norm), layer.linear1.bias is not None)
         _require_type(f"{where}.{dropout}", getattr(layer, dropout), nn.Dropout)
         eps, p = getattr(layer, norm).eps, getattr(layer, dropout).p
         _require_equal(f"{where}.{norm}.eps", eps, "norm1.eps", layer.norm1.eps)
@@ -126,6 +128,18 @@ def _check_attention(where: str, theirs: Any) -> None:
         raise ValueError(f"convert: {where} must be without add_bias_kv, got add_bias_kv=True")
     if theirs.add_zero_attn:
         raise ValueError(f"convert: {where} must be without add_zero_attn, got add_zero_attn=True")
+
+
+def _check_parameters(where: str, norm: nn.LayerNorm, bias: bool) -> None:
+    """Raises ValueError unless a norm has a weight, and a bias where the linear layers have one."""
+    if norm.weight is None:
+        raise ValueError(
+            f"convert: {where} must have elementwise_affine=True, got elementwise_affine=False"
+        )
+    if (norm.bias is not None) != bias:
+        raise ValueError(
+            f"convert: {where} must have bias={bias}, as the linear layers, got bias={not bias}"
+        )
 
 
 def _require_type(name: str, module: Any, required: type[nn.Module]) -> None:

@@ -5,6 +5,7 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def angles(positions: int, D: int, base: float = 10000.0) -> Tensor:
@@ -35,7 +36,13 @@ class ConstantTable(nn.Module):
         raise NotImplementedError
 
     def _fill(self, rows: int, device: torch.device | str | None) -> None:
-        self.table = self._compute(rows).to(device, torch.float32)
+        self.table = self._table(rows, device)
+
+    def _table(self, rows: int, device: torch.device | str | None) -> Tensor:
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+            return self._compute(rows).to(device, torch.float32)
+        with torch.inference_mode(False):  # a later training saves the table for its backward
+            return self._compute(rows).to(device, torch.float32)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # The conversion may have rounded the table to a narrower dtype, so it is recomputed.
@@ -45,6 +52,11 @@ class ConstantTable(nn.Module):
 
     def at_least(self, rows: int) -> Tensor:
         """Returns the table with at least `rows` rows; a table that is too short is doubled."""
-        if rows > len(self.table):
-            self._fill(max(rows, 2 * len(self.table)), self.table.device)
-        return self.table
+        if rows <= len(self.table):
+            return self.table
+        longer = self._table(max(rows, 2 * len(self.table)), self.table.device)
+        # A table without data (FakeTensorMode) is for this call alone.
+        if isinstance(longer, FakeTensor) and not isinstance(self.table, FakeTensor):
+            return longer
+        self.table = longer
+        return longer

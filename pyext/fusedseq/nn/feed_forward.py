@@ -11,6 +11,7 @@ from fusedseq import fused
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.initialization import reset_in_order
 from fusedseq.nn.operators import Operators, shown_options
+from fusedseq.nn.sublayers import is_linear
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "tanh")
 NAMES = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu", F.tanh: "tanh", torch.tanh: "tanh"}
@@ -53,7 +54,8 @@ class FeedForward(nn.Module):
         linear2(dropout(activation(linear1(x))))
 
     Both matrix products are the operator `linear`. The bias of `linear1`, the activation and the
-    dropout are applied in one pass between them.
+    dropout are applied in one pass between them. A `linear1` or `linear2` that is replaced by a
+    module with a forward of its own, or has hooks, is called.
 
     d_model: D    dim_feedforward: width of the inner layer
     dropout: probability that an inner activation is dropped in training mode
@@ -121,10 +123,13 @@ def feed_forward(module: Any, x: Tensor, dropout: float) -> Tensor:
     x: (..., D)    dropout: of the inner activations, in training mode
     returns (..., D)
     """
+    first, second = module.linear1, module.linear2
     dropping = (dropout, draw_seed(x.device)) if module.training and dropout else ()
-    hidden = module._linear(x, module.linear1.weight)
-    hidden = module._bias_activation_dropout(
-        hidden, module.linear1.bias, module.activation, *dropping
-    )
-    y: Tensor = module._linear(hidden, module.linear2.weight, module.linear2.bias)
+    if is_linear(first):
+        hidden, bias = module._linear(x, first.weight), first.bias
+    else:
+        hidden, bias = first(x), None
+    hidden = module._bias_activation_dropout(hidden, bias, module.activation, *dropping)
+    y: Tensor
+    y = module._linear(hidden, second.weight, second.bias) if is_linear(second) else second(hidden)
     return y

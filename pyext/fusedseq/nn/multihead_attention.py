@@ -253,13 +253,7 @@ class MultiheadAttention(nn.Module):
             )
             return y.squeeze(self._batch_dim), None if weights is None else weights[0]
         q, k, v = self._heads(query, key, value)
-        if cache is not None:
-            if k is not None and v is not None:
-                cache.append(k, v)
-            k, v, key_rows = cache.held()
-        assert k is not None, "_check requires a key or a cache"
-        assert v is not None, "_check requires a value or a cache"
-        L, S = q.size(2), k.size(2)
+        L, S = q.size(2), (0 if k is None else k.size(2)) + (0 if cache is None else cache.length)
         if causal_alignment is None:
             as_torch = is_causal and attn_mask is not None and cache is None
             causal_alignment = "start" if as_torch else "end"
@@ -272,9 +266,14 @@ class MultiheadAttention(nn.Module):
         if offset != S - L:
             options["offset"] = offset
         options |= self._logit_options()
-        if cache is not None:
-            options["key_rows"] = key_rows
+        # Before the cache takes the keys, as it may refuse a mask.
         options |= logit_terms(q, S, offset, attn_mask, key_padding_mask, self.positions)
+        if cache is not None:
+            if k is not None and v is not None:
+                cache.append(k, v)
+            k, v, options["key_rows"] = cache.held()
+        assert k is not None, "_check requires a key or a cache"
+        assert v is not None, "_check requires a value or a cache"
         if self.training and self.dropout:
             options |= {"dropout": self.dropout, "seed": draw_seed(q.device)}
         # (B, L, E), a view: the operator's result is laid out in memory as (B, L, N, D)

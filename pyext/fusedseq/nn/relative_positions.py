@@ -195,7 +195,8 @@ class Rotary(ConstantTable, RelativePositions):
         fewer than D it is the partial rotary embedding of GPT-NeoX and GPT-J
     max_positions: initial number of rows of the table, which grows when more are needed
     forward: -> (P, R) fp32, cosines and sines in alternation, P at least the number of positions
-    Errors: ValueError for an odd number of rotated elements, or one that is not in [2, D].
+    Errors: ValueError for an odd number of rotated elements, or one that is not in [2, D]; in a
+    call, for more queries than keys where the last ones stand at one position.
     """
 
     argument = "rope"
@@ -233,7 +234,15 @@ class Rotary(ConstantTable, RelativePositions):
         return self.at_least(max(S, offset + L))
 
     def options(self, L: int, S: int, offset: int) -> dict[str, Any]:
-        """Returns the operator's arguments `rope` and `rope_interleaved`."""
+        """Returns the operator's arguments `rope` and `rope_interleaved`.
+
+        Errors: ValueError for more queries than keys where the last ones stand at one position
+        """
+        if offset < 0:
+            raise ValueError(
+                "Rotary: there must be at least as many keys as queries, unless causal_alignment "
+                f"is 'start', got {L} queries and {S} keys"
+            )
         return {**super().options(L, S, offset), "rope_interleaved": self._interleaved}
 
     def extra_repr(self) -> str:

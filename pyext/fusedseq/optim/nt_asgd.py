@@ -23,7 +23,10 @@ def non_monotone(losses: Sequence[float], loss: float, n: int = 5) -> bool:
     It does if it is worse than the best of the losses before the last `n`.
     losses: all previous validation losses, in order    loss: the new one
     n: the non-monotone interval
+    Errors: ValueError for n below 1
     """
+    if n < 1:
+        raise ValueError(f"non_monotone: n must be at least 1, got {n}")
     return len(losses) > n and loss > min(losses[:-n])
 
 
@@ -103,16 +106,15 @@ class NTASGD(Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch.optim.Optimizer; raises TypeError for a parameter of another dtype, without
-        adding the group.
+        """As torch.optim.Optimizer; raises TypeError or ValueError for a parameter of another dtype
+        and for another lr or weight_decay, without adding the group.
         """
         super().add_param_group(param_group)
-        wrong = [p.dtype for p in self.param_groups[-1]["params"] if p.dtype not in DTYPES]
-        if wrong:
+        try:
+            check_group(self.param_groups[-1])
+        except (TypeError, ValueError):
             self.param_groups.pop()
-            raise TypeError(
-                f"NTASGD: parameters must be float32, float64 or bfloat16, got {wrong[0]}"
-            )
+            raise
 
     def observe(self, loss: float) -> bool:
         """Records a validation loss and starts averaging if it triggers it.
@@ -175,8 +177,7 @@ class NTASGD(Optimizer):
             return float(group["lr"]), 1.0, None
         state = self.state[p]
         if not state:
-            dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
-            state.update(step=0, eta=float(group["lr"]), average=torch.empty_like(p, dtype=dtype))
+            state.update(step=0, eta=float(group["lr"]), average=empty_average(p))
         lr, mu = state["eta"], 1 / max(1, state["step"])
         state["step"], state["eta"] = state["step"] + 1, float(group["lr"])
         return lr, mu, state["average"]
@@ -216,15 +217,36 @@ class NTASGD(Optimizer):
         return {**super().state_dict(), "averaging": self.averaging, "losses": list(self.losses)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned; the averages stay in the dtype that they have there."""
+        """Loads what `state_dict` returned, averages in the dtype that those of a parameter have.
+
+        Errors: ValueError for the state of another optimizer
+        """
+        if missing := {"averaging", "losses"} - state_dict.keys():
+            raise ValueError(
+                "NTASGD: state_dict must be that of an NTASGD, got one without "
+                f"{' and '.join(sorted(missing))}"
+            )
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         self.averaging, self.losses = state_dict["averaging"], list(state_dict["losses"])
         # Optimizer casts the state to the parameter's dtype, which would round the fp32 averages of
         # bf16 parameters.
         params = [p for group in self.param_groups for p in group["params"]]
         for i, state in state_dict["state"].items():
-            p, average = params[i], state["average"]
-            self.state[p]["average"] = torch.empty_like(p, dtype=average.dtype).copy_(average)
+            self.state[params[i]]["average"] = empty_average(params[i]).copy_(state["average"])
+
+
+def empty_average(p: Tensor) -> Tensor:
+    """Memory for a parameter's average: in fp64 for fp64, in fp32 for all others."""
+    return torch.empty_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """Requires settings and dtypes of a parameter group that a step can use."""
+    for name in ("lr", "weight_decay"):
+        check_number(name, group[name])
+    wrong = [p.dtype for p in group["params"] if p.dtype not in DTYPES]
+    if wrong:
+        raise TypeError(f"NTASGD: parameters must be float32, float64 or bfloat16, got {wrong[0]}")
 
 
 def check_number(name: str, value: Any) -> None:
