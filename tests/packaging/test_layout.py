@@ -33,7 +33,7 @@ ARROWS = {
     "models": {"nn", "fused", "reference"},
     "acceleration": {"integrations", "nn", "fused"},
     "quantization": {"models", "nn", "fused"},
-    "decoding": {"models"},
+    "decoding": {"models", "fused"},
     "data": set(),
     "optim": {"_load"},
     "integrations": {"fused", "nn", "reference"},
