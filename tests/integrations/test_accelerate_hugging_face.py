@@ -145,6 +145,22 @@ def test_the_output_block_of_bert_drops_with_torchs_strength():
 
 
 @both
+def test_norms_in_fp32_of_a_model_in_bf16_are_torchs(name):
+    model, given = MODELS[name]().eval().bfloat16(), inputs()
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.float()
+    with torch.no_grad():
+        expected = model(**given).logits
+        fusedseq.accelerate(model)
+        found = model(**given).logits
+    assert found.dtype == expected.dtype
+    # The products are the operators', whose bf16 results may be rounded in another way.
+    atol = 8 * torch.finfo(torch.bfloat16).eps * expected.abs().max().item()
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+@both
 def test_a_hook_on_a_sublayer_runs(name):
     model, given, called = MODELS[name]().eval(), inputs(), []
     fusedseq.accelerate(model)

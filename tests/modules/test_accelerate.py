@@ -295,7 +295,9 @@ def test_norms_of_another_dtype_than_the_layer_are_torchs(kind):
     fusedseq.accelerate(layer)
     found = layer(*xs)
     assert found.dtype == expected.dtype
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.05)  # its attention is the operator
+    # The attention is computed by the operator, whose bf16 result may be rounded in another way.
+    atol = 4 * torch.finfo(torch.bfloat16).eps * expected.abs().max().item()
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 def test_the_report_has_a_lone_layer_norm_but_no_sublayer_that_a_fused_layer_computes():

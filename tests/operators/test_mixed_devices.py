@@ -20,7 +20,7 @@ RECURRENCES = [
 ]
 WITH_BACKWARD = [*RECURRENCES, "embedding", "activation_regularization"]
 OTHERS = ["dropout", "locked_dropout", "weight_drop", "nt_asgd_norm", "nt_asgd_step_"]
-UNUSED = {"factors", "saved"}  # what only the CPU kernels read
+UNUSED = {"factors"}  # arguments that the CPU kernels alone read
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_tensor_on_another_device_is_named(op, device):
 
 
 def with_one_on_the_cpu(call, device):
-    """(the tensor's name, the call with this tensor alone on the CPU) of each tensor of a call."""
+    """For each tensor of a call: its name, and the call with this tensor alone on the CPU."""
     on_gpu = tree_map_only(torch.Tensor, lambda t: t.to(device), call)
     for name, value in call.items():
         if isinstance(value, torch.Tensor) and name not in UNUSED:

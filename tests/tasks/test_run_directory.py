@@ -316,7 +316,7 @@ def test_damaged_curves_are_named(tmp_path):
 
 
 def test_a_line_that_was_not_written_to_its_end_is_left_out(tmp_path):
-    """Its first cell is the beginning of a larger number of steps."""
+    """The line's only cell, 12, is the beginning of a larger number of steps."""
     table = tmp_path / "steps.csv"
     table.write_text("step,epoch,loss\n1000,0,1.5\n1001,0,1.25\n12")
     with Log(tmp_path, "points", 1000) as log:

@@ -62,8 +62,8 @@ def norms_of(layer: Any) -> list[nn.LayerNorm]:
 
 
 def is_computed(norm: nn.LayerNorm, x: Tensor) -> bool:
-    """Returns whether the operator computes a norm of x: one of rows, whose parameters have the
-    dtype of x, or another one where autocast promotes.
+    """Returns whether the operator residual_layer_norm can compute a norm of x: a norm over the
+    last dimension alone, whose parameters have the dtype of x unless autocast promotes both.
     """
     parameters = [p for p in (norm.weight, norm.bias) if p is not None]
     fits = all(p.dtype == x.dtype for p in parameters) or autocast.is_on(x.device.type)
@@ -71,7 +71,7 @@ def is_computed(norm: nn.LayerNorm, x: Tensor) -> bool:
 
 
 def is_fused(layer: Any, x: Tensor) -> bool:
-    """Returns whether the fused operators compute the layer's result for x."""
+    """Returns whether the fused operators can compute a Transformer layer of torch for x."""
     return is_plain(layer) and all(is_computed(norm, x) for norm in norms_of(layer))
 
 

@@ -162,7 +162,7 @@ class _Table:
         """The header and the lines up to `step`. Errors: ValueError, which names the file"""
         text = read_text(path)
         # The last line may be incomplete, if the process was killed while writing it, or the disk
-        # was full: then it has no end.
+        # was full: a line without a newline at its end is left out.
         text = text[: text.rfind("\n") + 1]
         try:
             return [
