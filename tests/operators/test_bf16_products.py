@@ -38,7 +38,8 @@ ONLY_WITH_PAIRS = pytest.mark.skipif(
     not HAS_PAIRS, reason=f"the kernels used, {_load.isa('used')}, multiply no bfloat16 numbers"
 )
 # Sizes that select each of the products: one, few and many rows, odd and even depths; rows of a
-# power of two, which tile registers copy, and depths that do not fill a tile register.
+# power of two, which tile registers copy, depths that do not fill a tile register, and one that is
+# computed in parts.
 SIZES = [
     (1, 64, 40),
     (7, 77, 33),
@@ -48,6 +49,7 @@ SIZES = [
     (300, 96, 64),
     (145, 1024, 50),
     (97, 1030, 35),
+    (577, 3301, 300),
 ]
 
 

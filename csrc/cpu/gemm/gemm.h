@@ -6,6 +6,7 @@
 // 20 rows times 1300 x 2600: 510 GFLOP/s, where MKL's packed GEMM does 125 and 80, and its GEMM of
 // 2048^3, which takes MKL's AVX2 path on that processor, 188.
 #pragma once
+#include "cpu/gemm/chunk_in_tiles.h"
 #include "cpu/gemm/pack.h"
 
 namespace fusedseq {
@@ -14,7 +15,7 @@ namespace FUSEDSEQ_ISA {
 // The rows of A that stay in the L2 cache while the panels of B pass: twice as many where their
 // elements have half the size and are multiplied faster, so that B is read less often.
 template <class E>
-constexpr int64_t CHUNK = IN_TILE_REGISTERS<E> ? 288 : 144;
+constexpr int64_t CHUNK = IN_TILE_REGISTERS<E> ? MOST_ROWS_IN_TILES : 144;
 
 // The distance of the rows of a left operand that is copied. For tile registers it is an odd number
 // of cache lines, else the 16 rows of a tile could share few sets of the L1 cache.
@@ -105,6 +106,32 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
                                     packed + K * n0 + k0 * padded, c, prefetch);
       }
     }
+  }
+}
+
+// The product of a chunk without C: calls f(first column, width, sums, ld) with blocks of its
+// columns, of which the rows are `ld` apart.
+//
+// The rows of a block are a few cache lines, far from each other in C: memory takes two lines at
+// twice the rate of one. For tile registers, 16 more columns keep the rows from sharing few sets of
+// the caches.
+template <class E, class F>
+void gemm_in_blocks(int64_t rows, int64_t K, int64_t columns, LeftOperand<E> A, const E* packed,
+                    const Sum<E>* bias, const E* next, F f) {
+  constexpr int64_t WIDTH = IN_TILE_REGISTERS<E> ? 4 * PANEL<E> : PANEL<E>;
+  constexpr int64_t LD = IN_TILE_REGISTERS<E> ? WIDTH + 16 : WIDTH;
+  alignas(64) Sum<E> sums[CHUNK<E> * LD];
+  for (int64_t n = 0; n < columns; n += WIDTH) {
+    const int64_t width = columns - n < WIDTH ? columns - n : WIDTH;
+    const E* const panels = packed + K * n;
+    const bool last = n + WIDTH >= columns;
+    const E* const ahead = last ? next : panels + K * WIDTH;
+    if constexpr (IN_TILE_REGISTERS<E>)
+      chunk_in_tiles(rows, K, width, A, panels, {sums, LD}, bias ? bias + n : nullptr, ahead);
+    else
+      gemm_chunk<E>(rows, K, width, A, panels, {sums, LD, true, false}, bias ? bias + n : nullptr,
+                    ahead);
+    f(n, width, (const Sum<E>*)sums, LD);
   }
 }
 

@@ -18,32 +18,25 @@ namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // C (M, columns) = A (M, K) times packed columns + bias, as `gemm`. If S is not the type of the
-// sums, they go through a block of one panel, whose rows are a cache line or two, far from each
-// other in C. Where C is larger than the caches, each line would first be read from memory: the
-// lines are written past the caches then.
+// sums, they go through a block. Where C is larger than the caches, each line would first be read
+// from memory: the lines are written past the caches then.
 template <class E, class S>
 void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed, Matrix<S> C,
              E* scratch, const Sum<E>* bias = nullptr, const E* next = nullptr) {
-  if constexpr (std::is_same<S, Sum<E>>::value) {
+  if constexpr (std::is_same<S, Sum<E>>::value && !IN_TILE_REGISTERS<E>) {
     gemm<E, S>(M, K, columns, A, packed, {C.p, C.ld, false, false}, scratch, bias, next);
   } else {
-    alignas(64) Sum<E> block[CHUNK<E> * PANEL<E>];
     const bool streamed = exceeds_caches<S>(M * C.ld) &&
                           reinterpret_cast<uintptr_t>(C.p) % 64 == 0 && C.ld * sizeof(S) % 64 == 0;
     each_chunk(M, K, A, scratch, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
-      for (int64_t n = 0; n < columns; n += PANEL<E>) {
-        const int64_t width = columns - n < PANEL<E> ? columns - n : PANEL<E>;
-        const E* const panel = packed + depth<E>(K) * n;
-        const bool last = n + PANEL<E> >= columns;
-        gemm_chunk<E>(rows, depth<E>(K), width, left, panel, {block, PANEL<E>, true, false},
-                      bias ? bias + n : nullptr, last ? next : panel + depth<E>(K) * PANEL<E>);
-        const Sum<E>* const sums = block;
-        S* const to = C.p + m * C.ld + n;
-        if (streamed)
-          store_block<true>(rows, width, sums, PANEL<E>, to, C.ld);
-        else
-          store_block(rows, width, sums, PANEL<E>, to, C.ld);
-      }
+      gemm_in_blocks<E>(rows, depth<E>(K), columns, left, packed, bias, next,
+                        [&](int64_t n, int64_t width, const Sum<E>* sums, int64_t ld) {
+                          S* const to = C.p + m * C.ld + n;
+                          if (streamed)
+                            store_block<true>(rows, width, sums, ld, to, C.ld);
+                          else
+                            store_block(rows, width, sums, ld, to, C.ld);
+                        });
     });
     if (streamed) stream_fence();
   }

@@ -96,9 +96,30 @@ HD void multiply_tiles(const bf16_pair* upper, const bf16_pair* lower, int64_t s
   }
 }
 
-// Stores the sums to C (M, 16 or, if RIGHT, 32). The lower part starts at row `lower`.
+// Sets the sums to zero, or to C (M, 16 or, if RIGHT, 32). The lower part starts at row `lower`.
 template <bool RIGHT>
-HD void store_tiles(float* C, int64_t ldc, int lower) {
+HD void begin_sums(const float* C, int64_t ldc, int64_t lower, bool from_C) {
+  asm volatile("" ::: "memory");  // GCC does not know what the loads of tiles read
+  if (from_C) {
+    _tile_loadd(0, C, ldc * sizeof(float));
+    _tile_loadd(2, C + lower * ldc, ldc * sizeof(float));
+    if constexpr (RIGHT) {
+      _tile_loadd(1, C + TILE, ldc * sizeof(float));
+      _tile_loadd(3, C + lower * ldc + TILE, ldc * sizeof(float));
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(2);
+    if constexpr (RIGHT) {
+      _tile_zero(1);
+      _tile_zero(3);
+    }
+  }
+}
+
+// Stores the sums to C, as begin_sums reads them.
+template <bool RIGHT>
+HD void store_tiles(float* C, int64_t ldc, int64_t lower) {
   _tile_stored(0, C, ldc * sizeof(float));
   _tile_stored(2, C + lower * ldc, ldc * sizeof(float));
   if constexpr (RIGHT) {
@@ -115,13 +136,7 @@ void tile_product(TileRegisters& registers, int M, int64_t K, const bf16_pair* A
   const int rows = registers.configure(M);
   const int lower = M - rows;                     // the first row of the lower part
   constexpr int WIDTH = RIGHT ? 2 * TILE : TILE;  // of C
-  asm volatile("" ::: "memory");                  // GCC does not know what the loads of tiles read
-  _tile_zero(0);
-  _tile_zero(2);
-  if constexpr (RIGHT) {
-    _tile_zero(1);
-    _tile_zero(3);
-  }
+  begin_sums<RIGHT>(nullptr, 0, lower, false);
 
   // C is read and written at the end only: its cache lines are fetched meanwhile, a few in each
   // step, because many at once hold up the loads of tiles.
