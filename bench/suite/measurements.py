@@ -16,6 +16,7 @@ PROCESSORS = {
     "AMD EPYC family 25 model 17": "AMD EPYC (Zen 4)",
     "AMD EPYC family 26 model 2": "AMD EPYC (Zen 5)",
     "Intel(R) Xeon(R) Processor family 6 model 207": "Intel Xeon (Emerald Rapids)",
+    "Intel(R) Xeon(R) Processor family 6 model 167": "Intel Xeon (model 167)",
 }
 # The machine that the targets were set for is the first of every page, and that of the pictures.
 FRONT = "amd-epyc-family-26-model-2-2-cores-cpu"
