@@ -49,8 +49,8 @@ OPERATORS = (
     "recurrence_on_cuda",
     "vendor_product",
 )
-# Headers that name the device of a tensor.
-OPERATOR_HEADERS = ("ops/recurrence_cuda_arguments.h",)
+# Headers that ask for the device of a tensor.
+OPERATOR_HEADERS = ("ops/recurrence_cuda_arguments.h", "ops/require.h")
 CPU_REGISTRATION = re.compile(r"STABLE_TORCH_LIBRARY_IMPL\(fusedseq, CPU, m\) \{.*?\n\}\n", re.S)
 
 

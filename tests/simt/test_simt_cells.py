@@ -284,5 +284,5 @@ def test_what_the_plan_selects_fits(case, sms, element):
         assert layout["blocks"] * layout["columns_h"] >= H
         assert layout["rows"] <= 16 * layout["tiles"] * layout["groups"]
         assert layout["shared"] <= H200["shared"]
-        assert not any(layout[name] for name in ("words", "stages", "resident"))
+        assert not any(layout[name] for name in ("words", "resident"))
         assert layout["plain"] == (16 if element == 2 and layout["wide"] else 0)
