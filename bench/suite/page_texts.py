@@ -116,12 +116,12 @@ nanoseconds from one core to the other, so that ‡ means little here.
 """,
     "intel-xeon-family-6-model-167-2-cores-cpu": """
 The targets were set on Zen 5. The processor of this virtual machine does not say its name; it has
-AMX and an L3 cache of 480 MB. MKL takes its AVX-512 kernels, torch's oneDNN and the kernels here
+AMX and an L3 cache of 480 MB. MKL takes its AVX-512 kernels; torch's oneDNN and the kernels here
 (`avx512_amx`) multiply bf16 numbers in AMX tiles. Some of the runs were ended before their last
-case, so that tables lack cases that other machines have.
+case, so that the tables lack cases that other machines have.
 
-- **LSTMs**: with fp32 numbers torch's products are as fast as those here, and with one row of the
-  batch both wait for the weights.
+- **LSTMs**: in fp32 torch's products are as fast as those here, and with a batch of one row both
+  are limited by reading the weights.
 - **Attention with 5 positions and batch 8, and of one query**: the time of such a call is mostly
   that of the host.
 """,

@@ -49,8 +49,6 @@ OPERATORS = (
     "recurrence_on_cuda",
     "vendor_product",
 )
-# Headers that ask for the device of a tensor.
-OPERATOR_HEADERS = ("ops/recurrence_cuda_arguments.h", "ops/require.h")
 CPU_REGISTRATION = re.compile(r"STABLE_TORCH_LIBRARY_IMPL\(fusedseq, CPU, m\) \{.*?\n\}\n", re.S)
 
 
@@ -81,8 +79,9 @@ def operators():
         f"-DTORCH_TARGET_VERSION=0x020b000000000000 -isystem {torch_folder() / 'include'}"
     )
     sources = [ROOT / f"csrc/ops/{name}.cpp" for name in OPERATORS] + [ROOT / "csrc/cpu/memory.cpp"]
-    headers = {
-        name: on_cpu_tensors((ROOT / "csrc" / name).read_text()) for name in OPERATOR_HEADERS
+    texts = {f"ops/{path.name}": path.read_text() for path in sorted(ROOT.glob("csrc/ops/*.h"))}
+    headers = {  # those that ask for the device of a tensor
+        name: changed for name, text in texts.items() if (changed := on_cpu_tensors(text)) != text
     }
     return [
         (f"{path.stem}.operator.cpp", on_cpu_tensors(path.read_text()), options, headers)

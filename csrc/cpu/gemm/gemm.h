@@ -109,8 +109,9 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
   }
 }
 
-// The product of a chunk without C: calls f(first column, width, sums, ld) with blocks of its
-// columns, of which the rows are `ld` apart.
+// The product of a chunk of A with packed columns, + bias, without C: calls f(first column, width,
+// sums, ld) with blocks of its columns, of which the rows are `ld` apart. K counts elements, and
+// `next` is that of `gemm`.
 //
 // The rows of a block are a few cache lines, far from each other in C: memory takes two lines at
 // twice the rate of one. For tile registers, 16 more columns keep the rows from sharing few sets of
