@@ -58,7 +58,7 @@ def operators() -> list[str]:
 
 def cpu_kernels() -> dict[str, tuple[str, str]]:
     """{operator: (file of its CPU kernel, description)}, which `fused.explain` prints."""
-    return literal(PACKAGE / "fused/explain.py", "CPU_KERNELS")
+    return literal(PACKAGE / "fused/explain_cpu.py", "CPU_KERNELS")
 
 
 def literal(path: Path, name: str) -> Any:

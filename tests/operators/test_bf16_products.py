@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from fusedseq import _load, fused
-from fusedseq.fused.explain import PRODUCTS
+from fusedseq.fused.explain_calls import PRODUCTS
 from fusedseq.testing import (
     attention_case,
     bidirectional_lstm_case,

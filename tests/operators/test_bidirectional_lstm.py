@@ -96,7 +96,7 @@ def test_explain_splits_a_call_as_the_operator_does():
     """For CUDA, where the two calls may run different kernels."""
     args, kwargs = CASES[0].inputs()
     del kwargs["starts_reverse"]
-    module = import_module("fusedseq.fused.explain")
+    module = import_module("fusedseq.fused.explain_cuda")
     forward, reverse = module.directions_of_call(*args, **kwargs)
     y, (state, state_reverse) = fused.bidirectional_lstm(*args, **kwargs)
     calls = fused.lstm(**forward), fused.lstm(**reverse)

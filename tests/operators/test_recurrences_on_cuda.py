@@ -202,7 +202,9 @@ def without_cudnn(monkeypatch):
     """As in a torch for the CPU. A torch for CUDA asks the GPU whether cuDNN supports it, and there
     may be none.
     """
-    monkeypatch.setattr(import_module("fusedseq.fused.explain"), "is_cudnn", lambda given: False)
+    monkeypatch.setattr(
+        import_module("fusedseq.fused.explain_cuda"), "is_cudnn", lambda given: False
+    )
 
 
 MAKERS = {
@@ -313,7 +315,9 @@ def test_another_order_has_kernels_of_its_own(monkeypatch, options):
 def test_an_lstm_with_zoneout_runs_the_kernels_of_a_mogrifier_lstm(monkeypatch):
     """And not cuDNN, where it would compute the call without zoneout."""
     monkeypatch.setattr(recurrence_plan, "this_gpu", lambda device: (132, 232448, True))
-    monkeypatch.setattr(import_module("fusedseq.fused.explain"), "is_cudnn", lambda given: True)
+    monkeypatch.setattr(
+        import_module("fusedseq.fused.explain_cuda"), "is_cudnn", lambda given: True
+    )
     for zoneout, wanted in (({}, "cuDNN"), ({"zoneout_c": 0.1}, "mogrifier_lstm without rounds")):
         for reverse in (False, True):
             case = lstm_case(70, 16, 128, 128, reverse=reverse, **zoneout)
