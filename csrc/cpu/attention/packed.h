@@ -11,11 +11,10 @@
 // and a backward pass.
 #pragma once
 #include "cpu/attention/backward.h"
+#include "cpu/attention/packed_logits.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
-
-constexpr int64_t MAX_PACKED_QUERIES = 16;
 
 // Returns whether this kernel takes the call.
 template <class E>
@@ -26,24 +25,16 @@ bool packed_takes(const cpu::Attention& a) {
 
 // E: the element type in memory, X: the type of the elements of the dot products.
 template <class E, class X, int KEYS>
-class AttentionPacked {
+class AttentionPacked : PackedLogits<E, X, KEYS> {
+  using Base = PackedLogits<E, X, KEYS>;
   using T = typename Compute<E>::type;
   using V = Vec<T>;
   using Mask = typename V::Mask;
-  using Problem = AttentionProblem<E>;
-  static constexpr int QUERIES = LANES<T> / KEYS;
+  using Base::a, Base::p, Base::in_place, Base::QUERIES;
+  using Base::dots, Base::key_rows, Base::logits, Base::query, Base::rows;
+  using typename Base::Head, typename Base::Problem, typename Base::Rows;
   static constexpr int64_t UNITS_AHEAD = 4;  // how many units ahead rows are prefetched
   static constexpr int64_t MASK_BATCH = 16;  // heads whose dropout masks are generated at once
-
-  using Rows = Matrix<const E>;  // rows of Dp elements, in place or staged
-
-  // One query head of one batch row.
-  struct Head {
-    int64_t b, h;
-    Rows k, v;         // of its key head
-    int64_t keys;      // how many of them exist
-    const T* factors;  // (L, factor_stride)  the dropout's factors
-  };
 
   // Where the gradients of a key head go. They are written for the first query head of the group
   // and added to for the others. G: E where they are in place, else T.
@@ -54,9 +45,6 @@ class AttentionPacked {
     int64_t ld;  // the row length of both
   };
 
-  const cpu::Attention& a;
-  const Problem p{a};
-  const bool in_place = a.D == p.Dp;
   // Whether results are written with streaming stores. Half the size is enough for bf16, since a
   // backward pass writes three results.
   const bool streamed = in_place && exceeds_caches<T>(a.B * a.N * a.L * a.D);
@@ -97,118 +85,10 @@ class AttentionPacked {
           exp_sum(MAX_PACKED_QUERIES + QUERIES) {}
   };
 
-  // The key and the query (within its vector) of each lane.
-  static HD Mask key() { return lane_numbers<T>() & (KEYS - 1); }
-  static HD Mask query() {
-    static constexpr LaneConstants<T> queries([](int i) { return i / KEYS; });
-    return queries;
-  }
-
-  // `count` rows of head n, in place if possible, else staged with the rotation if `rotated`.
-  HD Rows rows(const Workspace& w, const void* x, const int64_t* strides, int64_t b, int64_t n,
-               int64_t count, int64_t position, bool rotated, E* staged) const {
-    const E* first = p.row(x, strides, b, n, 0);
-    if (in_place && !(rotated && p.rope)) return {first, strides[2]};
-    for (int64_t i = 0; i < count; ++i)
-      stage_row(w, first + i * strides[2], position + i, rotated, staged + i * p.Dp);
-    return {staged, p.Dp};
-  }
-  // The keys or values of key head g.
-  HD Rows key_rows(const Workspace& w, const void* x, const int64_t* strides, int64_t b, int64_t g,
-                   bool rotated, E* staged) const {
-    if (!a.key_rows) return rows(w, x, strides, b, g, a.S, 0, rotated, staged);
-    for (int64_t j = 0; j < a.S; ++j)
-      stage_row(w, p.key(x, strides, b, g, j), j, rotated, staged + j * p.Dp);
-    return {staged, p.Dp};
-  }
-  // Stages a row to `to` (Dp,), rounded to E again.
-  HD void stage_row(const Workspace& w, const E* x, int64_t position, bool rotated, E* to) const {
-    if constexpr (std::is_same<E, T>::value) {
-      p.stage_row(x, position, rotated, to);
-    } else {
-      p.stage_row(x, position, rotated, w.row);
-      for (int64_t d = 0; d < p.Dp; d += LANES<T>)
-        store_as(to + d, V::load(w.row + d));
-    }
-  }
-
-  // Returns x_i . y_j in the order of the lanes: QUERIES rows i from `first` on, KEYS rows j.
-  // Beyond the last row of x or y that row is repeated.
-  HD V dots(Rows x, int64_t first, Rows y) const {
-    V sum[LANES<T>];
-    const E *xs[QUERIES], *ys[KEYS];
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES<T>; ++i)
-      sum[i] = V(T(0));
-#pragma GCC unroll 4
-    for (int r = 0; r < QUERIES; ++r)
-      xs[r] = x.p + (first + r < a.L ? first + r : a.L - 1) * x.ld;
-#pragma GCC unroll 16
-    for (int j = 0; j < KEYS; ++j)
-      ys[j] = y.p + (j < a.S ? j : a.S - 1) * y.ld;
-
-    for (int64_t d = 0; d < p.Dp; d += NUMBERS<X> * LANES<X>) {
-      Vec<X> xv[QUERIES];
-#pragma GCC unroll 4
-      for (int r = 0; r < QUERIES; ++r)
-        xv[r] = elements(xs[r] + d, p.Dp - d);
-#pragma GCC unroll 16
-      for (int j = 0; j < KEYS; ++j) {
-        const Vec<X> yv = elements(ys[j] + d, p.Dp - d);
-#pragma GCC unroll 4
-        for (int r = 0; r < QUERIES; ++r)
-          sum[r * KEYS + j] = multiply_add(sum[r * KEYS + j], xv[r], yv);
-      }
-    }
-    return horizontal_sums(sum);
-  }
-  // A vector of elements of a row, of which n numbers are left.
-  static HD Vec<X> elements(const E* x, int64_t n) {
-    if constexpr (std::is_same<X, T>::value)
-      return load_as(x);
-    else
-      return load_along<X>(x, n);
-  }
-
-  // Returns the logits of QUERIES queries from i on, -inf where a query does not see a key.
-  HD V logits(Rows q, const Head& head, int64_t i) const {
-    V s = dots(q, i, head.k) * V(T(a.scale));
-    // Key j is (distance - i - offset) positions ahead of query i + r.
-    const Mask distance = key() - query();
-    if (a.bias || a.mask) s = s + bias_and_mask(head.b, head.h, i);
-    if (a.alibi)
-      s = s - V(static_cast<const T*>(a.alibi)[head.h]) *
-                  abs_(as_numbers<T>(distance) - V(T(i + a.offset)));
-    Mask seen = key() < Mask{} + int(head.keys);
-    if (a.causal) {
-      // The position is clamped to the range of the lanes' integers, and beyond any distance.
-      const int64_t position = i + a.offset < -MAX_PACKED_QUERIES ? -MAX_PACKED_QUERIES
-                               : i + a.offset > 1 << 20           ? 1 << 20
-                                                                  : i + a.offset;
-      seen &= distance <= Mask{} + int(position);
-    }
-    return select<T>(seen, s, V(-INFINITE<T>));
-  }
-  // Returns the bias, or -inf where the mask is false, for QUERIES queries from `first` on.
-  V bias_and_mask(int64_t b, int64_t h, int64_t first) const {
-    T extra[LANES<T>] = {};
-    const int64_t *t = a.bias_strides, *u = a.mask_strides;
-    for (int r = 0; r < QUERIES && first + r < a.L; ++r)
-      for (int64_t j = 0; j < a.S; ++j) {
-        const int64_t i = first + r;
-        if (a.bias)
-          extra[r * KEYS + j] = load_scalar(static_cast<const E*>(a.bias) + b * t[0] + h * t[1] +
-                                            i * t[2] + j * t[3]);
-        if (a.mask && !a.mask[b * u[0] + h * u[1] + i * u[2] + j * u[3]])
-          extra[r * KEYS + j] = -INFINITE<T>;
-      }
-    return V::load(extra);
-  }
-
   // One head, forward.
   HD void forward(Workspace& w, const Head& head) const {
     const int64_t b = head.b, h = head.h;
-    const Rows q = rows(w, a.q, a.q_strides, b, h, a.L, a.offset, true, w.q);
+    const Rows q = rows(w.row, a.q, a.q_strides, b, h, a.L, a.offset, true, w.q);
     const V zero(T(0)), masked(-INFINITE<T>);
     T* lse = static_cast<T*>(a.lse) + (b * a.N + h) * a.L;  // (L,)
     for (int64_t i = 0; i < a.L; i += QUERIES) {
@@ -272,8 +152,8 @@ class AttentionPacked {
   HD void backward(Workspace& w, const Head& head, const KeyGradients<G>& to, bool add,
                    T* bias) const {
     const int64_t b = head.b, h = head.h;
-    const Rows q = rows(w, a.q, a.q_strides, b, h, a.L, a.offset, true, w.q);
-    const Rows dout = rows(w, a.dout, a.dout_strides, b, h, a.L, 0, false, w.dout);
+    const Rows q = rows(w.row, a.q, a.q_strides, b, h, a.L, a.offset, true, w.q);
+    const Rows dout = rows(w.row, a.dout, a.dout_strides, b, h, a.L, 0, false, w.dout);
     const V zero(T(0)), masked(-INFINITE<T>);
     const T* lse = static_cast<const T*>(a.lse) + (b * a.N + h) * a.L;  // (L,)
     for (int64_t i = 0; i < a.L; i += QUERIES) {
@@ -349,8 +229,8 @@ class AttentionPacked {
   HD void unit(Workspace& w, T* bias, MaskBatch& masks, int64_t b, int64_t g, int64_t last_head,
                bool forward_pass) const {
     const int64_t keys = p.keys(b);
-    const Rows k = key_rows(w, a.k, a.k_strides, b, g, true, w.k);
-    const Rows v = key_rows(w, a.v, a.v_strides, b, g, false, w.v);
+    const Rows k = key_rows(w.row, a.k, a.k_strides, b, g, true, w.k);
+    const Rows v = key_rows(w.row, a.v, a.v_strides, b, g, false, w.v);
     const int64_t at = b * a.dk_strides[0] + g * a.D;  // of the key head's gradients
     E* const dk = a.dk ? static_cast<E*>(a.dk) + at : nullptr;
     E* const dv = a.dv ? static_cast<E*>(a.dv) + at : nullptr;
@@ -378,7 +258,7 @@ class AttentionPacked {
   }
 
  public:
-  explicit AttentionPacked(const cpu::Attention& a) : a(a) {}
+  explicit AttentionPacked(const cpu::Attention& call) : Base{call} {}
 
   void run(cpu::Parallel run, int threads, bool forward_pass) {
     const double work = (forward_pass ? 2 : 5) * p.multiply_adds();
