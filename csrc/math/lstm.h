@@ -4,7 +4,8 @@
 //   i, f, o = sigmoid(z_i), sigmoid(z_f), sigmoid(z_o)      g = tanh(z_g)
 //   c' = f c + i g                                          h' = o tanh(c')
 //
-// With `cap` (the modules' cap_input_gate), min(i, 1 - f) replaces i in c' (Melis et al., 2020).
+// With `cap` (the modules' cap_input_gate), min(i, 1 - f) replaces i in c' (Melis et al., 2020). If i
+// is NaN so is that, because i is the second argument of min_; a NaN of f reaches c' through f c.
 // The gate order is i, f, g, o, as in torch.nn.LSTM.
 #pragma once
 #include "math/host_device.h"
@@ -29,7 +30,7 @@ HD LstmGates<V> lstm_gates(const LstmGates<V>& z) {
 // Returns c' from the activated gates a and the previous cell state c.
 template <bool cap, class V>
 HD V lstm_cell_c(const LstmGates<V>& a, V c) {
-  if constexpr (cap) return a.f * c + min_(a.i, 1.f - a.f) * a.g;
+  if constexpr (cap) return a.f * c + min_(1.f - a.f, a.i) * a.g;
   return a.f * c + a.i * a.g;
 }
 
@@ -55,7 +56,7 @@ HD LstmGates<V> lstm_cell_backward(const LstmGates<V>& a, V c, V dh, V& dc) {
   V i = a.i, di = dc_next * a.g, df = dc_next * c;
   if constexpr (cap) {
     const V slack = 1.f - a.f - a.i;  // positive if i is the smaller argument
-    i = min_(a.i, 1.f - a.f);
+    i = min_(1.f - a.f, a.i);
     df = df - select_by_sign(slack, 0.f * di, di);
     di = select_by_sign(slack, di, 0.f * di);
   }

@@ -206,7 +206,8 @@ struct AttentionCall {
     a.queries = queries;
     a.B = B, a.L = i.max_seqlen_q, a.S = i.max_seqlen_k;
     checked_product(op, "the log-sum-exp of max_seqlen_q", {a.B, a.N, a.L});
-    require(a.S >= 0 && a.S <= MAX_HEAD / cpu::padded(a.D), op, "max_seqlen_k is too large");
+    require(a.S >= 0 && (a.S == 0 || cpu::padded(a.D) <= MAX_HEAD / a.S), op,
+            "max_seqlen_k is too large");
     a.cu_seqlens_q = boundaries("cu_seqlens_q", *i.cu_seqlens_q, queries, a.L);
     a.cu_seqlens_k = boundaries("cu_seqlens_k", *i.cu_seqlens_k, keys, a.S);
   }

@@ -50,11 +50,11 @@ def cross_entropy_rows(
     target_column = y - first
 
     if STATISTICS:
-        # What the blocks before this one left behind. The maximum starts at a finite number, since
-        # differences of infinities would be NaN.
+        # What the blocks before this one left behind. The maximum starts at the lowest finite
+        # number, since differences of infinities would be NaN.
         state += row * 4
         later = first > 0
-        top = tl.load(state, mask=later, other=-1e30)
+        top = tl.load(state, mask=later, other=-3.4028234663852886e38)
         total = tl.load(state + 1, mask=later, other=0.0)
         weighted = tl.load(state + 2, mask=later, other=0.0)
         x_y = tl.load(state + 3, mask=later, other=0.0)

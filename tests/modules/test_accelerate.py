@@ -327,3 +327,29 @@ def test_tied_weights_and_an_optimizer_go_on_working():
 def test_only_a_module_can_be_accelerated():
     with pytest.raises(TypeError, match=r"accelerate: model must be a torch.nn.Module, got int"):
         fusedseq.accelerate(3)
+
+
+def test_an_embedding_keeps_the_name_of_its_argument_and_takes_what_torchs_takes():
+    embedding = nn.Embedding(5, 3)
+    ids = torch.nested.nested_tensor([torch.tensor([1, 2]), torch.tensor([3])], layout=torch.jagged)
+    expected = embedding(ids).values()
+    fusedseq.accelerate(embedding)
+    assert torch.equal(embedding(input=torch.tensor([1])), embedding.weight[1:2])
+    assert torch.equal(embedding(ids).values(), expected)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+@pytest.mark.parametrize("sparse", ["input", "weight"])
+@pytest.mark.filterwarnings("ignore:Sparse .* support is in beta state")
+def test_a_linear_layer_takes_sparse_tensors(sparse, layout):
+    layer, x = nn.Linear(8, 3), torch.randn(4, 8)
+    expected = layer(x)
+    fusedseq.accelerate(layer)
+    if sparse == "input":
+        x = x.to_sparse(layout=layout)
+    elif layout == torch.sparse_coo:
+        pytest.skip("torch's linear has no backend for a COO weight")
+    else:
+        weight = layer.weight.detach().to_sparse(layout=layout)
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+    torch.testing.assert_close(layer(x), expected)

@@ -322,3 +322,20 @@ def test_a_layer_whose_linear_was_taken_for_the_output_is_still_fused():
 def test_wrong_arguments_are_errors(options, error, message):
     with pytest.raises(error, match=message):
         fusedseq.accelerate(Model(), **options)
+
+
+@pytest.mark.parametrize("setup", ["register_hook", "retain_grad"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hook_on_the_logits_runs_or_is_refused(setup, when):
+    model = accelerated(Model())
+    logits, seen = model(torch.arange(B * L).view(B, L) % V).flatten(0, 1), []
+    arguments = (seen.append,) if setup == "register_hook" else ()
+    target = torch.randint(V, (B * L,))
+    if when == "before":
+        getattr(logits, setup)(*arguments)
+        F.cross_entropy(logits, target).backward()
+        assert (seen or [logits.grad])[0].shape == logits.shape
+    else:
+        F.cross_entropy(logits, target)
+        with pytest.raises(RuntimeError, match=rf"^accelerate: a hook .*, got {setup}"):
+            getattr(logits, setup)(*arguments)

@@ -143,3 +143,51 @@ def test_a_mask_that_is_refused_leaves_the_cache_as_it_was(name):
     assert cache.length == 1
     module(x, x, x, cache=cache, attn_mask=torch.zeros(1, 2) > 0)
     assert cache.length == 2
+
+
+SHAPES = {
+    "one head": ((B, 1, 2, E // N), (B, 1, 2, E // N)),
+    "other width": ((B, N, 2, E // N + 1), (B, N, 2, E // N + 1)),
+    "other values": ((B, N, 2, E // N), (B, N, 2, 1)),
+    "other positions": ((B, N, 2, E // N), (B, N, 1, E // N)),
+    "no heads": ((B, 2, E // N), (B, 2, E // N)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_keys_of_another_shape_are_rejected(name):
+    cache = nn.KeyValueCache(B, N, 5, E // N)
+    k, v = (torch.zeros(shape) for shape in SHAPES[name])
+    with pytest.raises(ValueError, match=r"^KeyValueCache: (keys|values) must be \(B, N, S, D\)"):
+        cache.append(k, v)
+    assert cache.length == 0
+
+
+def test_keys_of_another_dtype_are_rejected_and_leave_the_cache_as_it_was():
+    module = nn.MultiheadAttention(E, N).eval()
+    cache = nn.KeyValueCache(B, N, 5, E // N, dtype=torch.bfloat16)
+    x = torch.zeros(1, B, E)
+    with torch.no_grad(), pytest.raises(TypeError, match=r"^KeyValueCache: keys must be of the dt"):
+        module(x, x, x, cache=cache)
+    assert cache.length == 0
+
+
+@pytest.mark.parametrize(
+    ("parents", "error"),
+    [
+        (torch.tensor([True, False]), TypeError),
+        (torch.tensor([0.0]), TypeError),
+        ([0, 1], TypeError),
+        (torch.tensor([[0, 1]]), ValueError),
+    ],
+    ids=str,
+)
+def test_parents_of_another_kind_are_rejected(parents, error):
+    with pytest.raises(error, match=r"^KeyValueCache: parents must be "):
+        nn.KeyValueCache(2, N, 5, E // N).reorder(parents)
+
+
+@pytest.mark.parametrize(("size", "error"), [(-1, ValueError), (2.5, TypeError)])
+def test_sizes_that_no_cache_has_are_rejected(size, error):
+    with pytest.raises(error, match=r"^KeyValueCache: max_length must be "):
+        nn.KeyValueCache(2, N, size, E // N)

@@ -348,7 +348,7 @@ def test_arguments_out_of_range_are_rejected(options, message):
         search(translator(), *sources(), **options)
 
 
-@pytest.mark.parametrize("name", ["beam", "n_best", "max_length"])
+@pytest.mark.parametrize("name", ["beam", "n_best", "max_length", "start", "end"])
 @pytest.mark.parametrize("value", [2.0, True, "2"])
 def test_numbers_that_are_not_whole_are_rejected(name, value):
     with pytest.raises(TypeError, match=f"^beam_search: {name} must be a whole number"):

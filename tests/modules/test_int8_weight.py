@@ -7,7 +7,7 @@ import io
 
 import pytest
 import torch
-from fusedseq import fused
+from fusedseq import fused, nn
 from fusedseq.quantization import Int8Weight, quantize_
 
 from tests.support.rounded_weights import weight
@@ -177,3 +177,39 @@ def test_a_weight_never_requires_a_gradient(pair):
     y.sum().backward()
     assert W.grad is None
     assert assigned[0].bias.grad is not None
+
+
+VIEWS = {
+    "rows": lambda W: W[1:4],
+    "columns": lambda W: W[:, 2:4],
+    "row": lambda W: W[0],
+    "transpose": lambda W: W.T,
+    "chunk": lambda W: W.chunk(2)[1],
+    "view": lambda W: W.view(-1),
+    "double": lambda W: W.double(),
+    "clone": lambda W: W.clone(),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_inference_mode_gives_the_same_parts(name):
+    W = Int8Weight.from_float(weight(6, 20))
+    expected = VIEWS[name](W)
+    with torch.inference_mode():
+        found = VIEWS[name](W)
+        assert type(found) is type(expected)
+        assert torch.equal(found + 0, expected + 0)
+
+
+def test_a_model_is_used_copied_and_converted_in_inference_mode():
+    attention = nn.MultiheadAttention(8, 2).eval()
+    quantize_(attention)
+    x = torch.randn(3, 2, 8)
+    with torch.no_grad():
+        expected = attention(x, x, x + 1)[0]  # separate projections take rows of the weight
+    with torch.inference_mode():
+        torch.testing.assert_close(attention(x, x, x + 1)[0], expected)
+        attention.load_state_dict(attention.state_dict())
+        wide = copy.deepcopy(attention).double()
+        found = wide(*(t.double() for t in (x, x, x + 1)))[0]
+        torch.testing.assert_close(found, expected.double(), rtol=1e-5, atol=1e-5)

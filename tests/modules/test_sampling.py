@@ -144,3 +144,24 @@ def test_a_temperature_near_0_chooses_as_0(settings, more):
 def test_a_very_high_temperature_draws_every_word_but_those_excluded():
     drawn = sample(language_model(), prompt(1000), 1, temperature=1e300, never=[1])
     assert set(drawn.flatten().tolist()) == {*range(V)} - {1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("words", 2.5),
+        ("words", True),
+        ("temperature", "x"),
+        ("top_k", 2.5),
+        ("top_p", "x"),
+        ("never", [1.5]),
+        ("never", 3),
+        ("never", torch.tensor([1])),
+        ("prompt", [[1]]),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_type_are_rejected(name, value):
+    given = {"prompt": prompt(2), "words": 2} | {name: value}
+    with pytest.raises(TypeError, match=f"^sample: {name} must be "):
+        sample(language_model(), **given)

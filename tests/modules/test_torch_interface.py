@@ -186,3 +186,40 @@ def test_a_module_is_traced_by_jit():
         for shape in ((3, 2, X), (7, 4, X)):
             x = torch.randn(shape)
             torch.testing.assert_close(traced(x), module(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_self_attention_is_traced_by_jit():
+    """For other lengths and batches too, where nothing depends on the lengths."""
+    module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+
+    class SelfAttention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = module
+
+        def forward(self, x, attn_mask=None):
+            return self.attention(x, x, x, attn_mask=attn_mask)[0]
+
+    with torch.no_grad():
+        traced = torch.jit.trace(SelfAttention(), (torch.randn(2, 4, 8),))
+        for shape in ((2, 4, 8), (3, 7, 8)):
+            x = torch.randn(shape)
+            torch.testing.assert_close(traced(x), module(x, x, x)[0])
+        mask = torch.zeros(4, 4, dtype=torch.bool)
+        example = {"x": torch.randn(2, 4, 8), "attn_mask": mask}
+        with pytest.raises(NotImplementedError, match=r"^MultiheadAttention: attn_mask, .* got "):
+            torch.jit.trace(SelfAttention(), example_kwarg_inputs=example)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_jit_records_the_operations_of_torch_for_an_accelerated_model():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    fusedseq.accelerate(layer)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(4)
+    with torch.no_grad():
+        example = {"src": torch.randn(2, 4, 8), "src_mask": mask}
+        traced = torch.jit.trace(layer, example_kwarg_inputs=example)
+        x = torch.randn(3, 4, 8)
+        torch.testing.assert_close(traced(src=x, src_mask=mask), layer(x, src_mask=mask))
+    assert "fusedseq::" not in str(traced.inlined_graph)

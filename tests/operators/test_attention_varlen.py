@@ -316,3 +316,9 @@ def test_an_error_of_all_options_together_is_within_the_oracles():
     q, k, v = packed(LENGTHS, 4, 10, N_kv=2)
     options = {"window": (20, 3), "softcap": 1.5, "sinks": torch.randn(4), "dropout": 0.2}
     check("attention_varlen", (q, k, v, ends(LENGTHS), ends(LENGTHS)), options | {"seed": 5})
+
+
+def test_heads_without_elements():
+    q, k = torch.zeros(5, 2, 0), torch.zeros(4, 2, 0)
+    boundaries = torch.tensor([0, 2, 5]), torch.tensor([0, 3, 4])
+    assert fused.attention_varlen(q, k, k, *boundaries).shape == q.shape

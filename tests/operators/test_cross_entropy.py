@@ -187,6 +187,14 @@ def test_large_logits(scale):
         assert all(g.isfinite().all() for g in torch.autograd.grad(loss, (x, W)))
 
 
+@pytest.mark.parametrize("lowest", [-1e30, -1e37, torch.finfo(torch.float32).min], ids=str)
+def test_logits_that_are_all_as_low_as_a_mask_makes_them(ops, lowest):
+    """They are equal, so that each of the 37 classes has the same probability."""
+    x, W, target, _ = inputs()
+    loss = ops.linear_cross_entropy(x, W, target, torch.full((37,), lowest).to(x))
+    torch.testing.assert_close(loss, torch.tensor(37.0).to(x).log())
+
+
 def test_a_class_ruled_out_by_its_bias(ops):
     x, W, _, b = inputs()
     b = b.detach().clone()

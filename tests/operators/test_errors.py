@@ -7,6 +7,8 @@ operator, the argument, what it must be and what was given: `lstm: W_hh must be 
 got (16, 3)`.
 """
 
+import inspect
+
 import pytest
 import torch
 from fusedseq import fused
@@ -326,3 +328,21 @@ def test_token_of_an_empty_vocabulary():
 def test_ids_of_another_dtype(other):
     with pytest.raises(TypeError, match=rf"^embedding: ids must be int64 or int32, got {other}"):
         call("embedding", ids=torch.zeros(3, dtype=other))
+
+
+@pytest.mark.parametrize("good", ["linear", "attention", "lstm", "embedding", "dropout"])
+def test_sparse_tensors_are_refused(good):
+    """By name, and not by torch, which would only say that there is no kernel for them."""
+    args, kwargs = GOOD[good].inputs()
+    names = [*inspect.signature(getattr(fused, good)).parameters]
+    position = next(i for i, t in enumerate(args) if t.is_floating_point())
+    args = list(args)
+    args[position] = args[position].detach().to_sparse()
+    name = names[position]
+    with pytest.raises(TypeError, match=rf"^{good}: {name} must be a dense tensor, got "):
+        getattr(fused, good)(*args, **kwargs)
+
+
+def test_an_id_that_is_a_number_is_refused():
+    with pytest.raises(TypeError, match=r"^embedding: ids must be a tensor, got int"):
+        fused.embedding(3, torch.zeros(7, 2))

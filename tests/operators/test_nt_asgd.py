@@ -376,3 +376,29 @@ def test_the_state_of_another_optimizer_is_refused():
 def test_an_interval_below_one_is_refused():
     with pytest.raises(ValueError, match=r"^non_monotone: n must be at least 1, got 0"):
         non_monotone([1.0, 2.0], 1.5, n=0)
+
+
+def test_a_loss_that_is_nan_is_never_the_best():
+    optimizer = NTASGD(parameters(), 0.1, n=1)
+    assert [optimizer.observe(loss) for loss in (math.nan, 5.0, 4.0, 6.0)] == [*[False] * 3, True]
+
+
+def test_losses_are_stored_as_numbers(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    optimizer = NTASGD(parameters(), 0.1)
+    for loss in (numpy.float32(0.5), torch.tensor(0.5, requires_grad=True), 1):
+        optimizer.observe(loss)
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["losses"] == [0.5, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("loss", ["high", None, True, torch.zeros(2)], ids=str)
+def test_a_loss_that_is_not_a_number_is_refused(loss):
+    with pytest.raises(TypeError, match=r"^NTASGD: loss must be a number, got "):
+        NTASGD(parameters(), 0.1).observe(loss)
+
+
+@pytest.mark.parametrize("n", [1.5, True, "1"])
+def test_an_interval_that_is_not_a_whole_number_is_refused(n):
+    with pytest.raises(TypeError, match=r"^non_monotone: n must be a whole number, got "):
+        non_monotone([1.0], 2.0, n)

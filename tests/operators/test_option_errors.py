@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 from fusedseq import fused
+from fusedseq.testing import CASES
 
 from tests.support.good_calls import call
 
@@ -67,6 +68,10 @@ FLAGS = [
         (op, "variational")
         for op in ("weight_drop", "lstm", "bidirectional_lstm", "projected_lstm", "mogrifier_lstm")
     ),
+    *((op, "training") for op in ("bidirectional_lstm", *TRAINED)),
+    *((op, "reverse") for op in TRAINED),
+    ("mogrifier_lstm", "cap_input_gate"),
+    ("mogrifier_lstm", "locked_input"),
     ("residual_layer_norm", "prenorm"),
     ("embedding", "sparse"),
     ("attention", "causal"),
@@ -79,6 +84,14 @@ FLAGS = [
 def test_not_a_flag(good, name, value):
     with pytest.raises(TypeError, match=rf"^{good}: {name} must be True or False, got {value!r}$"):
         call(good, **{name: value})
+
+
+@pytest.mark.parametrize("op", ["gru", "rnn", "layer_norm_gru", "layer_norm_lstm", "peephole_lstm"])
+@pytest.mark.parametrize("name", ["reverse", "variational", "training"])
+def test_not_a_flag_of_other_recurrences(op, name):
+    args, kwargs = next(case for case in CASES if case.op == op).inputs()
+    with pytest.raises(TypeError, match=rf"^{op}: {name} must be True or False, got 'a'$"):
+        getattr(fused, op)(*args, **{**kwargs, name: "a"})
 
 
 def test_a_flag_of_a_call_without_options():

@@ -60,3 +60,16 @@ def test_a_state_that_is_dropped_is_not_used(rounds):
             torch.testing.assert_close(y, expected)
             return
     pytest.fail("no unit is dropped")
+
+
+@pytest.mark.parametrize("gate", range(4))
+@pytest.mark.parametrize("own", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_nan_in_a_gate_reaches_the_result_with_a_capped_input_gate(gate, own):
+    call = lstm_call()
+    call["b"][gate * H] = torch.nan
+    call = {name: t.to(own) for name, t in call.items()}
+    options = {"Q": torch.zeros(1, X, H, dtype=own), "R": None, "rounds": 1}
+    y, _ = fused.mogrifier_lstm(**call, **options, cap_input_gate=True)
+    expected, _ = reference.mogrifier_lstm(**call, **options, cap_input_gate=True)
+    assert expected.isnan().any()
+    assert torch.equal(y.isnan(), expected.isnan())

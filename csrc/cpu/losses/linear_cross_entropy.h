@@ -193,7 +193,7 @@ class CrossEntropy {
   }
 
   // z (s1 - s0, ld) = the logits of rows [s0, s1) and of a packed block. The columns that pad a row
-  // to whole vectors are set to LOWEST, which neither a maximum nor a sum of exp notices.
+  // to whole vectors are set to -infinity, which neither a maximum nor a sum of exp notices.
   const T* compute_logits(int64_t part, Range block, int64_t s0, int64_t s1, T* z) {
     const T* const bias = l.b ? l.b + block.begin : nullptr;
     if (few_rows)
@@ -207,7 +207,7 @@ class CrossEntropy {
         for (int64_t j = 0; j < block.size(); j += LANES<T>)
           (Vec<T>::load(row + j) * Vec<T>(scale)).store(row + j);
       for (int64_t j = block.size(); j % LANES<T>; ++j)
-        row[j] = LOWEST<T>;
+        row[j] = -INFINITE<T>;
     }
     return z;
   }

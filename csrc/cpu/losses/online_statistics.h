@@ -3,13 +3,14 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// Less than every logit. Not an infinity, because the difference of two infinities is NaN.
+// The maximum of no logits. Not an infinity, because the difference of two infinities is NaN.
 template <class T>
-constexpr T LOWEST = T(-1e30);
+constexpr T LOWEST = std::numeric_limits<T>::lowest();
 
 template <class T>
 struct Statistics {

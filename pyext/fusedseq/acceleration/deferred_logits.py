@@ -19,6 +19,12 @@ METADATA = {
     getattr(Tensor, name).__get__
     for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "layout")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.__hash__}
+# What these set up runs when the gradient of the logits is computed, which no fused loss does.
+GRADIENT_HOOKS = {
+    Tensor.register_hook,
+    Tensor.register_post_accumulate_grad_hook,
+    Tensor.retain_grad,
+}
 WIDENINGS = {Tensor.float, Tensor.to}
 RESHAPES = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten}
 
@@ -31,7 +37,7 @@ class DeferredLogits(Tensor):
     of the others, and the conversion of 16-bit logits to fp32 are deferred too. Anything else that
     reads or changes the logits computes them first, once, by `fused.linear`; from then on this
     object stands for that ordinary tensor, also in the loss, so that a change in place is seen
-    everywhere.
+    everywhere. After such a loss a hook on the logits is refused, because it would never run.
 
     hidden: (..., E)    weight: (V, E)    bias: (V,) or None    versions: of the three
     source, take: of which logits this is a reshape, slice or conversion, and how to get it from
@@ -45,6 +51,7 @@ class DeferredLogits(Tensor):
     source: "DeferredLogits | None"
     take: Callable[[Tensor], Tensor]
     computed: Tensor | None
+    has_loss: bool = False  # whether a loss was computed without the logits
 
     __init__ = object.__init__  # __new__ alone has arguments
 
@@ -101,6 +108,12 @@ class DeferredLogits(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         x = args[0] if args else None
+        if func in GRADIENT_HOOKS and isinstance(x, cls) and (x.has_loss or x.origin.has_loss):
+            raise RuntimeError(
+                "accelerate: a hook on the logits of an output layer must be registered before "
+                f"their loss is computed, as it is computed without them, got {func.__name__} "
+                "after it"
+            )
         if isinstance(x, cls) and x.is_deferred:
             found = x if is_identity(func, x, args, kwargs) else None
             if func is F.cross_entropy:
@@ -306,4 +319,5 @@ def cross_entropy(
             label_smoothing=label_smoothing,
             reduction=reduction,
         )
+    x.has_loss = x.origin.has_loss = True
     return loss if is_wide else loss.to(x.dtype)

@@ -2,8 +2,9 @@
 
 A module becomes one of these by assignment to its `__class__`: parameters, buffers, hooks, options
 and the names in its state dict are those of torch's module, because the object is the same. A
-subclass adds methods and class attributes alone. What an operator cannot compute (a dtype, a nested
-tensor with a gradient, a sublayer with a hook) goes to torch's own forward, at each call.
+subclass adds methods and class attributes alone. What an operator cannot compute (a dtype, a sparse
+tensor, a nested tensor with a gradient, a sublayer with a hook) goes to torch's own forward, at
+each call, and so does everything that torch.jit.trace records.
 """
 
 from typing import Any
@@ -26,7 +27,9 @@ def is_supported(x: Any) -> bool:
 
     The operators compute in the dtype of x, and under autocast products in autocast's.
     """
-    if not isinstance(x, Tensor) or x.is_nested:
+    if not isinstance(x, Tensor) or x.is_nested or x.layout != torch.strided:
+        return False
+    if torch.jit.is_tracing():
         return False
     kind = x.device.type
     known = check.DTYPES.get(kind, check.DTYPES["cpu"])
@@ -40,7 +43,7 @@ class Linear(nn.Linear):
     is_linear = True
 
     def forward(self, input: Tensor) -> Tensor:
-        if not is_supported(input):
+        if not is_supported(input) or self.weight.layout != torch.strided:
             return super().forward(input)
         return fused.linear(input, self.weight, self.bias)
 
@@ -94,10 +97,11 @@ class Embedding(ours.Embedding, nn.Embedding):
     reset_parameters = nn.Embedding.reset_parameters
     extra_repr = nn.Embedding.extra_repr
 
-    def forward(self, ids: Tensor) -> Tensor:
-        if not is_supported(self.weight):
-            return nn.Embedding.forward(self, ids)
-        return ours.Embedding.forward(self, ids)
+    def forward(self, input: Tensor) -> Tensor:
+        is_plain = isinstance(input, Tensor) and not input.is_nested
+        if not is_plain or input.layout != torch.strided or not is_supported(self.weight):
+            return nn.Embedding.forward(self, input)
+        return ours.Embedding.forward(self, input)
 
 
 class Recurrent(ours.recurrent.Recurrent):

@@ -55,12 +55,23 @@ def beam_search(
     sentence's result does not depend on the other sentences of the batch, except where rounding
     decides between two hypotheses.
     Errors: ValueError for a model in training mode or with probabilities that are not finite, and
-    for arguments out of range; TypeError for numbers that are not whole.
+    for arguments out of range; TypeError for arguments of other types, and numbers that are not
+    whole.
     """
     beam = check.whole_number("beam_search", "beam", beam)
     n_best = check.whole_number("beam_search", "n_best", n_best)
+    start = check.whole_number("beam_search", "start", start)
+    end = check.whole_number("beam_search", "end", end)
+    check.number("beam_search", "length_penalty", length_penalty)
+    check.tensor("beam_search", "source", source)
+    if source_lengths is not None:
+        check.tensor("beam_search", "source_lengths", source_lengths)
     if not isinstance(max_length, Tensor):
         max_length = check.whole_number("beam_search", "max_length", max_length, " or a tensor")
+    elif max_length.is_floating_point():
+        raise TypeError(
+            f"beam_search: max_length must be of whole numbers, got a tensor of {max_length.dtype}"
+        )
     _check(model, beam, length_penalty, n_best)
     _check_ids(len(model.output_bias), start=start, end=end)
     limits = torch.as_tensor(max_length, device=source.device)

@@ -47,7 +47,8 @@ def corpus_bleu(
     references, hypotheses: for each sentence a list of its words. The words are joined by spaces,
     and sacreBLEU does not tokenize them again (its option tokenize="none"), so the score is not
     comparable with one of detokenized text.
-    Errors: ValueError for lists of different lengths, and for empty ones.
+    Errors: ValueError for lists of different lengths, and for empty ones; TypeError for sentences
+    that are not lists of words.
     """
     from sacrebleu.metrics import BLEU
 
@@ -84,7 +85,19 @@ def _score(
             f"{name}: hypotheses must have as many sentences as references = {len(references)}, "
             f"got {len(hypotheses)}"
         )
+    check_words(name, references=references, hypotheses=hypotheses)
     score = metric.corpus_score(
         [" ".join(words) for words in hypotheses], [[" ".join(words) for words in references]]
     )
     return score.score, metric.get_signature().format()
+
+
+def check_words(name: str, **corpora: Sequence[Sequence[str]]) -> None:
+    """Requires that every sentence is a list of words. name: of the function, for messages"""
+    for argument, sentences in corpora.items():
+        for words in sentences:
+            is_list = isinstance(words, Sequence) and not isinstance(words, str)
+            if not is_list or not all(isinstance(word, str) for word in words):
+                raise TypeError(
+                    f"{name}: {argument} must be lists of words for each sentence, got {words!r}"
+                )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fusedseq.fused import check
 from fusedseq.models.language_model import LanguageModel
 
 
@@ -43,7 +44,8 @@ def sample(
         temperature and top_k (Holtzman et al., 2020)
     never: ids that are never generated
     generator: a torch.Generator on the model's device; the same seed and batch give the same result
-    Errors: ValueError for a model in training mode and for arguments out of range.
+    Errors: ValueError for a model in training mode and for arguments out of range; TypeError for
+    arguments of other types.
     """
     settings = SamplingSettings(temperature, top_k, top_p, never)
     _check(model, prompt, words, settings)
@@ -56,11 +58,22 @@ def sample(
             log_probs[:, list(never)] = -math.inf
         ids = _choose(log_probs, settings, generator)[None]
         generated.append(ids)
-    return torch.cat(generated) if generated else prompt[:0]
+    return torch.cat(generated) if generated else prompt[:0].long()
 
 
 def _check(model: LanguageModel, prompt: Tensor, words: int, s: SamplingSettings) -> None:
     V = len(model.output_weight)
+    check.tensor("sample", "prompt", prompt)
+    check.whole_number("sample", "words", words)
+    check.number("sample", "temperature", s.temperature)
+    if s.top_k is not None:
+        check.whole_number("sample", "top_k", s.top_k)
+    if s.top_p is not None:
+        check.number("sample", "top_p", s.top_p)
+    if not isinstance(s.never, Collection) or isinstance(s.never, Tensor):
+        raise TypeError(f"sample: never must be a collection of ids, got {type(s.never).__name__}")
+    for word in s.never:
+        check.whole_number("sample", "never", word)
     if model.training:
         raise ValueError("sample: model must be in eval mode, got one in training mode")
     if prompt.dim() != 2 or not len(prompt):

@@ -65,7 +65,7 @@ def bidirectional_lstm(
     check.starts(OP, starts, x)
     check.starts(OP, starts_reverse, x, "starts_reverse")
     check.probability(OP, "weight_drop", weight_drop)
-    check.flag(OP, "variational", variational)
+    check.flags(OP, variational=variational, training=training)
     weight_drop = weight_drop if training else 0.0
     options: Named = {"lengths": lengths, "weight_drop": weight_drop, "variational": variational}
     weights = W_ih, W_hh, W_ih_reverse, W_hh_reverse

@@ -25,6 +25,7 @@ TRITON: dict[str, tuple[torch.dtype, ...]] = {
     **CPU,
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
+LAYOUTS = (torch.strided, torch.jagged)  # jagged is that of nested tensors
 NUMBERS = (int, float, numbers.Real, torch.SymInt, torch.SymFloat)
 WHOLE_NUMBERS = (int, numbers.Integral, torch.SymInt)
 
@@ -32,6 +33,8 @@ WHOLE_NUMBERS = (int, numbers.Integral, torch.SymInt)
 def tensor(op: str, name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
+    if value.layout not in LAYOUTS:
+        raise TypeError(f"{op}: {name} must be a dense tensor, got {value.layout}")
 
 
 def like(
@@ -117,6 +120,11 @@ def whole_number(op: str, name: str, value: Any, more: str = "") -> int:
 def flag(op: str, name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{op}: {name} must be True or False, got {value!r}")
+
+
+def flags(op: str, **values: Any) -> None:
+    for name, value in values.items():
+        flag(op, name, value)
 
 
 def probability(op: str, name: str, p: Any) -> None:

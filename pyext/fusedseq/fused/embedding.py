@@ -30,7 +30,7 @@ def embedding(
     assertion on CUDA, as in torch); ValueError for p outside [0, 1]; TypeError for ids other than
     int64 and int32, or for a W of a dtype other than fp32, fp64, bf16, and fp16 on CUDA.
     """
-    if sparse is False:
+    if sparse is False and isinstance(ids, Tensor):
         found: Tensor = autograd.unchecked(OP, ids, W, p, seed)
         if found is not NotImplemented:
             return found

@@ -23,6 +23,7 @@ SLOTS = {"gru": 4, "rnn": 1, "layer_norm_gru": 6}  # saved pre-activations or pr
 VECTORS = {"layer_norm_gru": ("gamma_ih", "gamma_hh")}
 STATISTICS = {"layer_norm_gru": 2}  # saved for each row and step
 TENSORS = ("x", "W_ih", "W_hh", "b", "h0")
+FLAGS = ("reverse", "variational", "training")
 BY_CUDNN = ("gru", "rnn")  # operators that cuDNN has too
 
 
@@ -45,7 +46,7 @@ def call(op: str, given: Named) -> tuple[Tensor, Tensor]:
     check.starts(op, a["starts"], x)
     for name in ("zoneout_h", "weight_drop"):
         check.probability(op, name, a[name])
-    check.flag(op, "variational", a["variational"])
+    check.flags(op, **{name: a[name] for name in FLAGS})
     if not a["training"]:
         a["weight_drop"] = 0.0
     if op == "rnn" and not isinstance(a["relu"], bool):

@@ -80,7 +80,11 @@ class Int8Weight(Tensor):
 
     def with_parts(self, change: Callable[[Tensor], Tensor]) -> "Int8Weight":
         """Returns the weight whose whole numbers and scales are `change` of this one's."""
-        return Int8Weight(change(self.int8), change(self.scale), self.dtype)
+        int8, scale = change(self.int8), change(self.scale)
+        if not torch.is_inference_mode_enabled() or self.is_inference():
+            return Int8Weight(int8, scale, self.dtype)
+        with torch.inference_mode(False):  # torch requires it of a view of an ordinary tensor
+            return Int8Weight(int8, scale, self.dtype)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Int8Weight({tuple(self.shape)}, {self.dtype}, {self.device})"
@@ -118,8 +122,26 @@ class Int8Weight(Tensor):
                 return kept
         if func._schema.is_mutable:
             check_unchanged(func, args, kwargs)
-        plain = torch.utils._pytree.tree_map_only(Int8Weight, Int8Weight.dequantize, (args, kwargs))
-        return func(*plain[0], **plain[1])
+        if torch.is_inference_mode_enabled():
+            return in_inference_mode(func, args, kwargs)
+        return of_plain_tensors(func, args, kwargs)
+
+
+def of_plain_tensors(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a function of torch with `dequantize()` for every Int8Weight."""
+    plain = torch.utils._pytree.tree_map_only(Int8Weight, Int8Weight.dequantize, (args, kwargs))
+    return func(*plain[0], **plain[1])
+
+
+def in_inference_mode(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`of_plain_tensors` in inference mode, where torch decomposes no function before its dispatch
+    and requires that a view of an ordinary tensor is an ordinary tensor.
+    """
+    found = func.decompose(*args, **kwargs)
+    if found is not NotImplemented:
+        return found
+    with torch.inference_mode(not func.is_view):
+        return of_plain_tensors(func, args, kwargs)
 
 
 def _to_copy(weight: Int8Weight, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:

@@ -76,7 +76,7 @@ def lstm(
     check.probability(OP, "zoneout_h", zoneout_h)
     check.probability(OP, "zoneout_c", zoneout_c)
     check.probability(OP, "weight_drop", weight_drop)
-    check.flag(OP, "variational", variational)
+    check.flags(OP, reverse=reverse, variational=variational, training=training)
     weight_drop = weight_drop if training else 0.0
     has_zoneout = bool(zoneout_h or zoneout_c)
     # Without a mask no seed is needed, and copying one to a GPU would synchronise.

@@ -18,6 +18,7 @@ VECTORS = {  # {operator: {its vector: elements for each hidden unit}}
     "peephole_lstm": {"peephole": 3},
 }
 TENSORS = ("W_ih", "W_hh", "b", "h0", "c0")
+FLAGS = ("reverse", "variational", "training")
 
 
 def call(op: str, given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -38,7 +39,7 @@ def call(op: str, given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     check.starts(op, a["starts"], x)
     for name in ("zoneout_h", "zoneout_c", "weight_drop"):
         check.probability(op, name, a[name])
-    check.flag(op, "variational", a["variational"])
+    check.flags(op, **{name: a[name] for name in FLAGS})
     if not a["training"]:
         a["weight_drop"] = 0.0
     has_mask = a["weight_drop"] or a["zoneout_h"] or a["zoneout_c"]

@@ -25,6 +25,7 @@ from fusedseq.reference.mogrifier_lstm import Weight
 OP = "mogrifier_lstm"
 DROPOUTS = ("input_dropout", "state_dropout", "weight_drop")  # which only training draws
 PROBABILITIES = (*DROPOUTS, "zoneout_h", "zoneout_c")
+FLAGS = ("reverse", "cap_input_gate", "locked_input", "variational", "training")
 WITHOUT_MASKS: Named = dict.fromkeys(DROPOUTS, 0.0) | {"seed": None}
 
 
@@ -104,7 +105,8 @@ def mogrifier_lstm(
 def computed(given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """`mogrifier_lstm` of its arguments by name."""
     has_zoneout = not (is_zero(given["zoneout_h"]) and is_zero(given["zoneout_c"]))
-    needs_no_check = type(given["seed"]) is int and not has_zoneout
+    types = type(given["seed"]), type(given["locked_input"])  # which the operator does not check
+    needs_no_check = types == (int, bool) and not has_zoneout
     if needs_no_check and all(draws_nothing(given[p], given["training"]) for p in DROPOUTS):
         of_full_rank: Named = {"Q_factor": None, "R_factor": None}
         found = int8_weight.unchecked_by_name(OP, given | WITHOUT_MASKS | of_full_rank)
@@ -140,7 +142,7 @@ def operator_inputs(given: Named) -> Named:
         raise ValueError(f"{OP}: rounds must be a whole number in [0, 64), got {rounds}")
     for name in PROBABILITIES:
         check.probability(OP, name, a[name])
-    check.flag(OP, "variational", a["variational"])
+    check.flags(OP, **{name: a[name] for name in FLAGS})
     a["seed"] = check.seed(OP, a["seed"], x.device)
     if a["training"] and a["input_dropout"]:
         drop = locked_dropout if a["locked_input"] else dropout

@@ -49,7 +49,7 @@ def projected_lstm(
     check.starts(OP, starts, x)
     check.probability(OP, "zoneout_c", zoneout_c)
     check.probability(OP, "weight_drop", weight_drop)
-    check.flag(OP, "variational", variational)
+    check.flags(OP, reverse=reverse, variational=variational, training=training)
     weight_drop = weight_drop if training else 0.0
     has_mask = weight_drop or zoneout_c
     x, *cast = autocast.cast(x.device.type, x, *given.values())

@@ -13,15 +13,15 @@ def angles(positions: int, D: int, base: float = 10000.0) -> Tensor:
 
     returns (positions, ceil(D / 2)) in fp64
     """
-    rates = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
-    return torch.outer(torch.arange(positions, dtype=torch.float64), rates)
+    rates = base ** (-torch.arange(0, D, 2, dtype=torch.float64, device="cpu") / D)
+    return torch.outer(torch.arange(positions, dtype=torch.float64, device="cpu"), rates)
 
 
 class ConstantTable(nn.Module):
     """A table that is computed, not learned.
 
     The table is not in the state dict, and stays in fp32 when the module is converted to another
-    dtype. A subclass computes it, in fp64, in `_compute(rows)`.
+    dtype. A subclass computes it, in fp64 on the CPU, in `_compute(rows)`.
     """
 
     table: Tensor

@@ -21,7 +21,9 @@ def heads(y: Tensor, parts: int, num_heads: int, batch_first: bool) -> tuple[Ten
     copies the result into the layout of y. This one copies once, or not at all if the gradients are
     already laid out as y, as `fused.attention` writes them.
     """
-    if is_transformed() or not (torch.is_grad_enabled() and y.requires_grad):
+    has_gradient = torch.is_grad_enabled() and y.requires_grad
+    # torch.jit.trace takes the sizes inside an autograd Function for constants.
+    if is_transformed() or not has_gradient or torch.jit.is_tracing():
         return views(y, parts, num_heads, batch_first)
     if autograd.recorder and type(y) is Tensor:
         recorded: tuple[Tensor, ...] = autograd.recorder.heads(y, parts, num_heads, batch_first)

@@ -3,12 +3,17 @@
 import torch
 from torch import Tensor
 
+from fusedseq.fused import autocast, check
+
+OP = "KeyValueCache"  # the name in messages
+
 
 class KeyValueCache:
     """Keys and values of one layer, in memory reserved for all positions; for inference only.
 
     rows: B, the rows of the batch, counting every hypothesis of a beam    num_heads: N
     max_length: the largest number of positions    head_dim: D    device, dtype: of the keys
+    Errors: TypeError or ValueError for sizes that are not whole numbers of at least 0
 
     length: the number of positions written so far
     k, v: (B, N, max_length, D)
@@ -26,33 +31,43 @@ class KeyValueCache:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.k, self.v = torch.empty(
-            2, rows, num_heads, max_length, head_dim, device=device, dtype=dtype
-        ).unbind()
+        sizes = (rows, num_heads, max_length, head_dim)
+        for name, size in zip(("rows", "num_heads", "max_length", "head_dim"), sizes, strict=True):
+            if check.whole_number(OP, name, size) < 0:
+                raise ValueError(f"{OP}: {name} must be at least 0, got {size}")
+        self.k, self.v = torch.empty(2, *sizes, device=device, dtype=dtype).unbind()
         self.length = 0
         self.key_rows: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> None:
         """Writes the keys and values, (B, N, S, D) each, of the next S positions.
 
-        Errors: ValueError for another number of rows, or for more positions than are reserved;
-        RuntimeError for tensors that require a gradient.
+        Errors: TypeError for another dtype than that of the cache, without autocast; ValueError for
+        another shape, or for more positions than are reserved; RuntimeError for tensors that
+        require a gradient.
         """
-        rows, _, max_length, _ = self.k.shape
+        rows, num_heads, max_length, head_dim = self.k.shape
+        for name, t in (("keys", k), ("values", v)):
+            check.dimensions(OP, name, t, "(B, N, S, D)")
+            check.shape(OP, name, t, "(B, N, S, D)", (k.size(0), num_heads, k.size(2), head_dim))
+            if t.dtype != self.k.dtype and not autocast.is_on(t.device.type):
+                raise TypeError(
+                    f"{OP}: {name} must be of the dtype of the cache, {self.k.dtype}, got {t.dtype}"
+                )
         end = self.length + k.size(2)
         if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad):
             raise RuntimeError(
-                "KeyValueCache: keys and values must not require a gradient, because the cache is "
+                f"{OP}: keys and values must not require a gradient, because the cache is "
                 "for inference (torch.no_grad()), got some that do"
             )
         if k.size(0) != len(self.table()) or k.size(0) > rows:
             raise ValueError(
-                f"KeyValueCache: keys must be for {rows} rows, as many as reserved, got "
+                f"{OP}: keys must be for {rows} rows, as many as reserved, got "
                 f"{k.size(0)} for {len(self.table())} hypotheses"
             )
         if end > max_length:
             raise ValueError(
-                f"KeyValueCache: positions must be at most max_length = {max_length}, got {end}"
+                f"{OP}: positions must be at most max_length = {max_length}, got {end}"
             )
         self.k[: len(k), :, self.length : end] = k
         self.v[: len(v), :, self.length : end] = v
@@ -65,7 +80,12 @@ class KeyValueCache:
         parents: (rows,) int64. There may be fewer hypotheses than before, and again more, up to the
             reserved rows; any number if nothing is appended afterwards, which is how the hypotheses
             of a beam share the keys of their source sentence.
+        Errors: TypeError or ValueError for parents of another dtype or shape.
         """
+        check.tensor(OP, "parents", parents)
+        check.dimensions(OP, "parents", parents, "(rows,)")
+        if parents.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"{OP}: parents must be int64, got {parents.dtype}")
         table = self.table()[parents]
         # Later positions are written into each hypothesis's own row.
         table[:, self.length :] = torch.arange(len(table), device=table.device)[:, None]

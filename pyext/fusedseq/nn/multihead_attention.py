@@ -252,6 +252,9 @@ class MultiheadAttention(nn.Module):
                 cache=cache,
             )
             return y.squeeze(self._batch_dim), None if weights is None else weights[0]
+        if torch.jit.is_tracing():
+            lengths = attn_mask, key_padding_mask, key_lengths, cache, self.positions
+            self._check_tracing(is_causal or any(t is not None for t in lengths))
         q, k, v = self._heads(query, key, value)
         L, S = q.size(2), (0 if k is None else k.size(2)) + (0 if cache is None else cache.length)
         if causal_alignment is None:
@@ -355,6 +358,14 @@ class MultiheadAttention(nn.Module):
                     f"MultiheadAttention: {name} must be ({batched}, {size}), or ({length}, "
                     f"{size}) if no input has a batch dimension, got {tuple(t.shape)}"
                 )
+
+    def _check_tracing(self, depends_on_lengths: bool) -> None:
+        if depends_on_lengths:
+            raise NotImplementedError(
+                "MultiheadAttention: attn_mask, key_padding_mask, key_lengths, cache, is_causal "
+                "and positions must not be used under torch.jit.trace, which would record the "
+                "lengths that they need as constants, got one of them; torch.export keeps them"
+            )
 
     def _heads(
         self, query: Tensor, key: Tensor | None, value: Tensor | None

@@ -52,7 +52,7 @@ class ALiBi(ConstantTable, RelativePositions):
         power = 2 ** (rows.bit_length() - 1)
         slopes = [2 ** (-8 * n / power) for n in range(1, power + 1)]
         between = [2 ** (-4 * n / power) for n in range(1, 2 * power, 2)]
-        return torch.tensor([*slopes, *between][:rows], dtype=torch.float64)
+        return torch.tensor([*slopes, *between][:rows], dtype=torch.float64, device="cpu")
 
     def forward(self, L: int, S: int, offset: int) -> Tensor:
         """Returns the slopes, (N,)."""

@@ -1,5 +1,6 @@
 """Non-monotonically triggered averaged SGD, over `nt_asgd_norm` and `nt_asgd_step_`."""
 
+import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +16,7 @@ from fusedseq import _load
 
 _load.operators()
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+KINDS: Any = (numbers.Real, Tensor)  # of numbers; mypy has no order of numbers.Real
 
 
 def non_monotone(losses: Sequence[float], loss: float, n: int = 5) -> bool:
@@ -23,11 +25,20 @@ def non_monotone(losses: Sequence[float], loss: float, n: int = 5) -> bool:
     It does if it is worse than the best of the losses before the last `n`.
     losses: all previous validation losses, in order    loss: the new one
     n: the non-monotone interval
-    Errors: ValueError for n below 1
+    A loss that is NaN is never the best one.
+    Errors: TypeError for an n that is not a whole number; ValueError for n below 1
     """
+    check_interval("non_monotone", n)
+    known = [earlier for earlier in losses[:-n] if not math.isnan(earlier)]
+    return len(losses) > n and loss > min(known, default=math.inf)
+
+
+def check_interval(name: str, n: Any) -> None:
+    """Requires a non-monotone interval, a whole number of at least 1."""
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"{name}: n must be a whole number, got {type(n).__name__}")
     if n < 1:
-        raise ValueError(f"non_monotone: n must be at least 1, got {n}")
-    return len(losses) > n and loss > min(losses[:-n])
+        raise ValueError(f"{name}: n must be at least 1, got {n}")
 
 
 @contextmanager
@@ -95,10 +106,7 @@ class NTASGD(Optimizer):
         check_number("weight_decay", weight_decay)
         if max_norm is not None:
             check_number("max_norm", max_norm)
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"NTASGD: n must be a whole number, got {type(n).__name__}")
-        if n < 1:
-            raise ValueError(f"NTASGD: n must be at least 1, got {n}")
+        check_interval("NTASGD", n)
         self.max_norm, self.n = max_norm, n
         self.averaging = False
         self.losses: list[float] = []  # all that `observe` received
@@ -119,8 +127,13 @@ class NTASGD(Optimizer):
     def observe(self, loss: float) -> bool:
         """Records a validation loss and starts averaging if it triggers it.
 
-        returns whether averaging is on
+        loss: a number, or a tensor of one    returns whether averaging is on
+        Errors: TypeError for anything else
         """
+        is_one = not isinstance(loss, Tensor) or loss.numel() == 1
+        if isinstance(loss, bool) or not isinstance(loss, KINDS) or not is_one:
+            raise TypeError(f"NTASGD: loss must be a number, got {type(loss).__name__}")
+        loss = float(loss.item() if isinstance(loss, Tensor) else loss)  # which a checkpoint holds
         if non_monotone(self.losses, loss, self.n):
             self.start_averaging()
         self.losses.append(loss)
@@ -251,8 +264,8 @@ def check_group(group: dict[str, Any]) -> None:
 
 def check_number(name: str, value: Any) -> None:
     """Requires a number of at least 0; torch's optimizers take a tensor as lr, too."""
-    kinds: Any = (numbers.Real, Tensor)  # mypy has no order of numbers.Real
-    if isinstance(value, bool) or not isinstance(value, kinds):
+    is_one = not isinstance(value, Tensor) or value.numel() == 1
+    if isinstance(value, bool) or not isinstance(value, KINDS) or not is_one:
         raise TypeError(f"NTASGD: {name} must be a number, got {type(value).__name__}")
     if not value >= 0:
         raise ValueError(f"NTASGD: {name} must be at least 0, got {value}")
