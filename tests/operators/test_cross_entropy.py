@@ -334,6 +334,14 @@ def test_every_schedule_of_the_triton_kernel(monkeypatch, device, dtype, block_b
 
 
 @pytest.mark.triton
+def test_lowest_logits_of_the_triton_kernel(device):
+    x, W = torch.randn(5, 8, device=device), torch.randn(37, 8, device=device)
+    target, b = torch.arange(5, device=device), torch.full((37,), -1e37, device=device)
+    loss = fused.linear_cross_entropy(x, W, target, b)
+    torch.testing.assert_close(loss, torch.tensor(37.0, device=device).log())
+
+
+@pytest.mark.triton
 def test_blocks_have_about_the_same_size_and_their_rows_are_aligned():
     plan = importlib.import_module("fusedseq.kernels.linear_cross_entropy.plan").plan
     assert plan(4900, 10_000, 2) == (4900, 10_000)  # 98 MB of logits

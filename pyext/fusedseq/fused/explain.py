@@ -56,8 +56,9 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
     if device == "cuda":
         return f"{name} on {device}, {dtype}: {on_cuda(name, tensors, args, kwargs)}"
     file, how = on_cpu(name, dtype, len(tensors), args, kwargs)
-    isa, threads = _load.isa("used"), torch.get_num_threads()
-    return f"{name} on cpu, {dtype}: {file}, {isa}, {threads} threads; {how}"
+    isa, count = _load.isa("used"), torch.get_num_threads()
+    threads = "1 thread" if count == 1 else f"{count} threads"
+    return f"{name} on cpu, {dtype}: {file}, {isa}, {threads}; {how}"
 
 
 def under_autocast(name: str, device: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
