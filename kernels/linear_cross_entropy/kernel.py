@@ -92,7 +92,8 @@ def cross_entropy_rows(
         # Not x_y - sum_exp, whose rounding exceeds small losses where the logits are large.
         row_log_prob = (x_y - top) - tl.log(total)
         row_loss = (label_smoothing - 1) * w * row_log_prob + z_loss * w * sum_exp * sum_exp
-        row_loss += label_smoothing / V * (total_weight * sum_exp - weighted)
+        if label_smoothing != 0:
+            row_loss += label_smoothing / V * (total_weight * sum_exp - weighted)
         tl.store(loss + row, tl.where(counts, row_loss, 0.0))
         tl.store(log_prob + row, tl.where(counts, row_log_prob, 0.0))
         tl.store(lse + row, tl.where(counts, sum_exp, 0.0))
