@@ -38,14 +38,14 @@ class LanguageModelSettings:
     The cells "gru" and "rnn" take none of the settings in LSTM_ONLY.
     """
 
-    embedding: int = 650  # E
-    hidden: int | tuple[int, ...] = 650  # H, one for all layers or one for each
-    layers: int = 3
-    cell: str = "lstm"  # "gru", or "rnn" with tanh units
+    embedding: int = 650  # the width of the embedding
+    hidden: int | tuple[int, ...] = 650  # width of the state, one for all layers or one for each
+    layers: int = 3  # recurrent layers
+    cell: str = "lstm"  # "lstm", "gru", or "rnn" with tanh units
     rounds: int = 0  # of a Mogrifier LSTM; 0 is an LSTM
     rank: int | None = None  # of a round's weight; None is full rank
     cap_input_gate: bool = False  # i = min(i, 1 - f)
-    forget_bias: float | None = None  # its initial value; None draws it as torch.nn.LSTM
+    forget_bias: float | None = None  # the gate's initial bias; None draws it as torch.nn.LSTM
     residual: bool = False  # a layer reads the sum of the outputs of the two layers below it
     output: str = "last"  # the decoder reads the last layer's output, or the "sum" of all layers'
     tied: bool = False  # the decoder's weight is the embedding
@@ -53,16 +53,18 @@ class LanguageModelSettings:
     splits: tuple[int, ...] = ()
     # The next three dropouts have one mask for all steps; otherwise one for each step.
     locked: bool = True
-    input_dropout: float = 0.0
+    input_dropout: float = 0.0  # of the embedded words
     dropout: float = 0.0  # between layers
-    output_dropout: float = 0.0
+    output_dropout: float = 0.0  # of what the decoder reads
     embedding_dropout: float = 0.0  # of word types
     weight_drop: float = 0.0  # on W_hh
     state_dropout: float = 0.0  # of the recurrent h, one mask per sequence
     alpha: float = 0.0  # weight of activation regularization
     beta: float = 0.0  # weight of temporal activation regularization
     init_range: float = 0.1  # embedding and decoder are drawn from U(-init_range, init_range)
-    init: str = "uniform"  # or "truncated_normal" for all weights: see draw_truncated_normals
+    # The distribution of the initial weights: "uniform", where recurrent layers draw theirs as the
+    # modules do, or "truncated_normal" for all of them: see draw_truncated_normals.
+    init: str = "uniform"
 
     def __post_init__(self) -> None:
         check_sizes(self, "embedding", "hidden", "layers")

@@ -16,10 +16,10 @@ from fusedseq.nn.initialization import reset_in_order
 class ReversalSettings:
     """The settings of a reversal model; the defaults are those of reverse/base."""
 
-    embedding: int = 512  # E
-    heads: int = 8
-    layers: int = 1
-    feedforward: int = 2048  # inner width
+    embedding: int = 512  # the width of the embedding
+    heads: int = 8  # attention heads, a number that divides the width
+    layers: int = 1  # encoder layers
+    feedforward: int = 2048  # the inner width of the feed-forward part
     dropout: float = 0.1  # of the outputs of attention and feed-forward, and nowhere else
     mask: bool = False  # padded keys are not attended to
     train_padding: bool = True  # padded positions have a target too, the padding symbol

@@ -37,14 +37,17 @@ PADDING = 0  # the id of padding
 class TranslatorSettings:
     """The settings of a translator; the defaults are those of en-es/base."""
 
-    embedding: int = 512  # E
-    heads: int = 8
+    embedding: int = 512  # the width of the embedding
+    heads: int = 8  # attention heads, a number that divides the width
     layers: int = 6  # of the encoder, and of the decoder
-    feedforward: int = 2048  # inner width
+    feedforward: int = 2048  # the inner width of the feed-forward part
     # Of embeddings, of what sublayers add, of inner activations and of attention probabilities.
     dropout: float = 0.1
-    prenorm: bool = True  # with a norm at the end of both stacks; otherwise post-norm
-    positions: str = "sinusoidal"  # one of POSITIONS
+    # Norms come before the sublayers and at the end of both stacks, not after the sublayers.
+    prenorm: bool = True
+    # "sinusoidal" or "learned", which are added to the embeddings; "relative", "relative-bias",
+    # "rope" or "alibi", in self-attention; or "none".
+    positions: str = "sinusoidal"
     max_length: int = 90  # the number of "learned" positions
     max_distance: int = 16  # the largest distance of "relative" positions (Shaw et al., 2018)
     tied: bool = False  # the output's weight is the embedding of the target words

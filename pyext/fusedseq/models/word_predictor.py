@@ -28,18 +28,18 @@ POOLING: dict[str, Callable[[Tensor], Tensor]] = {  # (B, L, E) -> (B, E)
 class WordPredictorSettings:
     """The settings of a word predictor; the defaults are those of words/base."""
 
-    embedding: int = 256  # E
-    context: int = 6  # L, words
-    layers: int = 1
-    heads: int = 1
-    feedforward: int = 512  # inner width
+    embedding: int = 256  # the width of the embedding
+    context: int = 6  # words in a context, an even number: half of them on each side
+    layers: int = 1  # encoder layers
+    heads: int = 1  # attention heads, a number that divides the width
+    feedforward: int = 512  # the inner width of the feed-forward part
     # Of the outputs of attention and feed-forward and of the inner activations of the feed-forward,
     # but not of the attention probabilities.
     dropout: float = 0.1
-    prenorm: bool = False
+    prenorm: bool = False  # norms come before the sublayers, not after them
     # norm2(feedforward(norm1(x))) after the layers, without a residual connection
     extra_feedforward: bool = False
-    pooling: str = "sum"  # over the positions; or "mean" or "max"
+    pooling: str = "sum"  # over the positions: "sum", "mean" or "max"
     tied: bool = False  # the output's weight is the embedding
     # The probability in training that a context word is masked and predicted too.
     masking: float = 0.0
