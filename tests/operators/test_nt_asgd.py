@@ -402,3 +402,27 @@ def test_a_loss_that_is_not_a_number_is_refused(loss):
 def test_an_interval_that_is_not_a_whole_number_is_refused(n):
     with pytest.raises(TypeError, match=r"^non_monotone: n must be a whole number, got "):
         non_monotone([1.0], 2.0, n)
+
+
+def trained(model, steps):
+    """An NTASGD of the model after some steps, whose averaging starts at the second of them."""
+    optimizer = NTASGD(model.parameters(), 0.1, n=1)
+    for step in range(steps):
+        model(torch.ones(2, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.observe(float(step))
+    return optimizer
+
+
+@pytest.mark.parametrize("steps", [1, 5])  # before and after the trigger
+def test_distributed_checkpoints_hold_the_whole_state(steps):
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    optimizer, loaded = trained(model, steps), NTASGD(other.parameters(), 0.5, n=1)
+    state = checkpoint.get_optimizer_state_dict(model, optimizer)
+    checkpoint.set_optimizer_state_dict(other, loaded, state)
+    assert (loaded.averaging, loaded.losses) == (steps > 1, optimizer.losses)
+    assert loaded.param_groups[0]["lr"] == 0.1
+    for (_, average), (_, expected) in zip(loaded.averages(), optimizer.averages(), strict=True):
+        assert torch.equal(average, expected)

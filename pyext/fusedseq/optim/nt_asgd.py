@@ -226,26 +226,38 @@ class NTASGD(Optimizer):
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch.optim.Optimizer, with `averaging` and `losses`."""
-        return {**super().state_dict(), "averaging": self.averaging, "losses": list(self.losses)}
+        """As torch.optim.Optimizer, with `averaging` and `losses`.
+
+        The parameter groups have both too, because torch.distributed.checkpoint saves nothing else.
+        """
+        own = {"averaging": self.averaging, "losses": list(self.losses)}
+        saved = super().state_dict()
+        return {**saved, "param_groups": [{**g, **own} for g in saved["param_groups"]], **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` returned, averages in the dtype that those of a parameter have.
 
         Errors: ValueError for the state of another optimizer
         """
-        if missing := {"averaging", "losses"} - state_dict.keys():
+        groups = state_dict["param_groups"]
+        own = {**(groups[0] if groups else {}), **state_dict}
+        if missing := {"averaging", "losses"} - own.keys():
             raise ValueError(
                 "NTASGD: state_dict must be that of an NTASGD, got one without "
                 f"{' and '.join(sorted(missing))}"
             )
-        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
-        self.averaging, self.losses = state_dict["averaging"], list(state_dict["losses"])
+        super().load_state_dict({"state": state_dict["state"], "param_groups": groups})
+        self.averaging, self.losses = own["averaging"], list(own["losses"])
+        for group in self.param_groups:
+            group.pop("averaging", None)
+            group.pop("losses", None)
         # Optimizer casts the state to the parameter's dtype, which would round the fp32 averages of
-        # bf16 parameters.
+        # bf16 parameters. A saved state has the key that its parameter has in the saved groups.
         params = [p for group in self.param_groups for p in group["params"]]
-        for i, state in state_dict["state"].items():
-            self.state[params[i]]["average"] = empty_average(params[i]).copy_(state["average"])
+        keys = [key for group in groups for key in group["params"]]
+        for key, p in zip(keys, params, strict=True):
+            if saved := state_dict["state"].get(key):
+                self.state[p]["average"] = empty_average(p).copy_(saved["average"])
 
 
 def empty_average(p: Tensor) -> Tensor:
