@@ -65,11 +65,12 @@ def operators() -> ctypes.CDLL:
     """Loads _ops.so, which registers torch.ops.fusedseq.*.
 
     Errors: ImportError if the library was not built, or does not load under this torch; ValueError
-    for a wrong FUSEDSEQ_RECURRENCE.
+    for a wrong FUSEDSEQ_RECURRENCE, FUSEDSEQ_CACHE_MB or FUSEDSEQ_ISA.
     """
     import torch
 
     variable("FUSEDSEQ_RECURRENCE", "loop")  # read in C++, which takes any other value for none
+    _check_cache_size()
     if not LIBRARY.is_file():
         raise ImportError(f"fusedseq: {LIBRARY} is missing, {how_to_build()}")
     try:
@@ -82,9 +83,23 @@ def operators() -> ctypes.CDLL:
             f"{torch.__version__}: {reason}"
         ) from None
     library = ctypes.CDLL(str(LIBRARY))
+    if (used := _isa(library, "used")).startswith("error: "):
+        raise ValueError(used.removeprefix("error: "))
     if build_info().get("cuda_codes"):
         atexit.register(report_lost_wait, library)
     return library
+
+
+def _check_cache_size() -> None:
+    """Raises ValueError for a wrong FUSEDSEQ_CACHE_MB.
+
+    C++ reads the variable at the first large result, and raises there: in the middle of a run.
+    """
+    value = os.environ.get("FUSEDSEQ_CACHE_MB", "")
+    if value.strip("0123456789"):
+        raise ValueError(
+            f"FUSEDSEQ_CACHE_MB must be a whole number of MiB, at least 0, got {value!r}"
+        )
 
 
 def report_lost_wait(library: Any) -> None:
@@ -155,7 +170,12 @@ def isa(question: str) -> str:
 
     question: "compiled", "found" for those of them that this machine runs, or "used" for one name
     """
-    function = operators()[f"fusedseq_isa_{question}"]
+    return _isa(operators(), question)
+
+
+def _isa(library: ctypes.CDLL, question: str) -> str:
+    """See `isa`; "error: " and the reason where FUSEDSEQ_ISA leaves none to be used."""
+    function = library[f"fusedseq_isa_{question}"]
     function.restype = ctypes.c_char_p
     return str(function().decode())
 

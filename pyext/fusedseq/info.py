@@ -36,7 +36,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     report = Report()
     versions(report)
-    loaded = build(report) and library(report)
+    if loaded := build(report):
+        library(report)
     threads(report)
     devices = [*["cpu"] * loaded, *gpus(report)]
     triton(report)
@@ -103,8 +104,8 @@ def build(report: Report) -> bool:
     return True
 
 
-def library(report: Report) -> bool:
-    """Reports on _C, _autograd and the CPU kernels; returns whether the operators can run."""
+def library(report: Report) -> None:
+    """Reports on _C, _autograd and the CPU kernels."""
     built = _load.build_info()
     try:
         from fusedseq import _C
@@ -129,13 +130,8 @@ def library(report: Report) -> bool:
         )
     for question in ("compiled", "found"):
         report.fact(f"CPU kernels {question}", _load.isa(question))
-    used = _load.isa("used")
-    if used.startswith("error: "):
-        report.wrong("CPU kernels used", used.removeprefix("error: "))
-        return False
     chosen = "by FUSEDSEQ_ISA" if os.environ.get("FUSEDSEQ_ISA") else "the widest found"
-    report.fact("CPU kernels used", f"{used}, {chosen}")
-    return True
+    report.fact("CPU kernels used", f"{_load.isa('used')}, {chosen}")
 
 
 def threads(report: Report) -> None:

@@ -394,7 +394,7 @@ def test_bad_settings_are_rejected():
     ):
         translator("nope")
     with pytest.raises(
-        ValueError, match="WordPredictor: pooling must be sum, mean, max, got 'min'"
+        ValueError, match="WordPredictor: pooling must be sum, mean or max, got 'min'"
     ):
         WordPredictor(V, WordPredictorSettings(**WORDS, pooling="min"))
     with pytest.raises(ValueError, match=r"WordPredictor: masking must be in \[0, 1\), got 1"):

@@ -63,8 +63,11 @@ def read(path):
 
 
 CACHE = """
+import os, sys
 import fusedseq, torch
 from fusedseq import fused
+if sys.argv[1:]:
+    os.environ["FUSEDSEQ_CACHE_MB"] = sys.argv[1]
 y = fused.dropout(torch.ones(3000, 1000), 0.5, 1)
 in_use = fusedseq.empty_cache()
 del y
@@ -88,12 +91,17 @@ def test_cache_can_be_switched_off(monkeypatch):
 
 @pytest.mark.parametrize("value", ["abc", "-1", "1.5", "0x10", " "])
 def test_a_wrong_size_of_the_cache_is_named(value, monkeypatch):
-    """At the first large result, as an error that names the variable and the value."""
-    monkeypatch.setenv("FUSEDSEQ_CACHE_MB", value)
-    run = subprocess.run([sys.executable, "-c", CACHE], capture_output=True, text=True)
+    """By an error that names the variable and the value: when the operators are loaded, and in C++
+    at the first large result, where the variable is set after that."""
+    message = "FUSEDSEQ_CACHE_MB must be a whole number of MiB, at least 0, got "
+    command = [sys.executable, "-c", CACHE]
+    run = subprocess.run([*command, value], capture_output=True, text=True)
     assert run.returncode == 1  # not killed by a signal
-    message = f"FUSEDSEQ_CACHE_MB must be a whole number of MiB, at least 0, got {value}"
-    assert message.rstrip() in run.stderr
+    assert f"RuntimeError: {message}{value}".rstrip() in run.stderr
+    monkeypatch.setenv("FUSEDSEQ_CACHE_MB", value)
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert f"ValueError: {message}{value!r}" in run.stderr
 
 
 VARIED_SHAPES = """

@@ -332,11 +332,8 @@ def test_a_pattern_that_freezes_no_or_every_parameter_is_an_error(tmp_path, patt
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            ("adaptation.labels=yes",),
-            "adaptation.labels must be one of none, model, true, got 'yes'",
-        ),
-        (("adaptation.when=now",), "adaptation.when must be one of before, after, got 'now'"),
+        (("adaptation.labels=yes",), "adaptation.labels must be none, model or true, got 'yes'"),
+        (("adaptation.when=now",), "adaptation.when must be before or after, got 'now'"),
         (("confidence=1.0",), r"adaptation.confidence must be in \[0, 1\), got 1.0"),
         (
             ("adaptation.general=false",),

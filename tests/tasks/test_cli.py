@@ -144,17 +144,30 @@ def test_a_clone_whose_operators_are_not_built_says_how(tmp_path, monkeypatch):
     assert f"pip install -v --no-build-isolation -e '{tmp_path}[test]'" in _load.how_to_build()
 
 
-@pytest.mark.parametrize("name", ["FUSEDSEQ_AUTOGRAD", "FUSEDSEQ_RECURRENCE", "FUSEDSEQ_TRACEBACK"])
-def test_a_wrong_variable_is_one_sentence(name):
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("info", "FUSEDSEQ_AUTOGRAD"),
+        ("info", "FUSEDSEQ_RECURRENCE"),
+        ("info", "FUSEDSEQ_TRACEBACK"),
+        ("info", "FUSEDSEQ_CACHE_MB"),
+        ("info", "FUSEDSEQ_ISA"),
+        ("train ptb --data synthetic --steps 1 --out run", "FUSEDSEQ_CACHE_MB"),
+        ("train ptb --data synthetic --steps 1 --out run", "FUSEDSEQ_ISA"),
+    ],
+)
+def test_a_wrong_variable_is_one_sentence(command, name, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), name: "nonsense"}
     done = subprocess.run(
-        [sys.executable, "-m", "fusedseq", "info", "--no-check"],
+        [sys.executable, "-m", "fusedseq", *command.split()],
+        cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 2
-    assert re.fullmatch(rf"fusedseq.*: {name} must be .*, got 'nonsense'.*\n", done.stderr)
+    assert re.fullmatch(rf"fusedseq.*: {name} must be .*, got '?nonsense'?.*\n", done.stderr)
+    assert not list(tmp_path.iterdir())
 
 
 def test_all_variables_are_on_one_page():
@@ -172,6 +185,18 @@ def test_all_variables_are_on_one_page():
     page = (ROOT / "docs/variables.md").read_text()
     assert {"FUSEDSEQ_CUDA", "FUSEDSEQ_CACHE_MB", "FUSEDSEQ_DATA", "FUSEDSEQ_FAKE_GPU"} <= found
     assert [name for name in sorted(found) if f"| `{name}` |" not in page] == []
+
+
+def test_an_operator_set_of_other_tasks_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for command in ("train ptb", "tune reverse", "grid reverse", "eval words run"):
+        assert cli.main([*command.split(), "--ops", "torch_mha"]) == 2
+        task = command.split()[1]
+        message = f": --ops must be fused or reference for {task}, got torch_mha\n"
+        assert capsys.readouterr().err.endswith(message)
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "run", "--ops", "torch_mha"])
+    assert "choose from 'fused', 'reference'" in capsys.readouterr().err
 
 
 def test_an_ensemble_is_offered_for_its_tasks_alone(capsys):
@@ -193,7 +218,7 @@ def test_an_ensemble_is_offered_for_its_tasks_alone(capsys):
         ("ptb", "output=first", "model.output must be "),
         ("en-fr", "heads=7", "model.heads must divide embedding = 300, got 7"),
         ("en-es", "positions=none2", "model.positions must be "),
-        ("words", "pooling=min", "model.pooling must be sum, mean, max, got 'min'"),
+        ("words", "pooling=min", "model.pooling must be sum, mean or max, got 'min'"),
         ("words", "masking=1", "model.masking must be in [0, 1), got 1.0"),
         ("reverse", "model.scale=none", "model.scale must be embedding or head, got 'none'"),
         ("reverse", "training.lr=-1", "training.lr must be at least 0, got -1.0"),

@@ -48,7 +48,7 @@ def test_a_directory_is_read_with_each_naming(tmp_path, naming, inside, monkeypa
 
 def test_missing_files_are_named(tmp_path, monkeypatch):
     (write(tmp_path) / "ptb.valid.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"ptb\.valid\.txt.*gz"):
+    with pytest.raises(FileNotFoundError, match=r"has .*test\.txt, and lacks ptb\.valid\.txt"):
         corpus.load(str(tmp_path))
     monkeypatch.delenv("FUSEDSEQ_DATA", raising=False)
     with pytest.raises(FileNotFoundError, match="FUSEDSEQ_DATA"):

@@ -58,9 +58,30 @@ def test_errors_are_one_sentence(tmp_path, capsys):
     assert "fusedseq data: en-es: data files not found, looked for" in capsys.readouterr().err
     assert main(["data", "ptb", "--data", "synthetic", "--top", "-1"]) == 2
     assert "--top must be at least 0, got -1" in capsys.readouterr().err
+    assert main(["data", "en-fr", "--data", "synthetic", "--batch", "0"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == "fusedseq data: --batch must be at least 1, got 0\n"
+    assert not printed.out
     with pytest.raises(SystemExit, match="2"):
         main(["data", "nothing"])
     assert "choose from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "reverse"])
+def test_a_directory_that_is_none_is_named(task, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("FUSEDSEQ_DATA", raising=False)
+    for name, why in (("file", "is not one"), ("nowhere", "does not exist")):
+        path = tmp_path / name
+        assert main(["data", task, "--data", str(path)]) == 2
+        error = f"fusedseq data: --data must be a directory, got {path}, which {why}\n"
+        assert capsys.readouterr().err == error
+    monkeypatch.setenv("FUSEDSEQ_DATA", str(path))
+    assert main(["data", task]) == 2
+    assert f": FUSEDSEQ_DATA must be a directory, got {path}, which" in capsys.readouterr().err
+    monkeypatch.setenv("FUSEDSEQ_DATA", str(tmp_path))
+    assert main(["data", task, "--data", ""]) == 2
+    assert "no data given" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,10 @@ def test_files_are_found_and_missing_files_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSEDSEQ_DATA", str(tmp_path))
     assert words.load().fingerprint() == words.load(str(tmp_path / "catalan")).fingerprint()
     (tmp_path / "catalan/news.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"catalan has general\*.txt, and lacks news\*.txt"):
+        words.load()
+    for path in (tmp_path / "catalan").iterdir():
+        path.unlink()
     with pytest.raises(
         FileNotFoundError, match=r"words: .* looked for .*general\*\.txt,news\*\.txt"
     ):

@@ -33,9 +33,9 @@ RULES = pytest.mark.parametrize("rule", [{}, {"rms": True}], ids=["sgd", "rms"])
 def test_lr_zero_is_the_static_evaluation(rule, preset, ops):
     hidden = ["hidden=(8, 8)", "layers=2"] if preset == "awd-merity" else []
     t = task(ops, preset, *hidden)
-    assert evaluate(t, "test", DynamicEvaluation(lr=0.0, decay=0.1, batch=2, **rule)) == t.evaluate(
-        "test"
-    )
+    assert evaluate(
+        t, "test", DynamicEvaluation(lr=0.0, decay=0.1, columns=2, **rule)
+    ) == t.evaluate("test")
 
 
 @RULES
@@ -55,7 +55,7 @@ def test_repeating_text_is_learnt_and_the_weights_are_restored(rule, ops):
 def test_a_segment_is_evaluated_before_it_is_trained_on(rule, ops):
     """In a single segment as long as the text no update precedes a prediction."""
     t = task(ops)
-    found = evaluate(t, "test", DynamicEvaluation(lr=5.0, segment=10_000, batch=2, **rule))
+    found = evaluate(t, "test", DynamicEvaluation(lr=5.0, segment=10_000, columns=2, **rule))
     assert found["loss"] == pytest.approx(t.evaluate("test")["loss"], rel=1e-6)
 
 
@@ -69,7 +69,9 @@ def test_full_decay_uses_the_last_segment_alone(ops):
     ]
     assert losses == sorted(losses)
     assert losses[-1] < static
-    assert evaluate(t, "test", DynamicEvaluation(lr=0.0, decay=1.0, batch=2)) == t.evaluate("test")
+    assert evaluate(t, "test", DynamicEvaluation(lr=0.0, decay=1.0, columns=2)) == t.evaluate(
+        "test"
+    )
 
 
 def test_two_updates_match_the_formula(ops):
@@ -91,7 +93,7 @@ def test_two_updates_match_the_formula(ops):
     assert found["loss"] == pytest.approx(total / 3)
 
 
-@pytest.mark.parametrize("name", ["lr", "decay", "segment", "batch", "epsilon"])
+@pytest.mark.parametrize("name", ["lr", "decay", "segment", "columns", "epsilon"])
 def test_invalid_settings_are_errors(name):
     with pytest.raises(ValueError, match=f"^dynamic evaluation: {name} must be at least ., got -1"):
         DynamicEvaluation(**{"lr": 0.1, name: -1})

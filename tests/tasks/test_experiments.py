@@ -247,7 +247,7 @@ def test_a_value_of_another_type_than_a_tuple_is_named():
     preset = task_module("reverse").PRESETS["base"]
     assert override(preset, ["data.sizes=7"]).data.sizes == (7,)
     for value in ("many", "1,many", "2.5"):
-        with pytest.raises(ValueError, match=r"data\.sizes must be tuple of int, got "):
+        with pytest.raises(ValueError, match=r"data\.sizes must be whole numbers separated by"):
             override(preset, [f"data.sizes={value}"])
 
 

@@ -74,7 +74,7 @@ WRONG = {
     f"{MODEL}/layers": [
         (10**7, "model.layers must be at most 6, for a model of 6 tensors, got 10,000,000"),
         (-1, ""),
-        ("1", "layers must be int, got '1'"),
+        ("1", "layers must be a whole number, got '1'"),
     ],
     f"{MODEL}/hidden": [
         (10**6, "tied needs the last hidden size to be embedding = 8, got 1000000"),

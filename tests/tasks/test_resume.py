@@ -113,4 +113,6 @@ def test_the_directory_of_other_data_is_named(run, tmp_path, monkeypatch, capsys
         (tmp_path / f"{split}.txt").write_text("the dog sees a cat\n" * 50)
     monkeypatch.setenv("FUSEDSEQ_DATA", str(tmp_path))
     assert cli.main(["eval", "ptb", str(run)]) == 2
-    assert f"ptb: the data in {tmp_path} are not those the checkpoint" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "ptb: --data must be the data that the checkpoint was trained on, with checksum" in error
+    assert f", got the data in {tmp_path}, with checksum " in error

@@ -245,9 +245,8 @@ def test_other_data_than_the_checkpoints_are_an_error():
     module = task_module("reverse")
     made_, _ = made("reverse", "base")
     description = made_.description() | {"fingerprint": 1}
-    with pytest.raises(
-        ValueError, match="reverse: the generated data are not those the checkpoint was trained on"
-    ):
+    message = r"reverse: --data must be the data .* 00000001, got the generated data, with checksum"
+    with pytest.raises(ValueError, match=message):
         module.build(made_.settings, None, ops=operators("fused"), seed=0, description=description)
 
 

@@ -1,6 +1,7 @@
 """The trainer on ptb: learning, exact resume, checkpoints, settings, the command line."""
 
 import csv
+import dataclasses
 import itertools
 import json
 import math
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import typing
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import torch
 from fusedseq import cli, fused, reference
 from fusedseq.data import corpus
 from fusedseq.tasks import ptb
+from fusedseq.tasks.catalog import TASKS, task_module
 from fusedseq.tasks.training import (
     CheckpointError,
     Trainer,
@@ -389,16 +392,20 @@ ERRORS = {
     "unknown preset 'nope'; known are lstm, dropout": ["--preset", "nope"],
     "unknown key 'model.hiden'; known are model.embedding": ["--set", "model.hiden=3"],
     "--set must be key=value, got 'hidden'": ["--set", "hidden"],
-    "model.layers must be int, got 'two'": ["--set", "layers=two"],
+    "model.layers must be a whole number, got 'two'": ["--set", "layers=two"],
     "dropout must be in [0, 1], got 1.5": ["--set", "dropout=1.5"],
     "rounds must be a whole number in [0, 64), got -1": ["--set", "rounds=-1"],
-    "training.averaging must be one of none, nt-asgd, tail, got 'best'": [
+    "model.hidden must be a whole number, or several separated by commas, got 'abc'": [
         "--set",
-        "averaging=best",
+        "hidden=abc",
     ],
-    "training.precision must be one of fp32, bf16, got 'fp8'": ["--set", "precision=fp8"],
+    "model.rank must be a whole number or none, got 'abc'": ["--set", "rank=abc"],
+    "model.splits must be whole numbers separated by commas, got 'abc'": ["--set", "splits=abc"],
+    "model.tied must be True or False, got 3": ["--set", "tied=3"],
+    "training.averaging must be none, nt-asgd or tail, got 'best'": ["--set", "averaging=best"],
+    "training.precision must be fp32 or bf16, got 'fp8'": ["--set", "precision=fp8"],
     "training.accumulate must be at least 1, got 0": ["--set", "accumulate=0"],
-    "training.lr_schedule must be one of constant, linear, cosine, inverse-sqrt, got 'step'": [
+    "training.lr_schedule must be constant, linear, cosine or inverse-sqrt, got 'step'": [
         "--set",
         "lr_schedule=step",
     ],
@@ -420,12 +427,17 @@ ERRORS = {
     ],
     "training.warmup_steps must be at least 0, got -1": ["--set", "warmup_steps=-1"],
     "training.epochs must be at least 0, got -1": ["--epochs", "-1"],
-    "data files not found, looked for": ["--data", "nowhere"],
+    "--data must be a directory, got nowhere, which does not exist": ["--data", "nowhere"],
+    "--from: checkpoint nowhere does not exist": ["--from", "nowhere"],
+    "--ops must be fused or reference for ptb, got torch_mha": ["--ops", "torch_mha"],
     "--resume: nowhere is not a directory": ["--resume", "--out", "nowhere"],
-    "--device abc is not usable": ["--device", "abc"],
-    "--device meta is not usable: it must be cpu, cuda or cuda:N": ["--device", "meta"],
-    "training.lr must be float, got 1000": ["--set", "lr=1" + "0" * 400],
-    "training.lr must be float, got '---": ["--set", "lr=" + "-" * 5000 + "1"],
+    "--device must be cpu, cuda or cuda:N, got tpu": ["--device", "tpu"],
+    "--device must be cpu, cuda or cuda:N, got meta": ["--device", "meta"],
+    "--device must be cpu, cuda or cuda:N, got cuda:x": ["--device", "cuda:x"],
+    "training.lr must be a finite number, got inf": ["--set", "lr=1e400"],
+    "training.lr must be a finite number, got 'nan'": ["--set", "lr=nan"],
+    "training.lr must be a finite number, got 1000": ["--set", "lr=1" + "0" * 400],
+    "training.lr must be a finite number, got '---": ["--set", "lr=" + "-" * 5000 + "1"],
 }
 
 
@@ -455,6 +467,35 @@ def test_a_wrong_option_is_exit_code_2(wrong, capsys):
         cli.main(wrong)
     assert exit.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "ptb", "--data", "synthetic", "--preset", ""],
+        ["tune", "reverse", "--preset", ""],
+        ["ensemble", "words", "--data", "synthetic", "--members", ""],
+    ],
+)
+def test_an_empty_name_is_not_the_default(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(command)
+    assert f"argument {command[-2]}: must not be empty" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_type_of_setting_has_words(task):
+    """The words of a refusal are written for people: no setting is refused by a type's name."""
+    module = task_module(task)
+    settings = module.PRESETS[module.DEFAULT_PRESET]
+    for section in dataclasses.fields(settings):
+        values = getattr(settings, section.name)
+        for name, kind in typing.get_type_hints(type(values)).items():
+            if kind not in (str, str | None):
+                with pytest.raises(ValueError, match=f"^{section.name}.{name} must be .*, got '@'"):
+                    override(settings, [f"{section.name}.{name}=@"])
 
 
 def test_train_resume_and_eval_from_the_command_line(tmp_path, capsys):
@@ -494,4 +535,4 @@ def test_evaluating_on_other_data_is_an_error(tmp_path, capsys):
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("the dog sees a cat\n" * 50)
     assert cli.main(["eval", "ptb", str(tmp_path / "run"), "--data", str(tmp_path)]) == 2
-    assert "are not those the checkpoint was trained on" in capsys.readouterr().err
+    assert "--data must be the data that the checkpoint was trained on" in capsys.readouterr().err

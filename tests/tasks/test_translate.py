@@ -13,6 +13,7 @@ from fusedseq import cli, fused
 from fusedseq.tasks import ptb
 from fusedseq.tasks.catalog import task_module
 from fusedseq.tasks.commands import translate
+from fusedseq.tasks.commands.arguments import named_options
 from fusedseq.tasks.runs.restore import restored
 from fusedseq.tasks.training import Trainer, as_dict, load_checkpoint, override, save_checkpoint
 from fusedseq.tasks.training.independent_batches import IndependentBatches
@@ -242,16 +243,42 @@ def test_errors_of_translate_are_one_line(run, language_model, error_of, text):
     assert "must hold a model of en-es or en-fr, got one of ptb" in error_of(
         "translate", language_model, "--in", text
     )
-    assert "No such file" in error_of("translate", run, "--in", text.with_name("none"))
-    assert "beam must be at least 1, got 0" in error_of("translate", run, "--in", text, "--beam", 0)
-    assert "n_best must be from 1 to beam = 2, got 3" in error_of(
-        "translate", run, "--in", text, "--beam", 2, "--n-best", 3
-    )
-    assert "n_best must be at least 1, got 0" in error_of(
-        "translate", run, "--in", text, "--n-best", 0
-    )
+    assert "--in: /no/file: No such file" in error_of("translate", run, "--in", "/no/file")
     text.write_bytes(b"\xff\xfe\n")
     assert "in.txt, line 1: byte 1 is not UTF-8" in error_of("translate", run, "--in", text)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("translate", "--beam 0", "--beam must be at least 1, got 0"),
+        ("translate", "--beam 2 --n-best 3", "--n-best must be from 1 to --beam = 2, got 3"),
+        ("translate", "--n-best 0", "--n-best must be at least 1, got 0"),
+        ("translate", "--max-length 0", "--max-length must be at least 1, got 0"),
+        ("translate", "--length-penalty -1", "--length-penalty must be at least 0, got -1.0"),
+        ("generate", "--words -1", "--words must be at least 0, got -1"),
+        ("generate", "--temperature -1", "--temperature must be at least 0, got -1.0"),
+        ("generate", "--top-k 0", "--top-k must be at least 1, got 0"),
+        ("generate", "--top-p 2", "--top-p must be in (0, 1], got 2.0"),
+        ("eval en-fr", "--beam 0", "--beam must be at least 1, got 0"),
+        ("eval en-fr", "--length-penalty -1", "--length-penalty must be at least 0, got -1.0"),
+        ("eval ptb", "--dynamic sgd --lr -1", "--lr must be at least 0, got -1.0"),
+        ("eval ptb", "--dynamic sgd --lr 1 --columns 0", "--columns must be at least 1, got 0"),
+    ],
+)
+def test_an_option_out_of_range_is_named(
+    run, language_model, error_of, text, command, options, message
+):
+    path = language_model if command in ("generate", "eval ptb") else run
+    more = {"translate": ["--in", text], "generate": []}.get(command, ["--data", "synthetic"])
+    error = error_of(*command.split(), path, *more, *options.split())
+    assert error.startswith(f"fusedseq {command.split()[0]}: {message}")
+
+
+def test_a_message_about_something_else_is_not_changed():
+    for message in ("data.words must be 3", "words are missing", "Model: words must be 3"):
+        with pytest.raises(ValueError, match=f"^{message}$"), named_options(["words"]):
+            raise ValueError(message)
 
 
 # eval.
@@ -485,4 +512,3 @@ def test_errors_of_generate_are_one_line(run, language_model, error_of):
     assert "--samples must be at least 1, got 0" in error_of(
         "generate", language_model, "--samples", 0
     )
-    assert "top_p must be in (0, 1], got 2.0" in error_of("generate", language_model, "--top-p", 2)

@@ -121,7 +121,7 @@ def test_a_started_run_does_not_need_the_file(tmp_path):
         ),
         ("the 1 2 3\n", "must have vectors of model.embedding = 16 numbers, got 3"),
         ("house\n", "a vector for none of the"),
-        ("", "No such file"),
+        ("", "data.vectors must be a file of word vectors, got {path}: No such file"),
     ],
 )
 def test_an_unusable_file_is_an_error(tmp_path, capsys, file, message):
@@ -130,7 +130,7 @@ def test_an_unusable_file_is_an_error(tmp_path, capsys, file, message):
         path.write_text(file)
     more = [] if file is None else ["--set", f"data.vectors={path}"]
     assert train(tmp_path / "run", *more, preset="pretrained") == 2
-    assert message in capsys.readouterr().err
+    assert message.format(path=path) in capsys.readouterr().err
 
 
 def test_nearest_words_have_the_largest_cosine(run, capsys):
@@ -149,7 +149,8 @@ def test_nearest_words_have_the_largest_cosine(run, capsys):
     ("more", "message"),
     [
         ((), "nothing to do: give --out FILE, --near WORD, or both"),
-        (("--near", "zebra"), "'zebra' is not among the"),
+        (("--near", "zebra"), "--near: 'zebra' is not among the"),
+        (("--out", "/no/folder/x.bin"), "--out: /no/folder/x.bin: No such file or directory"),
         (("--near", "dog", "--top", "0"), "--top must be at least 1, got 0"),
     ],
 )
@@ -162,7 +163,7 @@ def test_an_unknown_word_is_a_warning_where_something_is_left_to_do(run, capsys,
     assert cli.main(["vectors", str(run), "--near", "zebra", "dog"]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("dog: ")
-    assert printed.err.startswith("fusedseq vectors: 'zebra' is not among the ")
+    assert printed.err.startswith("fusedseq vectors: --near: 'zebra' is not among the ")
     file = tmp_path / "v.txt"
     assert cli.main(["vectors", str(run), "--near", "zebra", "--out", str(file)]) == 0
     assert "'zebra' is not among the" in capsys.readouterr().err

@@ -43,11 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the statistics; ValueError for a negative --top."""
+    """Prints the statistics. Errors: ValueError for a negative --top and for a --batch below 1"""
     from rich.console import Console
 
     if args.top < 0:
         raise ValueError(f"--top must be at least 0, got {args.top}")
+    if args.batch < 1:
+        raise ValueError(f"--batch must be at least 1, got {args.batch}")
     module = importlib.import_module(TASKS[args.task])
     loaded = module.load(args.data, seed=args.seed)
     # A fixed width for output to a file, where nothing should be cut off.

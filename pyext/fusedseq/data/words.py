@@ -9,7 +9,7 @@ from pathlib import Path
 from fusedseq.data import synthetic_domains
 from fusedseq.data.catalan_text import sentences
 from fusedseq.data.contexts import Contexts
-from fusedseq.data.locate import directories, named_data, read_lines
+from fusedseq.data.locate import Incomplete, directories, named_data, not_found, read_lines
 from fusedseq.data.statistics import Side
 from fusedseq.data.vocabulary import Vocabulary
 
@@ -124,9 +124,10 @@ def find(data: str | None) -> dict[str, list[Path]]:
     """Returns the files of each domain, in alphabetical order.
 
     They are those of the first directory that has files of both domains; see `directories`.
-    Errors: FileNotFoundError that names every file searched for.
+    Errors: FileNotFoundError, see `directories` and `not_found`.
     """
-    searched = []
+    searched: list[str] = []
+    incomplete: list[Incomplete] = []
     for directory in directories("words", data, FOLDERS):
         files = {
             domain: sorted(
@@ -137,7 +138,13 @@ def find(data: str | None) -> dict[str, list[Path]]:
         if all(files.values()):
             return files
         searched.append(f"{directory}/{{{','.join(f'{d}*.txt' for d in DOMAINS)}}}[.gz]")
-    raise FileNotFoundError(f"words: data files not found, looked for {' and '.join(searched)}")
+        present, missing = (
+            [f"{domain}*.txt" for domain in DOMAINS if bool(files[domain]) == found]
+            for found in (True, False)
+        )
+        if present:
+            incomplete.append(Incomplete(directory, present, missing))
+    raise not_found("words", searched, incomplete)
 
 
 def repeated(words: Line, seen: set[str]) -> bool:

@@ -130,9 +130,8 @@ class Translator(nn.Module):
         s = self.settings = settings
         check_heads(s)
         if s.positions not in POSITIONS:
-            raise ValueError(
-                f"Translator: positions must be {', '.join(POSITIONS)}, got {s.positions!r}"
-            )
+            known = f"{', '.join(POSITIONS[:-1])} or {POSITIONS[-1]}"
+            raise ValueError(f"Translator: positions must be {known}, got {s.positions!r}")
         self.source_words = EmbeddedWords(source_vocabulary, s, ops)
         self.target_words = EmbeddedWords(target_vocabulary, s, ops)
         self.encoder = Encoder(**self._stack_options(ops, decoder=False))

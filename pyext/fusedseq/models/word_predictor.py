@@ -65,9 +65,7 @@ class WordPredictor(nn.Module):
         s = self.settings = settings
         check_heads(s)
         if s.pooling not in POOLING:
-            raise ValueError(
-                f"WordPredictor: pooling must be {', '.join(POOLING)}, got {s.pooling!r}"
-            )
+            raise ValueError(f"WordPredictor: pooling must be sum, mean or max, got {s.pooling!r}")
         if not 0 <= s.masking < 1:
             raise ValueError(f"WordPredictor: masking must be in [0, 1), got {s.masking}")
         E = s.embedding

@@ -20,6 +20,7 @@ TASKS = {
     "en-fr": "fusedseq.tasks.en_fr",
 }
 GENERATED = ("reverse",)  # the tasks whose data are always generated
+TRANSLATION = ("en-es", "en-fr")  # the tasks whose model is a translator
 OPERATORS = {
     "fused": "fusedseq.fused",
     "reference": "fusedseq.reference",
@@ -48,6 +49,11 @@ def operators(name: str) -> ModuleType:
     if name not in OPERATORS:
         raise ValueError(f"ops must be one of {', '.join(OPERATORS)}, got {name!r}")
     return importlib.import_module(OPERATORS[name])
+
+
+def task_operators(task: str) -> list[str]:
+    """The names of the operator sets of a task; torch_mha is for translators alone."""
+    return [name for name in OPERATORS if name != "torch_mha" or task in TRANSLATION]
 
 
 def preset_operators(module: ModuleType, preset: str) -> str:

@@ -9,18 +9,20 @@ from fusedseq.tasks.training.independent_batches import at_least_one
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """The data: a text cut into columns, which are read side by side in segments of `bptt` steps.
+    """The data: a text in columns, which are read side by side in segments of `bptt` steps."""
 
-    batch, valid_batch, test_batch: the columns of each split
-    """
-
+    # Columns of the training split.
     batch: int = 70
+    # Columns of the validation split.
     valid_batch: int = 10
+    # Columns of the test split.
     test_batch: int = 1
+    # Steps in a segment, through which the gradient is computed (truncated backpropagation).
     bptt: int = 70
-    # Whether the lengths of training segments vary as in AWD-LSTM.
+    # Whether the lengths of training segments vary around bptt as in AWD-LSTM.
     vary_bptt: bool = True
-    # The probability that the carried state of a column is set to zero before a batch.
+    # The probability that the carried state of a column is set to zero before a training segment,
+    # in [0, 1].
     reset_probability: float = 0.0
     # The objective: a sum over steps and a mean over the columns if true, else a mean over tokens.
     sum_over_time: bool = False

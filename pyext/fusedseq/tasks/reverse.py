@@ -14,13 +14,15 @@ from fusedseq.tasks.training.independent_batches import IndependentBatches, at_l
 
 @dataclass(frozen=True)
 class SequenceSettings:
-    """The data: random sequences of numbers. batch, eval_batch: sequences in a batch"""
+    """The data: random sequences of numbers."""
 
+    # Sequences in a training batch.
     batch: int = 8
+    # Sequences in a batch of validation and test.
     eval_batch: int = 512
     # A sequence consists of the numbers 1 .. numbers.
     numbers: int = 9
-    # How many sequences of length 1, 2, ... are drawn; duplicates are dropped.
+    # How many sequences of length 1, 2, ... are drawn, none below 0; duplicates are dropped.
     sizes: tuple[int, ...] = (4, 20, 100, 400, 5000)
     # The largest number of sequences, drawn at random from the distinct ones; None retains all.
     limit: int | None = reverse.LIMIT

@@ -31,15 +31,15 @@ class ContextSettings:
     batch: int = 2048
     # The largest number of words in the vocabulary.
     vocabulary: int = 100_000
-    # The lowest frequency of a word in the vocabulary. Words that occur once train <unk>: see
-    # data.words.load.
+    # The lowest frequency of a word in the vocabulary; rarer words become <unk>, which is trained
+    # too.
     min_frequency: int = 2
     # Whether all text is converted to lower case.
     lower: bool = False
     # Seeds the choice of training lines, and the synthetic text. It is separate from the run's seed
     # so that runs with different seeds can be compared.
     split_seed: int = 0
-    # A word2vec file whose vectors initialise the embedding.
+    # A word2vec file whose vectors initialise the embedding; None draws all vectors at random.
     vectors: str | None = None
 
     def __post_init__(self) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fusedseq.tasks.training.settings import one_of
+
 LABELS, WHEN, SELECT = ("none", "model", "true"), ("before", "after"), ("general", "news")
 
 
@@ -21,15 +23,17 @@ class AdaptationSettings:
     # The targets of news contexts: "model", the model's predictions; "true", the actual words;
     # "none" does not train on news.
     labels: str = "none"
-    # Whether the model predicts them "before" each epoch, or "after" it for the next epoch, in
+    # When the model predicts its labels: "before" each epoch, or "after" it for the next epoch, in
     # which case the first epoch has none.
     when: str = "before"
     # Whether to train on the labels of earlier epochs as well: each context is then used once per
     # labelling.
     keep: bool = False
-    # The lowest probability of a model's label; contexts with less are left out of the epoch.
+    # The lowest probability of a model's label, in [0, 1); contexts with less are left out of the
+    # epoch.
     confidence: float = 0.0
-    # Whether to train on the general text as well.
+    # Whether to train on the general text as well; it must be true where an epoch has no other
+    # labels.
     general: bool = True
     # The domain, "general" or "news", whose validation loss selects the best weights.
     select: str = "general"
@@ -38,9 +42,7 @@ class AdaptationSettings:
         for name, known in (("labels", LABELS), ("when", WHEN), ("select", SELECT)):
             value = getattr(self, name)
             if value not in known:
-                raise ValueError(
-                    f"adaptation.{name} must be one of {', '.join(known)}, got {value!r}"
-                )
+                raise ValueError(f"adaptation.{name} must be {one_of(known)}, got {value!r}")
         if not 0 <= self.confidence < 1:
             raise ValueError(f"adaptation.confidence must be in [0, 1), got {self.confidence}")
         first_without = self.labels == "none" or (self.labels, self.when) == ("model", "after")

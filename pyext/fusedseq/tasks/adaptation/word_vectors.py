@@ -60,7 +60,12 @@ def load_vectors(weight: torch.Tensor, path: str | Path, vocabulary: Vocabulary)
             "data.vectors must be a file of word vectors in word2vec format: "
             "--set data.vectors=FILE"
         )
-    vectors, found = read_word2vec(Path(path), vocabulary)
+    try:
+        vectors, found = read_word2vec(Path(path), vocabulary)
+    except OSError as error:
+        raise ValueError(
+            f"data.vectors must be a file of word vectors, got {path}: {error.strerror or error}"
+        ) from error
     if vectors.size(1) != weight.size(1):
         raise ValueError(
             f"data.vectors: {path} must have vectors of model.embedding = {weight.size(1)} "

@@ -1,15 +1,25 @@
 """Options that several commands share."""
 
 import argparse
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from fusedseq.tasks.catalog import OPERATORS, TASKS
+from fusedseq.tasks.catalog import OPERATORS, TASKS, TRANSLATION, task_operators
+from fusedseq.tasks.training import one_of
 from fusedseq.tasks.training.files import kind_of
 
-DEVICES = ("cpu", "cuda")
+DEVICE = r"(cpu|cuda)(:\d+)?"
+# {operator set: what the help says of it}
+DESCRIPTIONS = {
+    "fused": "fused, the kernels of this package",
+    "reference": "reference, the same in plain PyTorch",
+    "torch_mha": "torch_mha, fused with the attention of torch.nn.MultiheadAttention, for "
+    f"{' and '.join(TRANSLATION)} alone",
+}
 
 
 def add_common_arguments(
@@ -29,17 +39,39 @@ def add_common_arguments(
         metavar="DIR",
         help="the data's directory, or 'synthetic' (default: $FUSEDSEQ_DATA)",
     )
-    parser.add_argument(
-        "--ops", choices=[*operators], help=f"the operator set (default: {default_operators})"
-    )
+    add_operators_argument(parser, operators, default=None, default_help=default_operators)
     add_device_argument(parser)
 
 
-def add_operators_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds --ops for a command without presets."""
+def add_operators_argument(
+    parser: argparse.ArgumentParser,
+    operators: Iterable[str] = OPERATORS,
+    default: str | None = "fused",
+    default_help: str = "fused",
+) -> None:
+    """Adds --ops. operators: its values    default_help: the default, for the help"""
+    names = [*operators]
+    descriptions = "; ".join(DESCRIPTIONS[name] for name in names)
     parser.add_argument(
-        "--ops", choices=OPERATORS, default="fused", help="the operator set (default: fused)"
+        "--ops",
+        choices=names,
+        default=default,
+        help=f"the operator set: {descriptions} (default: {default_help})",
     )
+
+
+def check_operators(task: str, ops: str | None) -> None:
+    """Raises ValueError where the operator set of --ops is not one of the task's."""
+    known = task_operators(task)
+    if ops is not None and ops not in known:
+        raise ValueError(f"--ops must be {one_of(known)} for {task}, got {ops}")
+
+
+def given(text: str) -> str:
+    """The type of an option that must not be empty, as it is where a shell variable is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
 
 
 def add_device_argument(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +111,39 @@ def split_names(text: str, known: Collection[str]) -> list[str]:
     return names
 
 
+@contextmanager
+def named_options(names: Iterable[str]) -> Iterator[None]:
+    """Names the options in a ValueError of the block about arguments: "sample: top_p must be ..."
+    becomes "--top-p must be ...".
+
+    names: of the arguments, such as top_p; each is that of an option
+    """
+    try:
+        yield
+    except ValueError as error:
+        known = "|".join(names)
+        found = re.match(rf"(?:[a-z_ ]+: )?(?=(?:{known}) must be )", str(error))
+        if not found:
+            raise
+        text = re.sub(
+            rf"\b(?:{known})(?= must be | = )",
+            lambda name: f"--{name[0].replace('_', '-')}",
+            str(error)[found.end() :],
+        )
+        raise ValueError(text) from None
+
+
+@contextmanager
+def named_file(option: str) -> Iterator[None]:
+    """Names the option in an OSError of the block that names a file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise ValueError(f"{option}: {error.filename}: {error.strerror}") from error
+
+
 def check_out(out: Path) -> None:
     """Raises ValueError where the directory of --out is something else."""
     if out.exists() and not out.is_dir():
@@ -90,12 +155,12 @@ def usable_device(name: str, argument: str = "--device") -> torch.device:
 
     Errors: ValueError where it is neither a CPU nor a GPU, or no tensor can be allocated on it
     """
+    if not re.fullmatch(DEVICE, str(name)):
+        raise ValueError(f"{argument} must be cpu, cuda or cuda:N, got {name}")
     try:
         device = torch.device(name)
-        if device.type in DEVICES:
-            torch.empty(0, device=device)
-            return device
-        why = "it must be cpu, cuda or cuda:N"
+        torch.empty(0, device=device)
+        return device
     except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0]
     raise ValueError(f"{argument} {name} is not usable: {why}")

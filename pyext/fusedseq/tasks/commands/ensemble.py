@@ -9,12 +9,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fusedseq.tasks.catalog import preset_operators, task_module
+from fusedseq.tasks.catalog import preset_operators, task_module, task_operators
 from fusedseq.tasks.commands.arguments import (
     add_common_arguments,
     add_seed_argument,
     add_set_argument,
     check_out,
+    given,
     split_names,
     usable_device,
 )
@@ -29,11 +30,11 @@ ENSEMBLES = ("words",)  # the tasks that have an ENSEMBLE
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
-    # The operator set torch_mha is for translators.
-    add_common_arguments(parser, tasks=ENSEMBLES, operators=("fused", "reference"))
+    add_common_arguments(parser, tasks=ENSEMBLES, operators=task_operators("words"))
     add = parser.add_argument
     add(
         "--members",
+        type=given,
         metavar="PRESET,PRESET,...",
         help="the presets to train (default: six like those of the source report)",
     )

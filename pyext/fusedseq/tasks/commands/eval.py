@@ -10,7 +10,13 @@ from types import ModuleType
 from typing import Any
 
 from fusedseq.tasks.catalog import operators, task_module
-from fusedseq.tasks.commands.arguments import add_common_arguments, split_names, usable_device
+from fusedseq.tasks.commands.arguments import (
+    add_common_arguments,
+    check_operators,
+    named_options,
+    split_names,
+    usable_device,
+)
 from fusedseq.tasks.evaluation import ensemble
 from fusedseq.tasks.runs.restore import checkpoint_file, load_run
 from fusedseq.tasks.runs.run import metrics_line
@@ -50,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
+    check_operators(args.task, args.ops)
     extensions = requested(args)
     results, lines = of_ensemble(args) if args.others else of_one(args, extensions)
     print(json.dumps(finite(results)) if args.json else "\n".join(lines))
@@ -79,7 +86,8 @@ def of_one(
     module = task_module(args.task)
     settings = from_dict(module.Settings, description["settings"])
     for extension in extensions:
-        extension.check(settings, args.splits.split(","), args)
+        with named_options(extension.OPTIONS):
+            extension.check(settings, args.splits.split(","), args)
     task = module.build(
         settings,
         args.data,
@@ -93,7 +101,9 @@ def of_one(
     task.model.eval()
     results = {split: task.evaluate(split) for split in splits}
     for extension in extensions:
-        for split, metrics in extension.metrics(task, splits, args).items():
+        with named_options(extension.OPTIONS):
+            found = extension.metrics(task, splits, args)
+        for split, metrics in found.items():
             results[split] |= metrics
     return results, [f"{split}: {metrics_line(metrics)}" for split, metrics in results.items()]
 

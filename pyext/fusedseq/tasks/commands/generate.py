@@ -11,10 +11,12 @@ from fusedseq.data.corpus import EOS
 from fusedseq.data.escapes import escaped
 from fusedseq.data.vocabulary import Vocabulary
 from fusedseq.decoding.sample import sample
+from fusedseq.tasks.catalog import task_operators
 from fusedseq.tasks.commands.arguments import (
     add_device_argument,
     add_operators_argument,
     add_seed_argument,
+    named_options,
     usable_device,
 )
 from fusedseq.tasks.runs.restore import restored
@@ -60,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of texts, separated by an empty line (default: %(default)s)",
     )
     add_seed_argument(parser, "equal seeds give equal texts (default: %(default)s)")
-    add_operators_argument(parser)
+    add_operators_argument(parser, task_operators("ptb"))
     add_device_argument(parser)
 
 
@@ -74,16 +76,18 @@ def run(args: argparse.Namespace) -> None:
     prompt = args.prompt.split()
     # The text starts after the end of a sentence.
     ids = torch.tensor([vocabulary.ids[EOS], *encode(prompt, vocabulary)], device=device)
-    sampled = sample(
-        model,
-        ids[:, None].expand(-1, args.samples),
-        args.words,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        never=[vocabulary.ids[UNKNOWN]] if args.no_unknown and UNKNOWN in vocabulary.ids else (),
-        generator=torch.Generator(device).manual_seed(args.seed),
-    )
+    never = [vocabulary.ids[UNKNOWN]] if args.no_unknown and UNKNOWN in vocabulary.ids else []
+    with named_options(("words", "temperature", "top_k", "top_p")):
+        sampled = sample(
+            model,
+            ids[:, None].expand(-1, args.samples),
+            args.words,
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            never=never,
+            generator=torch.Generator(device).manual_seed(args.seed),
+        )
     texts = [
         text([*prompt, *(vocabulary.words[i] for i in column)]) for column in sampled.T.tolist()
     ]

@@ -12,6 +12,7 @@ from fusedseq.tasks.commands.arguments import (
     add_common_arguments,
     add_seed_argument,
     add_set_argument,
+    check_operators,
     check_out,
     usable_device,
 )
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command. Returns 0; 1 where a configuration failed; 130 after a signal."""
+    check_operators(args.task, args.ops)
     grid, varying = _grid(args)
     chosen = args.only or [*grid]
     if unknown := [name for name in chosen if name not in grid]:

@@ -15,7 +15,9 @@ from fusedseq.tasks.commands.arguments import (
     add_common_arguments,
     add_seed_argument,
     add_set_argument,
+    check_operators,
     check_out,
+    given,
     usable_device,
 )
 from fusedseq.tasks.runs.initial_weights import trained_before
@@ -31,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
     add_common_arguments(parser)
     add = parser.add_argument
-    add("--preset", help="a documented configuration; an unknown name lists the known ones")
+    add(
+        "--preset",
+        type=given,
+        help="a documented configuration; an unknown name lists the known ones",
+    )
     add_set_argument(
         parser,
         "change a setting, e.g. model.hidden=1150 (repeatable; an unknown key lists the known)",
@@ -76,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, processes: Processes) -> int:
     module = task_module(args.task)
+    check_operators(args.task, args.ops)
     if args.resume:
         _check_resumable(args)
     name = f"{args.preset or module.DEFAULT_PRESET}-{args.seed or 0}"

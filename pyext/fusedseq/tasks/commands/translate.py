@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from fusedseq.data.parallel import UNKNOWN
 from fusedseq.tasks.commands.arguments import (
     add_device_argument,
     add_operators_argument,
+    named_file,
+    named_options,
     usable_device,
 )
 from fusedseq.tasks.runs.restore import restored
@@ -78,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
+    with named_options(field.name for field in fields(Search)):
+        _run(args)
+
+
+def _run(args: argparse.Namespace) -> None:
     n_best = 1 if args.n_best is None else args.n_best
     search = Search(args.beam, args.length_penalty, n_best, args.batch, args.max_length)
     model, description = restored(
@@ -116,7 +124,9 @@ def opened(path: Path | None) -> Iterator[str]:
         yield from decoded(getattr(sys.stdin, "buffer", None) or sys.stdin, "the standard input")
         return
     try:
-        with compressed.opened(path) as file:
+        with named_file("--in"):
+            file = compressed.opened(path)
+        with file:
             yield from decoded(file, str(path))
     except compressed.DAMAGE as error:
         raise ValueError(f"{path} is not readable text: {error}") from None

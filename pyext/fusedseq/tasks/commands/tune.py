@@ -11,7 +11,9 @@ from fusedseq.tasks.commands.arguments import (
     add_common_arguments,
     add_seed_argument,
     add_set_argument,
+    check_operators,
     check_out,
+    given,
     usable_device,
 )
 from fusedseq.tasks.runs.run import Recipe
@@ -54,7 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_set_argument(
         parser, "a setting of all trials (repeatable; an unknown key lists the known keys)"
     )
-    add("--preset", help="the preset of all other settings (default: the task's default preset)")
+    add(
+        "--preset",
+        type=given,
+        help="the preset of all other settings (default: the task's default preset)",
+    )
     add_seed_argument(parser, "of the search and of every run (default: %(default)s)")
     add(
         "--study",
@@ -115,6 +121,7 @@ def _run(args: argparse.Namespace) -> int:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
     if not args.study.replace("-", "").replace("_", "").isalnum():
         raise ValueError(f"--study must be of letters, digits, - and _, got {args.study!r}")
+    check_operators(args.task, args.ops)
     recipe, space = _recipe(args)
     out = args.out or Path("runs") / args.task / args.study
     check_out(out)
@@ -167,7 +174,7 @@ def _choices(settings: Any, text: str) -> tuple[str, tuple]:
     key, equals, values = text.partition("=")
     if not equals or not values:
         raise ValueError(f"--space must be key=value,value,..., got {text!r}")
-    key = full_key(settings, key)
+    key = full_key(settings, key, "--space")
     section, name = key.split(".")
     found = [
         getattr(getattr(override(settings, [f"{key}={value}"]), section), name)

@@ -7,10 +7,15 @@ from pathlib import Path
 from fusedseq.data.escapes import escaped
 from fusedseq.data.word2vec import write_word2vec
 from fusedseq.tasks.adaptation.word_vectors import nearest, trained
+from fusedseq.tasks.commands.arguments import named_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the command."""
+    parser.description = (
+        "Exports a trained model's word vectors as a word2vec file, or shows the nearest words: "
+        "--out or --near is required, and both may be given."
+    )
     parser.add_argument(
         "run", type=Path, metavar="RUN", help="a run's directory, or a checkpoint, of words or ptb"
     )
@@ -43,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     for word in args.near or ():
         if word not in vocabulary.ids:
             print(
-                f"fusedseq vectors: {word!r} is not among the {len(vocabulary):,} words",
+                f"fusedseq vectors: --near: {word!r} is not among the {len(vocabulary):,} words",
                 file=sys.stderr,
             )
     for word in known:
@@ -51,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         text = ", ".join(f"{other} {cosine:.3f}" for other, cosine in near)
         print(escaped(f"{word}: {text}"))
     if args.out is not None:
-        write_word2vec(args.out, vocabulary.words, weight)
+        with named_file("--out"):
+            write_word2vec(args.out, vocabulary.words, weight)
         print(f"written: {len(weight):,} vectors of {weight.size(1)} numbers in {args.out}")
     return 0 if known or args.out is not None else 2

@@ -30,12 +30,13 @@ class DynamicEvaluation:
     # Steps in a segment; the default is the paper's for words.
     segment: int = 5
     # Columns that the text is read in, side by side; each update uses all of them.
-    batch: int = 1
+    columns: int = 1
     rms: bool = False
     epsilon: float = 1e-3
 
     def __post_init__(self) -> None:
-        for name, least in (("lr", 0), ("decay", 0), ("segment", 1), ("batch", 1), ("epsilon", 0)):
+        leasts = {"lr": 0, "decay": 0, "segment": 1, "columns": 1, "epsilon": 0}
+        for name, least in leasts.items():
             if not getattr(self, name) >= least:
                 raise ValueError(
                     f"dynamic evaluation: {name} must be at least {least}, "
@@ -57,7 +58,7 @@ def evaluate(
     scales = _scales(task, settings, temperature) if settings.rms else None
     total, items, state = torch.zeros((), dtype=torch.float64, device=task.device), 0, None
     try:
-        for batch in task.batches(split, settings.batch, settings.segment):
+        for batch in task.batches(split, settings.columns, settings.segment):
             loss, gradients, state = _evaluated(model, batch, state, temperature)
             total += loss.detach()
             items += batch.items

@@ -51,13 +51,16 @@ def add_arguments(group: Any) -> None:
         "--columns",
         type=int,
         help="columns that --dynamic cuts the text into and reads together (default: "
-        f"{DynamicEvaluation.batch})",
+        f"{DynamicEvaluation.columns})",
     )
 
 
 def temperature(text: str) -> str | float:
     """The type of --temperature."""
-    return text if text == "auto" else float(text)
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number or auto, got {text!r}") from None
 
 
 def check(settings: Any, splits: Sequence[str], args: argparse.Namespace) -> None:
@@ -96,11 +99,10 @@ def metrics(task: Any, splits: Sequence[str], args: argparse.Namespace) -> dict[
 
 def dynamic_evaluation(args: argparse.Namespace) -> DynamicEvaluation | None:
     """The DynamicEvaluation of the options; None without --dynamic."""
-    given = {"lr": args.lr, "decay": args.decay, "segment": args.segment, "batch": args.columns}
+    given = {name: getattr(args, name) for name in ("lr", "decay", "segment", "columns")}
     given = {name: value for name, value in given.items() if value is not None}
     if args.dynamic is None and given:
-        option = next(iter(given)).replace("batch", "columns")
-        raise ValueError(f"--{option} requires --dynamic, which is not given")
+        raise ValueError(f"--{next(iter(given))} requires --dynamic, which is not given")
     if args.dynamic is not None and "lr" not in given:
         raise ValueError("--dynamic requires --lr, its learning rate")
     return None if args.dynamic is None else DynamicEvaluation(rms=args.dynamic == "rms", **given)

@@ -13,7 +13,10 @@ def start_from(task: Task, path: Path) -> None:
     path: the directory of a run (its best.safetensors is used), or a checkpoint
     Errors: CheckpointError where the task, the vocabulary, or a parameter's name or shape differs
     """
-    state = load_run(checkpoint_file(path))
+    try:
+        state = load_run(checkpoint_file(path))
+    except CheckpointError as error:
+        raise CheckpointError(f"--from: {error}") from None
     theirs, ours = state["description"], task.description()
     if theirs["task"] != ours["task"]:
         raise CheckpointError(

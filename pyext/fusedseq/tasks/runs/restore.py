@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fusedseq import reference
-from fusedseq.tasks.catalog import OPERATORS, TASKS, operators, task_module
+from fusedseq.tasks.catalog import OPERATORS, TASKS, TRANSLATION, operators, task_module
 from fusedseq.tasks.training import CheckpointError, from_dict, load_checkpoint
 from fusedseq.tasks.training.trainer import BEST
 
@@ -98,7 +98,7 @@ def _check_run(state: Any) -> None:
 def _check_vocabulary(task: str, vocabulary: Any) -> None:
     """Raises an error unless this is a list of distinct words, or one for each language."""
     sides = {"vocabulary": vocabulary}
-    if task in ("en-es", "en-fr"):
+    if task in TRANSLATION:
         _of_type("vocabulary", vocabulary, dict)
         sides = {f"vocabulary of the {side}": vocabulary[side] for side in ("source", "target")}
     for name, words in sides.items():
@@ -106,7 +106,7 @@ def _check_vocabulary(task: str, vocabulary: Any) -> None:
             raise TypeError(f"{name} must consist of texts")
         if len(set(words)) < len(words):
             raise ValueError(f"{name} must consist of distinct words")
-        if len(words) < 4 and task in ("en-es", "en-fr"):
+        if len(words) < 4 and task in TRANSLATION:
             raise ValueError(f"{name} must have its 4 special words, got {len(words)} words")
 
 

@@ -8,6 +8,7 @@ from fusedseq.tasks.training.settings import (
     from_dict,
     full_key,
     named_settings,
+    one_of,
     override,
     varied,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "full_key",
     "load_checkpoint",
     "named_settings",
+    "one_of",
     "override",
     "save_checkpoint",
     "varied",

@@ -123,8 +123,14 @@ def same_data(description: dict | None, data: Any, source: str | None, name: str
     description: of the checkpoint, or None    source: as for `locate.described`, for the message
     Errors: ValueError where the fingerprints differ
     """
-    if description is not None and description["fingerprint"] != data.fingerprint():
-        raise ValueError(f"{name}: {described(source)} are not those the checkpoint was trained on")
+    if description is None:
+        return
+    wanted, found = description["fingerprint"], data.fingerprint()
+    if found != wanted:
+        raise ValueError(
+            f"{name}: --data must be the data that the checkpoint was trained on, with checksum "
+            f"{wanted:08x}, got {described(source)}, with checksum {found:08x}"
+        )
 
 
 def at_least_one(section: Any, *names: str) -> None:

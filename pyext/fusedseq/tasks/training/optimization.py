@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from fusedseq.optim import NTASGD, non_monotone, replaced
 from fusedseq.tasks.training import learning_rate
+from fusedseq.tasks.training.settings import one_of
 
 
 @dataclass(frozen=True)
@@ -21,48 +22,64 @@ class TrainingSettings:
     At least one of `epochs` and `steps` is required; the run ends at whichever limit comes first.
     """
 
+    # The number of epochs after which the run ends; None sets no such limit.
     epochs: int | None = 50
+    # The number of steps after which the run ends; None sets no such limit.
     steps: int | None = None
-    # "sgd" or "adam"
+    # The optimiser: "sgd" or "adam".
     optimizer: str = "sgd"
+    # The learning rate, which warm-up, schedule and annealing multiply by their factors.
     lr: float = 30.0
-    # The schedule after the warm-up: "constant", "linear", "cosine" or "inverse-sqrt"; see
-    # learning_rate.py.
+    # The schedule after the warm-up: "constant"; "linear" or "cosine", which fall to 0; or
+    # "inverse-sqrt", which falls as sqrt(warmup_steps / step).
     lr_schedule: str = "constant"
+    # The number of first steps in which the learning rate rises linearly, at least 0. The schedule
+    # inverse-sqrt needs at least one such step.
     warmup_steps: int = 0
-    # The step at which the schedules "linear" and "cosine" reach 0.
+    # The step at which the schedules "linear" and "cosine" reach 0, which must be above
+    # warmup_steps; the other schedules do not use it.
     decay_steps: int | None = None
+    # The factor of a weight that is added to the gradient of the weight, after clipping.
     weight_decay: float = 0.0
-    # beta1, beta2 and eps belong to Adam.
+    # The decay rate of Adam's running mean of the gradient, in [0, 1).
     beta1: float = 0.9
+    # The decay rate of Adam's running mean of the squared gradient, in [0, 1).
     beta2: float = 0.999
+    # The number that Adam adds to the denominator of its update.
     eps: float = 1e-8
-    # The largest norm of the gradient; None does not clip.
+    # The largest norm of the gradient of all parameters together, above 0; None does not clip.
     clip: float | None = None
     # Patterns of the names of parameters that are not trained, separated by commas, e.g.
     # "embedding.*,output.*".
     freeze: str = ""
-    # "fp32", or "bf16" for autocast in training steps; weights and validation stay in fp32.
+    # The precision of training steps: "fp32", or "bf16" by autocast; weights and validation stay in
+    # fp32.
     precision: str = "fp32"
     # Batches in one step; the gradient equals that of one batch with all their items.
     accumulate: int = 1
-    # lr is multiplied by anneal_factor after each `anneal_after` validations without improvement.
+    # The learning rate is multiplied by anneal_factor after each so many validations in a row
+    # without improvement; None does not anneal.
     anneal_after: int | None = None
+    # The factor of the learning rate at each annealing, in (0, 1].
     anneal_factor: float = 0.25
-    # The run ends after this many validations without improvement.
+    # The run ends after this many validations in a row without improvement; None does not end it.
     stop_after: int | None = None
-    # "none"; "nt-asgd": SGD that switches to ASGD (Merity et al., 2018); "tail": a mean of the
-    # weights beside any optimiser.
+    # Averaging of the weights, which validations then use: "none"; "nt-asgd", SGD that switches to
+    # ASGD (Merity et al., 2018); "tail", the mean of the weights of all steps since the averaging
+    # started, beside any optimiser.
     averaging: str = "none"
-    # n of NT-ASGD: its non-monotone interval.
+    # The non-monotone interval n of "nt-asgd", which switches to ASGD at the first validation loss
+    # above the lowest of all earlier ones but the last n.
     nonmono: int = 5
-    # "tail" starts after `tail_after` validations without improvement, or at validation number
-    # `tail_from`.
+    # The averaging "tail" starts after this many validations in a row without improvement.
     tail_after: int = 50
+    # The averaging "tail" starts at the validation with this number, counted from 1, if it has not
+    # started before.
     tail_from: int = 800
     # Validate every so many steps; None validates after each epoch.
     eval_steps: int | None = None
-    # Write a checkpoint every so many steps, in addition to one after each epoch.
+    # Write a checkpoint every so many steps, in addition to one after each epoch; None writes only
+    # that one.
     save_steps: int | None = 500
     # Losses are copied from the device every so many steps. Without clipping the norm of the
     # gradient is computed only in these steps.
@@ -77,8 +94,7 @@ class TrainingSettings:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(
-                    f"training.{name} must be one of {', '.join(known)}, "
-                    f"got {getattr(self, name)!r}"
+                    f"training.{name} must be {one_of(known)}, got {getattr(self, name)!r}"
                 )
         if self.averaging == "nt-asgd" and self.optimizer != "sgd":
             raise ValueError(

@@ -5,10 +5,11 @@ This module converts them to and from JSON and applies changes from the command 
 
 import ast
 import dataclasses
+import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,17 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 S = TypeVar("S", bound="DataclassInstance")
+
+# {the type of a setting: what its value must be}; a union of types that is not here is "A or B".
+WORDS: dict[Any, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a finite number",
+    str: "text",
+    types.NoneType: "none",
+    tuple[int, ...]: "whole numbers separated by commas",
+    int | tuple[int, ...]: "a whole number, or several separated by commas",
+}
 
 
 def as_dict(settings: Any) -> dict[str, Any]:
@@ -95,9 +107,10 @@ def override(settings: S, assignments: Iterable[str]) -> S:
     return varied(settings, **sections)
 
 
-def full_key(settings: Any, key: str) -> str:
+def full_key(settings: Any, key: str, option: str = "--set") -> str:
     """`section.key` of a key whose section may be omitted.
 
+    option: the option of the command line that has the key, for the message
     Errors: ValueError where the key is unknown, or is in several sections
     """
     known = [
@@ -109,7 +122,7 @@ def full_key(settings: Any, key: str) -> str:
     matches = [full for full in known if key in (full, full.partition(".")[2])]
     if len(matches) != 1:
         what = "unknown key" if not matches else f"key of several sections ({', '.join(matches)}),"
-        raise ValueError(f"--set: {what} {key!r}; known are {', '.join(known)}")
+        raise ValueError(f"{option}: {what} {key!r}; known are {', '.join(known)}")
     return matches[0]
 
 
@@ -126,7 +139,7 @@ def _literal(text: str) -> Any:
 def _convert(value: Any, hint: Any, name: str) -> Any:
     """`value` as one of the types of `hint`: lists become tuples, an int may become a float.
 
-    A value alone becomes a tuple where nothing but a tuple is allowed.
+    A value alone becomes a tuple where nothing but a tuple is allowed. A float must be finite.
     """
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for kind in kinds:
@@ -138,16 +151,14 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
         if kind is float and is_int and int not in kinds:
             with suppress(OverflowError):
                 return float(value)
-        if isinstance(kind, type) and type(value) is kind:
+        is_infinite = isinstance(value, float) and not math.isfinite(value)
+        if isinstance(kind, type) and type(value) is kind and not is_infinite:
             return value
-    wanted = " or ".join(map(_type_name, kinds))
+    wanted = WORDS.get(hint) or " or ".join(WORDS[kind] for kind in kinds)
     raise ValueError(f"{name} must be {wanted}, got {value!r:.200}")
 
 
-def _type_name(kind: Any) -> str:
-    """A type in words."""
-    if kind is types.NoneType:
-        return "none"
-    if typing.get_origin(kind) is tuple:
-        return f"tuple of {_type_name(typing.get_args(kind)[0])}"
-    return str(kind.__name__)
+def one_of(names: Collection[str]) -> str:
+    """The known values of a setting in words, such as "none, nt-asgd or tail"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

@@ -23,11 +23,14 @@ from fusedseq.tasks.translation.scoring import greedy_metrics
 
 @dataclass(frozen=True)
 class PairSettings:
-    """The data: pairs of sentences. batch, eval_batch: pairs in a batch"""
+    """The data: pairs of sentences."""
 
+    # Pairs in a training batch.
     batch: int = 64
+    # Pairs in a batch of validation and test.
     eval_batch: int = 64
-    # The most ids in a sentence, its start and end included; longer training pairs are dropped.
+    # The most ids in a sentence, its start and end included, at least 3; longer training pairs are
+    # dropped, and longer sentences of the other splits are cut off.
     max_length: int = 90
     # The lowest frequency, in the training split, of a word in the vocabulary.
     min_frequency: int = 2
