@@ -4,8 +4,8 @@
 //   i, f, o = sigmoid(z_i), sigmoid(z_f), sigmoid(z_o)      g = tanh(z_g)
 //   c' = f c + i g                                          h' = o tanh(c')
 //
-// With `cap` (the modules' cap_input_gate), min(i, 1 - f) replaces i in c' (Melis et al., 2020). If i
-// is NaN so is that, because i is the second argument of min_; a NaN of f reaches c' through f c.
+// With `cap` (the modules' cap_input_gate), min(i, 1 - f) replaces i in c' (Melis et al., 2020). If
+// i is NaN so is that, because i is the second argument of min_; a NaN of f reaches c' through f c.
 // The gate order is i, f, g, o, as in torch.nn.LSTM.
 #pragma once
 #include "math/host_device.h"

@@ -4,7 +4,8 @@
 
 namespace fusedseq::cpu {
 
-// The kernel that runs an attention call. pyext/fusedseq/fused/explain_cpu.py lists them in this order.
+// The kernel that runs an attention call. pyext/fusedseq/fused/explain_cpu.py lists them in this
+// order.
 enum class AttentionKernel : int64_t { rows, packed, thin };
 struct AttentionPlan {
   AttentionKernel kernel;
