@@ -238,5 +238,5 @@ def operators(report: Report, device: str, dtype: str = "float32") -> None:
                 break
         else:
             kernel = fused.explain(op, *args, **kwargs).removeprefix(f"{op} ")
-            largest = f"largest error {max(errors):.2f} of its budget"
+            largest = f"largest error {max(errors):.2f} of what is allowed"
             report.fact(op, f"{len(errors)} cases agree, {largest}; {kernel}")

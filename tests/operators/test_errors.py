@@ -346,3 +346,19 @@ def test_sparse_tensors_are_refused(good):
 def test_an_id_that_is_a_number_is_refused():
     with pytest.raises(TypeError, match=r"^embedding: ids must be a tensor, got int"):
         fused.embedding(3, torch.zeros(7, 2))
+
+
+@pytest.mark.parametrize(
+    ("good", "name"), [("linear_cross_entropy", "ignore_index"), ("attention", "offset")]
+)
+def test_a_number_of_more_than_64_bits_is_refused(good, name):
+    with pytest.raises(
+        ValueError, match=rf"^{good}: {name} must be a whole number of 64 bits, got"
+    ):
+        call(good, **{name: 2**70})
+
+
+def test_a_seed_without_a_value_is_refused():
+    seed = torch.zeros((), dtype=torch.int64, device="meta")
+    with pytest.raises(ValueError, match=r"^dropout: seed must have a value, got a tensor on meta"):
+        fused.dropout(torch.ones(3), 0.5, seed)

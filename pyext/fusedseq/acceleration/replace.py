@@ -10,6 +10,7 @@ from fusedseq.acceleration import awd_lstm, gains, hugging_face, torch_modules, 
 from fusedseq.acceleration.report import Entry, Report
 from fusedseq.acceleration.subclass import Accelerated, extend
 from fusedseq.acceleration.torch_modules import has_hooks
+from fusedseq.fused import check
 from fusedseq.nn.feed_forward import known_activation
 
 Reason = str  # why a module is left as it is, "" if it can be replaced
@@ -118,13 +119,14 @@ def accelerate(
     table, and undoes the replacement
     In eval mode outputs are the same up to rounding. In training mode elements are dropped with the
     same probabilities, but with other random masks.
-    Errors: TypeError for a model that is not a torch.nn.Module, or a loss that is not a
-    torch.nn.CrossEntropyLoss; ValueError for an output that names no torch.nn.Linear or comes
+    Errors: TypeError for a model that is not a torch.nn.Module, a loss that is not a
+    torch.nn.CrossEntropyLoss, or a dry_run that is not a bool; ValueError for an output that names no torch.nn.Linear or comes
     without a loss. A training step raises RuntimeError if the input or the parameters of the output
     layer are changed in place before the loss is computed.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate: model must be a torch.nn.Module, got {type(model).__name__}")
+    check.flag("accelerate", "dry_run", dry_run)
     output_layer = find_output(model, loss, output)
     report = Report(dry_run=dry_run)
     chosen: list[tuple[nn.Module, type[nn.Module]]] = []

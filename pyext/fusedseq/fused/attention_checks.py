@@ -116,9 +116,9 @@ def no_gradients(*tensors: Any) -> None:
 
 
 def offset(offset: Any) -> None:
-    check.whole_number(OP, "offset", offset)
     if isinstance(offset, int) and not -MAX_OFFSET <= offset <= MAX_OFFSET:
         raise ValueError(f"{OP}: offset must be in [-2**62, 2**62], got {offset}")
+    check.whole_number(OP, "offset", offset)
 
 
 def device(name: str, value: Any, q: Tensor) -> None:

@@ -114,7 +114,11 @@ def whole_number(op: str, name: str, value: Any, more: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, WHOLE_NUMBERS):
         got = type(value).__name__
         raise TypeError(f"{op}: {name} must be a whole number{more}, got {got}")
-    return cast(int, value) if isinstance(value, torch.SymInt) else int(value)
+    if isinstance(value, torch.SymInt):
+        return cast(int, value)
+    if not -(2**63) <= (number := int(value)) < 2**63:
+        raise ValueError(f"{op}: {name} must be a whole number of 64 bits{more}, got {number}")
+    return number
 
 
 def flag(op: str, name: str, value: Any) -> None:
@@ -325,6 +329,8 @@ def seed(op: str, value: Any, device: torch.device | str, name: str = "seed") ->
                 f"{op}: {name} must be an int or an int64 tensor of one element, got {value.dtype} "
                 f"{tuple(value.shape)}"
             )
+        if value.device.type == "meta" and torch.device(device).type != "meta":
+            raise ValueError(f"{op}: {name} must have a value, got a tensor on meta")
         return value.to(device)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(

@@ -53,6 +53,7 @@ class SinusoidalPositions(_AddedPositions):
     dropout: probability of dropping an element of the sum in training mode
     max_positions: initial number of rows of the table, which grows when more are needed
     batch_first: x is (B, L, E)
+    device: of the table    ops: `fusedseq.fused` or `fusedseq.reference`
     forward: x (L, B, E), offset=0 -> as x
     """
 
@@ -94,6 +95,7 @@ class LearnedPositions(_AddedPositions):
     max_positions: P    embed_dim: E
     dropout: probability of dropping an element of the sum in training mode
     batch_first: x is (B, L, E)
+    device, dtype: of the parameters, as in torch    ops: `fusedseq.fused` or `fusedseq.reference`
     The parameter `weight` is (P, E), initialized from N(0, 0.02^2).
     forward: x (L, B, E), offset=0 -> as x
     Errors: ValueError in forward for positions of P and above.

@@ -22,6 +22,7 @@ class Embedding(nn.Module):
         from this module, as in torch.nn.Embedding. A tied decoder still gives it one
     dropout: probability of dropping a word type, in [0, 1]
     sparse: whether the weight's gradient is a sparse tensor of the rows used
+    device, dtype: of the parameters, as in torch    ops: `fusedseq.fused` or `fusedseq.reference`
     The parameter `weight` is (V, E), as in torch.nn.Embedding, and initialized from N(0, 1). A tied
     decoder uses it without dropout.
     forward: int64 or int32 ids of any shape, in [0, V) -> (*shape, E)

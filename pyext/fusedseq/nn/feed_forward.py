@@ -61,7 +61,7 @@ class FeedForward(nn.Module):
     dropout: probability that an inner activation is dropped in training mode
     activation: relu, gelu, gelu_tanh or tanh, or the function or module of torch that computes it
     bias: whether both linear layers have a bias
-    ops: `fusedseq.fused` or `fusedseq.reference`
+    device, dtype: of the parameters, as in torch    ops: `fusedseq.fused` or `fusedseq.reference`
     `linear1` and `linear2` are named as in torch.nn.TransformerEncoderLayer.
     forward: (..., D) -> (..., D)
     Errors: ValueError for a d_model below 1, a dim_feedforward below 0, a dropout outside [0, 1] or

@@ -22,7 +22,7 @@ class GRU(RecurrentWithDropout):
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1    bias: whether the gates have biases
     dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
-        bidirectional, ops: as in `LSTM`
+        bidirectional, device, dtype, ops: as in `LSTM`
     Errors: as in `LSTM`.
     """
 

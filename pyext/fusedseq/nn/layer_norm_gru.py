@@ -30,7 +30,7 @@ class LayerNormGRU(RecurrentWithDropout):
     num_layers: at least 1    bias: whether the gates have biases
     eps: added to the variances, at least 0
     dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
-        bidirectional, ops: as in `LSTM`
+        bidirectional, device, dtype, ops: as in `LSTM`
     Errors: as in `LSTM`, and a ValueError for an eps below 0.
     """
 

@@ -29,7 +29,7 @@ class LayerNormLSTM(RecurrentWithDropout):
     num_layers: at least 1    bias: whether the gates have biases
     eps: added to the variances, at least 0
     dropout, locked_input, zoneout_h, zoneout_c, weight_drop, variational, residual, output,
-        batch_first, bidirectional, forget_bias, ops: as in `LSTM`
+        batch_first, bidirectional, forget_bias, device, dtype, ops: as in `LSTM`
     Errors: as in `LSTM`, and a ValueError for an eps below 0.
     """
 

@@ -40,7 +40,7 @@ class LSTM(RecurrentWithDropout):
     proj_size: with P > 0, h is the projection of the cell's output to P numbers by a weight (P, H)
         (Sak et al., 2014), as in torch.nn.LSTM; c still has H
     forget_bias: the initial bias of the forget gate; None draws it as torch.nn.LSTM
-    ops: `fusedseq.fused` or `fusedseq.reference`
+    device, dtype: of the parameters, as in torch    ops: `fusedseq.fused` or `fusedseq.reference`
     Errors: ValueError for sizes below 1, sizes that residual or output='sum' do not allow,
     probabilities outside [0, 1], and zoneout_h together with proj_size; TypeError for sizes that
     are not whole numbers and flags that are not bools.

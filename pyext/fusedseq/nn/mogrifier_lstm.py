@@ -40,8 +40,8 @@ class MogrifierLSTM(Recurrent):
         all time steps
     zoneout_h, zoneout_c: probability that a unit keeps its previous h (c) at a step (Krueger et
         al., 2017); in eval mode the new state is the expectation
-    weight_drop, variational, residual, output, batch_first, bidirectional, forget_bias, ops: as in
-        `LSTM`
+    weight_drop, variational, residual, output, batch_first, bidirectional, forget_bias, device,
+        dtype, ops: as in `LSTM`
     Errors: as in `LSTM`, and a ValueError for rounds outside [0, 64) and for a rank below 1.
     """
 

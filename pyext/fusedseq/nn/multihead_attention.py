@@ -47,6 +47,7 @@ class MultiheadAttention(nn.Module):
     need_weights: the default of `forward`'s argument of this name. True makes this module return
         the probabilities where torch's does, in code that calls it as torch's and uses its second
         result; `fusedseq.models.convert.attention` sets it
+    device, dtype: of the parameters, as in torch    ops: `fusedseq.fused` or `fusedseq.reference`
     Errors: ValueError if N does not divide E, for a dropout outside [0, 1], and for add_bias_kv or
     add_zero_attn.
 
@@ -216,6 +217,7 @@ class MultiheadAttention(nn.Module):
             or (B, N, L, S), without B for inputs without a batch dimension. By default as the
             module's `need_weights`, which is False, unlike torch's, because the operator never
             stores the probabilities in memory: the oracle computes them in a second pass
+        average_attn_weights: whether the probabilities are averaged over the heads
         cache: a KeyValueCache. Key and value are appended to it, and attention is over all its
             positions; without key and value, over the positions already in it. Inference only
         cu_seqlens, max_seqlen: query, key and value are (rows, E) of sequences that follow each

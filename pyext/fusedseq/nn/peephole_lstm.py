@@ -24,7 +24,7 @@ class PeepholeLSTM(RecurrentWithDropout):
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1    bias: whether the gates have biases
     dropout, locked_input, zoneout_h, zoneout_c, weight_drop, variational, residual, output,
-        batch_first, bidirectional, forget_bias, ops: as in `LSTM`
+        batch_first, bidirectional, forget_bias, device, dtype, ops: as in `LSTM`
     Errors: as in `LSTM`.
     """
 

@@ -37,6 +37,7 @@ class ALiBi(ConstantTable, RelativePositions):
     num_heads: N. For a power of two the slopes are 2^(-8/N), 2^(-16/N), ..., 2^-8. For other N they
         are those of the next lower power of two, and for the remaining heads every other one of
         twice that power, as in the authors' code.
+    device: of the table
     forward: -> (N,) fp32, for any lengths
     Errors: ValueError for num_heads below 1.
     """
@@ -71,6 +72,7 @@ class RelativeBias(RelativePositions):
         growing ranges up to max_distance, and the last one every larger distance
     bidirectional: half of all buckets are for keys after the query; otherwise, as in T5's decoder,
         such keys count as distance 0
+    device, dtype: of the parameter, as in torch
     The parameter `weight` is (num_buckets, N), T5's relative_attention_bias, Xavier uniform.
     forward: -> (1, N, L, S); its gradient is summed in a fixed order
     Errors: ValueError for num_heads or num_buckets that are too small, or a max_distance that is
@@ -143,7 +145,7 @@ class RelativeKeys(RelativePositions):
     For query i, a learned vector of the distance j - i, clipped to [-max_distance, max_distance],
     is added to key j. All heads share the vectors.
 
-    max_distance: K    head_dim: D
+    max_distance: K    head_dim: D    device, dtype: of the parameter, as in torch
     The parameter `weight` is (2K + 1, D), Xavier uniform.
     forward: -> weight, for any lengths
     Errors: ValueError for max_distance below 0 or head_dim below 1.
@@ -194,6 +196,7 @@ class Rotary(ConstantTable, RelativePositions):
     rotary_dim: R, even, the elements of a head that are rotated, the first ones; by default D. With
         fewer than D it is the partial rotary embedding of GPT-NeoX and GPT-J
     max_positions: initial number of rows of the table, which grows when more are needed
+    device: of the table
     forward: -> (P, R) fp32, cosines and sines in alternation, P at least the number of positions
     Errors: ValueError for an odd number of rotated elements, or one that is not in [2, D]; in a
     call, for more queries than keys where the last ones stand at one position.

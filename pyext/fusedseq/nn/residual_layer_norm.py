@@ -22,6 +22,7 @@ class ResidualLayerNorm(nn.Module):
     bias: as in torch.nn.LayerNorm, whose state dict this module loads
     elementwise_affine: False for neither weight nor bias
     prenorm: forward also returns s = residual + dropout(x), the next residual (Wang et al., 2019)
+    device, dtype: of the parameters, as in torch    ops: `fusedseq.fused` or `fusedseq.reference`
     forward: x (..., D), residual (..., D) or None -> y (..., D), or y and s with `prenorm`
     Errors: ValueError for a normalized_shape of more dimensions or below 0, a dropout outside
     [0, 1] or a negative eps.

@@ -24,7 +24,7 @@ class RNN(RecurrentWithDropout):
     nonlinearity: "tanh" or "relu", of the state's pre-activation
     bias: whether the state's pre-activation has biases
     dropout, locked_input, zoneout_h, weight_drop, variational, residual, output, batch_first,
-        bidirectional, ops: as in `LSTM`
+        bidirectional, device, dtype, ops: as in `LSTM`
     Errors: as in `LSTM`, and a ValueError for another nonlinearity.
     """
 

@@ -22,6 +22,7 @@ class SplitCrossEntropy(nn.Module):
     in_features: E
     splits: the ids at which the vocabulary is cut, as in `fusedseq.reference.split_cross_entropy`
     bias: whether the tombstones have a bias    ignore_index: the target of a row without a target
+    device, dtype: of the parameters, as in torch    ops: `fusedseq.fused` or `fusedseq.reference`
     forward: x (..., E), target (...,) int64 or int32 in [0, V), weight (V, E), bias (V,) or None,
         reduction "mean", "sum" or "none" -> a scalar, or (...,) with "none"
 

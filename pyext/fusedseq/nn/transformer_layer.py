@@ -120,6 +120,7 @@ class TransformerEncoderLayer(_TransformerLayer):
     batch_first: whether inputs are (B, L, E), not (L, B, E)
     norm_first: whether norms come before the sublayers (pre-norm), not after them
     bias: whether attention, feed-forward and norms have biases
+    device, dtype: of the parameters, as in torch    ops: `fusedseq.fused` or `fusedseq.reference`
     Errors: ValueError for bad sizes, probabilities and activations.
     """
 

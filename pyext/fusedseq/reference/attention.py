@@ -90,7 +90,8 @@ def attention(
     if bias is not None:
         logits = logits + bias
     if alibi is not None:
-        logits = logits - (alibi.detach()[:, None, None] * (i - j).abs()).to(q.dtype)
+        slopes = alibi.detach().to(torch.promote_types(alibi.dtype, q.dtype))
+        logits = logits - (slopes[:, None, None] * (i - j).abs()).to(q.dtype)
 
     visible = logits != -torch.inf
     if causal:
