@@ -311,6 +311,7 @@ def test_a_layer_whose_linear_was_taken_for_the_output_is_still_fused():
     ("options", "error", "message"),
     [
         ({"loss": nn.MSELoss()}, TypeError, "loss must be a torch.nn.CrossEntropyLoss, got MSE"),
+        ({"dry_run": "no"}, TypeError, "dry_run must be True or False, got 'no'"),
         ({"output": "decoder"}, ValueError, "output must be None without a loss, got 'decoder'"),
         (
             {"loss": nn.CrossEntropyLoss(), "output": "embedding"},

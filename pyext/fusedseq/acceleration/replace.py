@@ -120,9 +120,9 @@ def accelerate(
     In eval mode outputs are the same up to rounding. In training mode elements are dropped with the
     same probabilities, but with other random masks.
     Errors: TypeError for a model that is not a torch.nn.Module, a loss that is not a
-    torch.nn.CrossEntropyLoss, or a dry_run that is not a bool; ValueError for an output that names no torch.nn.Linear or comes
-    without a loss. A training step raises RuntimeError if the input or the parameters of the output
-    layer are changed in place before the loss is computed.
+    torch.nn.CrossEntropyLoss, or a dry_run that is not a bool; ValueError for an output that names
+    no torch.nn.Linear or comes without a loss. A training step raises RuntimeError if the input or
+    the parameters of the output layer are changed in place before the loss is computed.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate: model must be a torch.nn.Module, got {type(model).__name__}")
