@@ -460,7 +460,7 @@ EXPLANATIONS = [  # L, dtype, what explain says after "attention on cpu, "
     (
         4,
         torch.float32,
-        r"float32: csrc/cpu/attention/packed\.h, .* 1 threads; all keys .* in one vector",
+        r"float32: csrc/cpu/attention/packed\.h, .* 1 thread; all keys .* in one vector",
     ),
     (90, torch.float32, r"float32: csrc/cpu/attention/blocks\.h, .* \d+ queries at a time"),
     (90, torch.bfloat16, r"bfloat16: csrc/cpu/attention/blocks\.h, .* in float32"),
