@@ -205,11 +205,12 @@ def test_a_model_is_used_copied_and_converted_in_inference_mode():
     attention = nn.MultiheadAttention(8, 2).eval()
     quantize_(attention)
     x = torch.randn(3, 2, 8)
+    wide_inputs = [t.double() for t in (x, x, x + 1)]
     with torch.no_grad():
         expected = attention(x, x, x + 1)[0]  # separate projections take rows of the weight
+        expected_wide = copy.deepcopy(attention).double()(*wide_inputs)[0]
     with torch.inference_mode():
         torch.testing.assert_close(attention(x, x, x + 1)[0], expected)
         attention.load_state_dict(attention.state_dict())
         wide = copy.deepcopy(attention).double()
-        found = wide(*(t.double() for t in (x, x, x + 1)))[0]
-        torch.testing.assert_close(found, expected.double(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(wide(*wide_inputs)[0], expected_wide)

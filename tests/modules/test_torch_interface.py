@@ -188,28 +188,50 @@ def test_a_module_is_traced_by_jit():
             torch.testing.assert_close(traced(x), module(x))
 
 
+class SelfAttention(torch.nn.Module):
+    """MultiheadAttention of one input. call: further arguments of its forward"""
+
+    def __init__(self, call, **options):
+        super().__init__()
+        self.call = call
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True, **options)
+
+    def forward(self, x):
+        return self.attention(x, x, x, **self.call)[0]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_self_attention_is_traced_by_jit():
-    """For other lengths and batches too, where nothing depends on the lengths."""
-    module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
-
-    class SelfAttention(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention = module
-
-        def forward(self, x, attn_mask=None):
-            return self.attention(x, x, x, attn_mask=attn_mask)[0]
-
+    """For other lengths and batches too."""
+    module = SelfAttention({}).eval()
     with torch.no_grad():
-        traced = torch.jit.trace(SelfAttention(), (torch.randn(2, 4, 8),))
+        traced = torch.jit.trace(module, (torch.randn(2, 4, 8),))
         for shape in ((2, 4, 8), (3, 7, 8)):
             x = torch.randn(shape)
-            torch.testing.assert_close(traced(x), module(x, x, x)[0])
-        mask = torch.zeros(4, 4, dtype=torch.bool)
-        example = {"x": torch.randn(2, 4, 8), "attn_mask": mask}
-        with pytest.raises(NotImplementedError, match=r"^MultiheadAttention: attn_mask, .* got "):
-            torch.jit.trace(SelfAttention(), example_kwarg_inputs=example)
+            torch.testing.assert_close(traced(x), module(x))
+
+
+LENGTHS = {  # option: (arguments of forward, of the constructor)
+    "attn_mask": ({"attn_mask": torch.zeros(4, 4, dtype=torch.bool)}, {}),
+    "key_padding_mask": ({"key_padding_mask": torch.zeros(2, 4, dtype=torch.bool)}, {}),
+    "key_lengths": ({"key_lengths": [4, 3]}, {}),
+    "is_causal": ({"is_causal": True}, {}),
+    "positions": ({}, {"positions": nn.ALiBi(2)}),
+    "window": ({}, {"window": (1, 1)}),
+    "softcap": ({}, {"softcap": 5.0}),
+    "sinks": ({}, {"sinks": True}),
+    "dropout": ({}, {"dropout": 0.5}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("option", LENGTHS)
+def test_jit_refuses_attention_that_needs_the_lengths(option):
+    call, options = LENGTHS[option]
+    module = SelfAttention(call, **options).train(option == "dropout")
+    wanted = rf"^MultiheadAttention: {option} must not be used under torch\.jit\.trace, .*, got "
+    with torch.no_grad(), pytest.raises(NotImplementedError, match=wanted):
+        torch.jit.trace(module, (torch.randn(2, 4, 8),))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")

@@ -289,7 +289,7 @@ def unchecked(op: str, *inputs: Any) -> Any:
         return NotImplemented
     try:
         return _recorded[op].checked(*inputs)
-    except (SwitchedOff, NotImplementedError):  # no kernel: the checks in Python say for what
+    except (SwitchedOff, NotImplementedError):  # no kernel: the checks in Python name the argument
         return NotImplemented
 
 

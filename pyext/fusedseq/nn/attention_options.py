@@ -93,6 +93,21 @@ def first_position(alignment: Any, L: int, S: int, cache: KeyValueCache | None) 
     return S - L if alignment == "end" else 0
 
 
+def check_traced(**options: Any) -> None:
+    """Raises NotImplementedError for an option that is not None while torch.jit.trace records.
+
+    The checks and tables of such options need the lengths of the call as numbers, which a trace
+    would take for constants.
+    """
+    for name, value in options.items():
+        if value is not None:
+            raise NotImplementedError(
+                f"MultiheadAttention: {name} must not be used under torch.jit.trace, which would "
+                f"record the lengths of this call as constants, got {type(value).__name__}; "
+                "torch.export takes it"
+            )
+
+
 def check_mask(name: str, mask: Tensor, symbols: str, required: tuple[int, ...] | None) -> None:
     """Raises TypeError or ValueError for a mask of another dtype or shape.
 

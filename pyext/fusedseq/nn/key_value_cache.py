@@ -31,11 +31,16 @@ class KeyValueCache:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = (rows, num_heads, max_length, head_dim)
-        for name, size in zip(("rows", "num_heads", "max_length", "head_dim"), sizes, strict=True):
+        sizes = {
+            "rows": rows,
+            "num_heads": num_heads,
+            "max_length": max_length,
+            "head_dim": head_dim,
+        }
+        for name, size in sizes.items():
             if check.whole_number(OP, name, size) < 0:
                 raise ValueError(f"{OP}: {name} must be at least 0, got {size}")
-        self.k, self.v = torch.empty(2, *sizes, device=device, dtype=dtype).unbind()
+        self.k, self.v = torch.empty(2, *sizes.values(), device=device, dtype=dtype).unbind()
         self.length = 0
         self.key_rows: Tensor | None = None
 

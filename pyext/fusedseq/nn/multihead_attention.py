@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fusedseq import fused
 from fusedseq.nn.attention_options import (
+    check_traced,
     first_position,
     logit_terms,
     one_length,
@@ -226,7 +227,8 @@ class MultiheadAttention(nn.Module):
             their keys may have other lengths. key_padding_mask, key_lengths, attn_mask, cache and
             need_weights are not for them, and with `positions` keys have the lengths of the queries
         returns y, as query; the weights or None
-        Errors: ValueError or TypeError for shapes and dtypes; those of the operator `attention`.
+        Errors: ValueError or TypeError for shapes and dtypes; those of the operator `attention`;
+        NotImplementedError under torch.jit.trace, see `attention_options.check_traced`.
         """
         if cu_seqlens is not None or getattr(query, "is_nested", False):
             unknown = key_padding_mask, attn_mask, key_lengths, cache, need_weights or None
@@ -255,8 +257,16 @@ class MultiheadAttention(nn.Module):
             )
             return y.squeeze(self._batch_dim), None if weights is None else weights[0]
         if torch.jit.is_tracing():
-            lengths = attn_mask, key_padding_mask, key_lengths, cache, self.positions
-            self._check_tracing(is_causal or any(t is not None for t in lengths))
+            check_traced(
+                attn_mask=attn_mask,
+                key_padding_mask=key_padding_mask,
+                key_lengths=key_lengths,
+                cache=cache,
+                is_causal=is_causal or None,
+                positions=self.positions,
+                dropout=(self.training and self.dropout) or None,
+                **self._logit_options(),
+            )
         q, k, v = self._heads(query, key, value)
         L, S = q.size(2), (0 if k is None else k.size(2)) + (0 if cache is None else cache.length)
         if causal_alignment is None:
@@ -360,14 +370,6 @@ class MultiheadAttention(nn.Module):
                     f"MultiheadAttention: {name} must be ({batched}, {size}), or ({length}, "
                     f"{size}) if no input has a batch dimension, got {tuple(t.shape)}"
                 )
-
-    def _check_tracing(self, depends_on_lengths: bool) -> None:
-        if depends_on_lengths:
-            raise NotImplementedError(
-                "MultiheadAttention: attn_mask, key_padding_mask, key_lengths, cache, is_causal "
-                "and positions must not be used under torch.jit.trace, which would record the "
-                "lengths that they need as constants, got one of them; torch.export keeps them"
-            )
 
     def _heads(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
