@@ -9,8 +9,9 @@
 #   make docs                build the documentation site in build/site
 #   make gpu [OUT=DIR]       build, test and benchmark on a GPU: tools/gpu/run.py
 #   make gpu-train RUN=TASK/NAME [DATA=DIR] [OUT=DIR] [FROM=DIR] [PART=N] [MINUTES=N]: tools/gpu/train.py
-# ARGS=... is passed on to the program that a command starts. A build has CUDA kernels where torch is
-# a CUDA build or the machine has a GPU, and with FUSEDSEQ_CUDA=1: see docs/variables.md.
+# ARGS=... is passed on to the program that a command starts. A build has CUDA kernels where there is
+# a CUDA toolkit, and torch is a CUDA build or the machine has a GPU, or FUSEDSEQ_CUDA=1 is set: see
+# docs/variables.md.
 TORCH ?= torch==2.13.0
 HAVE := $(shell python3 -c 'import importlib.metadata as m, sys, zlib; m.version("torch"); print(zlib.crc32(sys.prefix.encode()))' 2>/dev/null)
 PYTHON := $(if $(HAVE),python3,.venv/bin/python)

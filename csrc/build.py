@@ -28,6 +28,10 @@ from typing import Any
 
 CSRC = Path("csrc")
 USUAL_TOOLKIT = "/usr/local/cuda"
+TOOLKIT = (
+    f"bin/nvcc and include/cuda_runtime.h in CUDA_HOME, CUDA_PATH, {USUAL_TOOLKIT} or around the "
+    "nvcc on PATH"
+)
 DEFAULT_ARCHITECTURES = "8.0;9.0a;10.0+PTX;12.0"
 
 
@@ -71,9 +75,7 @@ def cuda_toolkit(torch: Path) -> Path | None:
             return Path(directory)
     if mode == "1":
         raise SystemExit(
-            "fusedseq: FUSEDSEQ_CUDA=1 needs a CUDA toolkit, that is bin/nvcc and "
-            "include/cuda_runtime.h in CUDA_HOME, CUDA_PATH, /usr/local/cuda or around the nvcc on "
-            "PATH; none was found"
+            f"fusedseq: FUSEDSEQ_CUDA=1 needs a CUDA toolkit, that is {TOOLKIT}; none was found"
         )
     return None
 
@@ -186,6 +188,15 @@ def output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def why_without_cuda(torch: Path) -> str:
+    """Returns why a build has no CUDA kernels, as the end of a sentence."""
+    if os.getenv("FUSEDSEQ_CUDA") == "0":
+        return "FUSEDSEQ_CUDA is 0"
+    if is_cuda_build(torch) or has_gpu():
+        return f"there is no CUDA toolkit, that is {TOOLKIT}"
+    return "FUSEDSEQ_CUDA=1 compiles those for CUDA too"
+
+
 def build(out: Path, machine: str, torch: Path, pybind11: Path) -> dict[str, Any]:
     """Builds out/_ops.so, out/_C.so and out/_autograd.so; returns the contents of build_info.json.
 
@@ -196,7 +207,7 @@ def build(out: Path, machine: str, torch: Path, pybind11: Path) -> dict[str, Any
     toolkit = cuda_toolkit(torch)
     cuda = toolkit if cuda_sources else None
     kernels = f"of the CPU and for CUDA with {cuda}" if cuda else "of the CPU only"
-    remark = "" if cuda else "; FUSEDSEQ_CUDA=1 compiles those for CUDA too"
+    remark = "" if cuda else f"; {why_without_cuda(torch)}"
     print(f"fusedseq: compiling the kernels {kernels}{remark}", flush=True)
     architectures = os.getenv("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHITECTURES
     codes = gencodes(architectures) if cuda else []

@@ -29,7 +29,7 @@ MODULES = {
 }
 # Measured tiles of attention's tiled kernels, which fusedseq.kernel_table fills: {(width of heads,
 # register pressure, kernel): (BM, BN, BD, warps, stages)}, of the forward kernel also its loads;
-# and the GPU that they hold for. Kernels: see TILED_KERNELS in kernels/attention/plan.py.
+# and the GPU that they hold for, or "" for any. Kernels: TILED_KERNELS in kernels/attention/plan.py
 tiles: dict[tuple[int, int, str], tuple[int, ...]] = {}
 tiles_of_gpu = ""
 # A Library that is garbage-collected unregisters its kernels.
@@ -63,31 +63,38 @@ def explain(op: str, *args: Any, **kwargs: Any) -> str:
     return str(module(op).explain(*args, **kwargs))
 
 
-def drop_tiles_of_another_gpu() -> None:
-    """Warns, and forgets the measured tiles, if the current GPU is not the one of the table."""
-    if not tiles or not torch.cuda.is_available():
-        return
-    facts: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+def tiles_of_current_gpu() -> dict[tuple[int, int, str], tuple[int, ...]]:
+    """Returns the measured tiles, or none if the current GPU is not the one of the table, of which
+    this warns once."""
+    if not tiles or not tiles_of_gpu or not torch.cuda.is_available():
+        return tiles
+    return tiles if _is_gpu(torch.cuda.current_device(), tiles_of_gpu) else {}
+
+
+@functools.cache
+def _is_gpu(device: int, gpu: str) -> bool:
+    """Returns whether a device is the GPU of a table, and warns if it is not."""
+    facts: Any = torch.cuda.get_device_properties(device)
     found = f"{facts.name} ({facts.major}.{facts.minor}, {facts.multi_processor_count} "
-    if not tiles_of_gpu.startswith(found):
-        tiles.clear()
-        warnings.warn(
-            f"fusedseq: the kernel table in FUSEDSEQ_KERNEL_TABLE is of {tiles_of_gpu}, this GPU "
-            f"is {found}multiprocessors): its tiles are not used",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    if gpu.startswith(found):
+        return True
+    warnings.warn(
+        f"fusedseq: the kernel table in FUSEDSEQ_KERNEL_TABLE is of {gpu}, this GPU is "
+        f"{found}multiprocessors): its tiles are not used",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
 
 
 def _launcher(op: str) -> Any:
     @functools.cache
     def launch() -> Any:
-        drop_tiles_of_another_gpu()
         return getattr(module(op), op)
 
     def on_its_device(*args):
-        """Calls the launcher with the device of its first argument as the current one."""
-        device = args[0].get_device()
+        """Calls the launcher with the device of its first tensor as the current one."""
+        device = next(x for x in args if isinstance(x, torch.Tensor)).get_device()
         if device < 0 or device == torch.cuda.current_device():
             return launch()(*args)
         with torch.cuda.device(device):

@@ -20,7 +20,8 @@ RULE = (
 OVERVIEW = f"""{GENERATED}
 # Results of the experiments
 
-The experiments of the five [source reports](tasks.md), and what this package measured. {RULE}
+This page compares the experiments of the five [source reports](tasks.md) with what this package
+measured. {RULE}
 Smoke runs have [a page of their own](smoke_runs.md).
 
 Each experiment with a reproduction has a line here; its page has the runs with other settings, the
@@ -28,9 +29,11 @@ losses of every epoch as curves, translations, commands and machines. The weight
 committed; the commands make them. Only a training "in full" is
 that of the source report; any other value is not comparable with the reported one.
 
-*tempered perplexity* is the perplexity at the softmax temperature that is best on the validation
-split, *dynamic perplexity* that of dynamic evaluation (Krause et al., 2018). *bleu* is from 0 to 1,
-*sacrebleu* and *chrf* are from 0 to 100.
+Metrics are those of the weights with the lowest validation loss, where the reports have those of
+the last epoch. *tempered perplexity* is the perplexity at the softmax temperature, of 0.5 to 2,
+that is best on the validation split (Melis et al., 2020, search 0.8 to 1), *dynamic perplexity*
+that of dynamic evaluation (Krause et al., 2018). *bleu* is from 0 to 1, *sacrebleu* and *chrf* are
+from 0 to 100.
 """
 SMOKE_RUNS = f"""{GENERATED}
 # Smoke runs

@@ -28,7 +28,8 @@ def sentence(peer):
         return ""
     return (
         f"{title(peer)} is left out, because {' and '.join(packages)} cannot be imported: "
-        f"pip install {' '.join(packages)}, or pip install 'fusedseq[peers]' for all peers"
+        f"pip install {' '.join(packages)}, or pip install --no-build-isolation '.[peers]' for all "
+        "peers"
     )
 
 

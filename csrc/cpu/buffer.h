@@ -6,7 +6,7 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// n uninitialised elements of type T, or a null pointer if n is 0. 64 bytes more are allocated, so
+// n uninitialized elements of type T, or a null pointer if n is 0. 64 bytes more are allocated, so
 // that a vector that starts at the last element may be loaded and stored whole.
 template <class T>
 class Buffer {

@@ -1,5 +1,5 @@
 // The kernels whose products multiply pairs of bfloat16 numbers, and on x86 the product with
-// weights of 8 bits by dot products of bytes. This file is compiled for each instruction set that
+// weights in 8 bits by dot products of bytes. This file is compiled for each instruction set that
 // has such an instruction, under a name of its own; dispatch.cpp adds the functions to the table of
 // the wider set that they belong to.
 #include "cpu/attention/attention.h"

@@ -11,7 +11,7 @@
 
 namespace fusedseq::cpu {
 
-// Returns uninitialised memory aligned to 64 bytes; throws std::bad_alloc if there is none.
+// Returns uninitialized memory aligned to 64 bytes; throws std::bad_alloc if there is none.
 void* allocate(size_t bytes);
 // Releases a block. `bytes` must be the size that was passed to `allocate`.
 void release(void* p, size_t bytes) noexcept;

@@ -1,4 +1,4 @@
-// Scalar functions for code that both the C++ compiler and nvcc compile: the cells, the optimiser's
+// Scalar functions for code that both the C++ compiler and nvcc compile: the cells, the optimizer's
 // arithmetic and Philox in csrc/math/.
 //
 // csrc/cpu/ is compiled once per instruction set. On the host these functions are therefore always

@@ -1,4 +1,4 @@
-// The operator linear_int8, x W^T + b with weights of 8 bits and one scale for each of their rows:
+// The operator linear_int8, x W^T + b with weights in 8 bits and one scale for each of their rows:
 // what the public function `linear` calls for a W of fusedseq.Int8Weight. It has no gradient.
 #include "ops/tensor.h"
 

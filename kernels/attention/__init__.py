@@ -191,7 +191,7 @@ def attention_backward(
         )
         key = launch_cache.cache_key(
             *((q, k, v, dout, out), options, rope_interleaved),
-            *(dropout, scale, causal, offset, needs, lse.data_ptr() & 15),
+            *(dropout, scale, causal, offset, needs, lse.shape, lse.data_ptr() & 15),
         )
         if cached := launch_cache.find(key):
             grads, dbias = new_gradients(q, k, False, needs), None

@@ -92,9 +92,13 @@ def query_row(b, n, i, sizes, optional):
 @triton.jit
 def sequence(optional, b):
     """Returns the first query and the first key of packed sequence b among all rows, its numbers of
-    queries and keys, and the position of its first query."""
+    queries and keys, and the position of its first query. Of a sequence that is longer than the
+    caller says the longest one is, the rest counts as absent: lse and the masks have no rows for
+    it."""
     first_q = tl.load(optional.cu_seqlens_q + b)
     first_k = tl.load(optional.cu_seqlens_k + b)
-    L = (tl.load(optional.cu_seqlens_q + b + 1) - first_q).to(tl.int32)
-    S = (tl.load(optional.cu_seqlens_k + b + 1) - first_k).to(tl.int32)
+    rows = tl.load(optional.cu_seqlens_q + b + 1) - first_q
+    columns = tl.load(optional.cu_seqlens_k + b + 1) - first_k
+    L = tl.minimum(rows, optional.longest_q).to(tl.int32)
+    S = tl.minimum(columns, optional.longest_k).to(tl.int32)
     return first_q, first_k, L, S, S - L

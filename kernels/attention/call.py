@@ -10,7 +10,7 @@ from fusedseq.kernels.attention.arguments import OptionalTensors, Sizes
 from fusedseq.kernels.attention.plan import BIAS, DROPOUT, PLAIN, RICH, Plan, plan
 from fusedseq.kernels.attention.tile import Rope
 
-UNLIMITED = 2**30  # a side of a window; positions and sizes are 32-bit integers
+UNLIMITED = 2**30  # a side of a window; usually all positions and sizes are smaller
 
 
 class Extra(NamedTuple):
@@ -31,17 +31,19 @@ class Extra(NamedTuple):
             return self.cu_seqlens_q.size(0) - 1, self.max_seqlen_q, self.max_seqlen_k
         return q.size(0), q.size(2), k.size(2) if key_rows is None else key_rows.size(1)
 
-    def options(self, causal):
-        """Returns them as fields of OptionalTensors."""
+    def options(self, causal, offset, L, S):
+        """Returns them as fields of OptionalTensors.
+
+        offset, L, S: as in arguments.Sizes
+        """
         fields = {
             "sinks": contiguous(self.sinks),
             "softcap": float(self.softcap) if self.softcap else None,
         }
         if self.window_left >= 0 or self.window_right >= 0:
-            left, right = (
-                UNLIMITED if n < 0 else min(n, UNLIMITED)
-                for n in (self.window_left, self.window_right)
-            )
+            reach = abs(offset) + L + S
+            left = window_side(self.window_left, offset + L, reach)
+            right = window_side(self.window_right, S - offset, reach)
             fields |= {"window_left": left, "window_right": 0 if causal else right}
         if self.cu_seqlens_q is not None:
             fields |= {
@@ -57,6 +59,18 @@ class Extra(NamedTuple):
         t = torch.arange(queries, device=self.cu_seqlens_q.device)
         b = torch.searchsorted(self.cu_seqlens_q, t, right=True) - 1
         return b, t - self.cu_seqlens_q[b]
+
+
+def window_side(size, most, reach):
+    """Returns a side of a window as the kernels take it.
+
+    size: as the operator takes it; negative: unlimited    most: a side that hides no key
+    reach: the largest distance of a position from 0
+    """
+    # Near 0 it does not depend on L and S, for which a second kernel might be compiled. Elsewhere
+    # it is no larger than needed, so that a position with the side added has no more bits.
+    unlimited = UNLIMITED if reach <= UNLIMITED else max(most, 0)
+    return unlimited if size < 0 else min(size, unlimited)
 
 
 NO_EXTRA = Extra()
@@ -158,7 +172,7 @@ def prepare(
         rope=rope,
         key_rows=contiguous(key_rows),
         seed=seed if dropout else None,
-        **({} if extra is NO_EXTRA else extra.options(causal)),
+        **({} if extra is NO_EXTRA else extra.options(causal, offset, L, S)),
     )
     sizes = Sizes(
         N=N,

@@ -75,7 +75,7 @@ def cache_key(tensors, options, rope_interleaved, *more):
         key += measured.items()
     bias, mask, key_lengths, alibi, rope, seed = options
     if rope is not None:
-        key += (rope.size(1), rope_interleaved)
+        key.append(rope_interleaved)
     for x in tensors:
         if x.stride(-1) != 1:
             return None
@@ -91,7 +91,7 @@ def cache_key(tensors, options, rope_interleaved, *more):
         if x is None:
             key.append(None)
         elif x.is_contiguous():
-            key += (x.dtype, x.data_ptr() & 15)
+            key += (x.dtype, x.shape, x.data_ptr() & 15)
         else:  # the launcher copies it first, to another address in each call
             return None
     return tuple(key)

@@ -11,7 +11,7 @@ compute capability 9.0 has of its own is in `TILED_HOPPER`.
 
 from typing import NamedTuple
 
-from fusedseq.kernels import tiles as measured
+from fusedseq.kernels import tiles_of_current_gpu
 
 MAX_PACKED = 16  # most queries and keys of the packed kernels
 MAX_ROW = 128  # most keys of the row kernels
@@ -148,6 +148,7 @@ def tiled(L, width, pressure, small_bias=False, hopper=False):
     kernels = [tiles(*size, width) for size in sizes_of_tiles(columns, pressure, hopper)]
     pressure = min(pressure, RICH)
     key = columns, pressure
+    measured = tiles_of_current_gpu()
     for i, name in enumerate(TILED_KERNELS):
         if found := measured.get((*key, name)):
             BM, BN, BD, warps, stages, *loads = found

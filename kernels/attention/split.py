@@ -6,7 +6,8 @@ the parts, in their order.
 
 Without the split a call has B N programs, each of which reads all keys of its head alone. The limit
 is memory bandwidth: B 8, N 8, S 4096, D 64 in bf16 reads 67 MB of keys and values, 15.6 us on an
-H200 at 4.3 TB/s; a part writes and reads 4 (D + 1) bytes for each query. Not timed on a GPU.
+H200 at 4.3 TB/s; a part writes and reads 4 (D + 1) bytes for each query. Timed on
+an H200: docs/gpu-kernels.md.
 """
 
 import triton

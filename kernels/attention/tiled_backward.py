@@ -72,7 +72,7 @@ def tiled_delta(
     end = L
     if cu_seqlens is not None:
         first = tl.load(cu_seqlens + b)
-        end = (tl.load(cu_seqlens + b + 1) - first).to(tl.int32)
+        end = tl.minimum(tl.load(cu_seqlens + b + 1) - first, L).to(tl.int32)
         dout, out = dout + first * dout_strides[2], out + first * out_strides[2]
     total = tl.zeros((BM,), tl.float32)
     for d0 in range(0, D, BD):

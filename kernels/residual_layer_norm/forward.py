@@ -13,6 +13,15 @@ from fusedseq.kernels.residual_layer_norm.tile import (
 
 
 @triton.jit
+def as_returned(s, s_out):
+    """Returns the sums of which y is the norm: those that the caller sees, which may be rounded."""
+    if s_out is None:
+        return s
+    else:
+        return s.to(s_out.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
 def normalized(s, mean, rstd, weight, bias, columns, D):
     """Returns a tile of LayerNorm's result."""
     y = (s - mean[:, None]) * rstd[:, None]
@@ -48,16 +57,14 @@ def forward_kernel(
     Post-norm moves 3 M D elements, pre-norm 4 M D: 8.8 us for post-norm of (12288, 256) in fp32 on
     an H200 at 4.3 TB/s. Memory bandwidth is the limit: the arithmetic, about 10 M D FLOP, overlaps
     with it, and so does Philox, 18 integer instructions per element, 57 million here (about 2 us).
-    Not timed on a GPU.
+    Timed on an H200: docs/gpu-kernels.md.
     """
     dropout = Dropout(seed, threshold, scale)
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     tile = tile_of_rows(row, M, D, N)
-    s = residual_sum(x, residual, tile, dropout, D, DROPOUT, N)
-    if s_out is not None:  # y is the norm of the s that is returned, which may have been rounded
-        rounded = s.to(s_out.dtype.element_ty)
-        tl.store(s_out + tile.offset, rounded, mask=tile.inside)
-        s = rounded.to(tl.float32)
+    s = as_returned(residual_sum(x, residual, tile, dropout, D, DROPOUT, N), s_out)
+    if s_out is not None:
+        tl.store(s_out + tile.offset, s.to(s_out.dtype.element_ty), mask=tile.inside)
 
     # Mean, then the variance of the centered row: the row is in registers.
     mean = tl.sum(s, 1) / D
@@ -102,14 +109,15 @@ def long_forward_kernel(
     total = tl.zeros((R,), tl.float32)
     for column in range(0, D, N):
         tile = tile_of_chunk(row, column, D, N)
-        total += tl.sum(residual_sum(x, residual, tile, dropout, D, DROPOUT, N), 1)
+        s = residual_sum(x, residual, tile, dropout, D, DROPOUT, N)
+        total += tl.sum(as_returned(s, s_out), 1)
     mean = total / D
 
     # Pass 2: the variance, of centered elements as in forward_kernel.
     squares = tl.zeros((R,), tl.float32)
     for column in range(0, D, N):
         tile = tile_of_chunk(row, column, D, N)
-        s = residual_sum(x, residual, tile, dropout, D, DROPOUT, N)
+        s = as_returned(residual_sum(x, residual, tile, dropout, D, DROPOUT, N), s_out)
         centered = tl.where(tile.inside, s - mean[:, None], 0.0)
         squares += tl.sum(centered * centered, 1)
     rstd = 1 / tl.sqrt(squares / D + eps)
@@ -117,7 +125,7 @@ def long_forward_kernel(
     # Pass 3: the results.
     for column in range(0, D, N):
         tile = tile_of_chunk(row, column, D, N)
-        s = residual_sum(x, residual, tile, dropout, D, DROPOUT, N)
+        s = as_returned(residual_sum(x, residual, tile, dropout, D, DROPOUT, N), s_out)
         if s_out is not None:
             tl.store(s_out + tile.offset, s.to(s_out.dtype.element_ty), mask=tile.inside)
         out = normalized(s, mean, rstd, weight, bias, tile.columns, D)

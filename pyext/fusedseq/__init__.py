@@ -10,7 +10,7 @@ from fusedseq._load import empty_cache
 
 __version__ = "0.1.0"
 MODULES = "fused", "nn", "reference"
-__all__ = [*MODULES, "accelerate", "empty_cache", "quantize_"]
+__all__ = [*MODULES, "accelerate", "dropout_mask", "empty_cache", "quantize_"]
 
 _load.require_environment()
 
@@ -22,6 +22,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"fusedseq.{name}")
     if name == "accelerate":
         return importlib.import_module("fusedseq.acceleration").accelerate
+    if name == "dropout_mask":
+        return importlib.import_module("fusedseq.fused").dropout_mask
     if name == "quantize_":
         return importlib.import_module("fusedseq.quantization").quantize_
     raise AttributeError(f"module 'fusedseq' has no attribute {name!r}")

@@ -120,7 +120,7 @@ def library(report: Report) -> None:
             python = f"not for this Python: the build was for {built.get('python')}"
             report.fact("fusedseq._C", f"{python}; no operator needs it")
     if _load.recorder():
-        report.fact("autograd", "small operators are recorded in C++")
+        report.fact("autograd", "small calls are recorded in C++")
     else:
         made = f"torch {built.get('torch')} and Python {built.get('python')}"
         report.fact(

@@ -52,7 +52,9 @@ def add_arguments(parser: ArgumentParser) -> None:
             metavar=",".join(numbers),
             help="a size; may be given several times",
         )
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="bfloat16", help="of the calls (bfloat16)"
+    )
     parser.add_argument(
         "--options",
         nargs="+",
@@ -61,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="of the calls of --attention: none, dropout, or dropout with a bias (plain)",
     )
     parser.add_argument("--repeats", type=int, default=20, help="calls that are timed (20)")
-    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--device", default="cuda:0", help="the GPU: cuda or cuda:N (cuda:0)")
 
 
 def _sizes(names: tuple[str, ...]) -> Callable[[str], dict[str, int]]:
@@ -88,7 +90,8 @@ def run(args: Namespace) -> int:
     if kernel_table.cudnn or kernels.tiles or os.environ.get(kernel_table.VARIABLE):
         raise ValueError(f"{kernel_table.VARIABLE} must not be set while kernels are timed")
     device = torch.device(args.device)
-    content = tune(args, device, kernel_table.gpu_of(device), timer(args.repeats))
+    with torch.cuda.device(device):  # streams, events and graphs are of the current device
+        content = tune(args, device, kernel_table.gpu_of(device), timer(args.repeats))
     write(Path(args.out), content)
     print(f"{args.out}: use it with {kernel_table.VARIABLE}={args.out}")
     return 0

@@ -220,7 +220,7 @@ def test_a_missing_peer_is_reported_in_one_sentence(monkeypatch, capsys):
     assert installed.sentence("jax") == ""
     assert installed.sentence("onnxruntime") == (
         "ONNX Runtime is left out, because onnxruntime and onnx cannot be imported: pip install "
-        "onnxruntime onnx, or pip install 'fusedseq[peers]' for all peers"
+        "onnxruntime onnx, or pip install --no-build-isolation '.[peers]' for all peers"
     )
     monkeypatch.setattr(installed, "find_spec", lambda name: None)
     assert __main__.main([]) == 2

@@ -46,7 +46,7 @@ def is_consistent(program, sources, fence_order, write_order):
         return {(e.index, e.index) for e in events if condition(e)}
 
     strong = related(morally_strong)
-    # The write that initialises a location stands before all threads.
+    # The write that initializes a location stands before all threads.
     first = related(lambda a, b: a.thread is None and b.thread is not None)
     po = related(before_in_program)
     po_loc = po & related(overlap)

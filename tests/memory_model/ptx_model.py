@@ -31,7 +31,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class Event:
-    """An operation that a thread performs. The write that initialises a location has no thread."""
+    """An operation that a thread performs. The write that initializes a location has no thread."""
 
     index: int
     thread: Thread | None

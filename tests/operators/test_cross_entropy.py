@@ -1,6 +1,6 @@
 """What `linear_cross_entropy` computes, beyond agreeing with its oracle.
 
-Tested are torch's cross-entropy, normalised distributions, rows without a target, extreme logits,
+Tested are torch's cross-entropy, normalized distributions, rows without a target, extreme logits,
 the kernels' schedules, determinism, and memory that does not grow with rows times classes.
 """
 

@@ -38,7 +38,9 @@ def guarded(monkeypatch):
     monkeypatch.setattr(autograd, "_recorded", dict(autograd._recorded))
 
     def make(**options):
-        guards = guard.Guards("CPU", identity=lambda device: IDENTITY, **options)
+        options.setdefault("identity", lambda device: IDENTITY)
+        options.setdefault("devices", lambda: [CPU])
+        guards = guard.Guards("CPU", **options)
         made.append(guards)
         guards.install()
         return guards
@@ -94,6 +96,33 @@ def test_a_guard_compares_once_and_then_costs_nothing(guarded, cache):
     content = json.loads(path.read_text())
     assert content["identity"] == IDENTITY
     assert content["verdicts"]["linear"]["found"] == verdicts.AGREES
+
+
+def test_each_kind_of_device_is_compared_once(guarded):
+    """All calls are on the CPU, which takes the place of one device and then of the other."""
+    compared, two = [], [CPU, torch.device("cpu", 1)]
+    kinds = {None: "one kind", 1: "another kind"}
+
+    def identity(device):
+        return IDENTITY | {"gpu": kinds[device.index]}
+
+    def comparing(op, device):
+        compared.append(kinds[device.index])
+        return compare.compare_in_thread(op, device)
+
+    guards = guarded(compare=comparing, identity=identity, devices=lambda: two)
+    for _ in range(2):
+        x, W, b = inputs()
+        fused.linear(x, W, b).sum().backward()
+        torch.testing.assert_close(x.grad, W.detach().sum(0).expand_as(x))
+    assert compared == ["one kind"]
+    assert "linear" in guards.libraries
+    kinds = {None: "another kind", 1: "one kind"}
+    guards.judged["linear"] = {two[1]}
+    for _ in range(2):
+        fused.linear(*inputs())
+    assert compared == ["one kind", "another kind"]
+    assert "linear" not in guards.libraries
 
 
 @pytest.mark.parametrize("op", reference.__all__)

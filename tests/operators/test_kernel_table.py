@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from argparse import ArgumentParser
 
 import pytest
@@ -44,6 +45,8 @@ def forgotten():
         kernel_table.forget(table)
     kernel_table.cudnn.clear()
     kernels.tiles.clear()
+    kernels.tiles_of_gpu = ""
+    kernels._is_gpu.cache_clear()
 
 
 def measured(*key):
@@ -193,23 +196,30 @@ def test_tiles_say_how_keys_and_values_are_loaded(tmp_path, word, name):
     assert found[64, 0, "forward"] == (64, 32, 64, 4, 2, getattr(plan, name))
 
 
-def test_tiles_of_another_gpu_are_dropped_with_a_warning(tmp_path, forgotten, monkeypatch):
+def test_tiles_hold_for_the_gpu_of_the_table_alone(tmp_path, forgotten, monkeypatch):
     table = kernel_table.read(written(tmp_path, TABLE))
     forgotten.append(table)
 
     class Facts:
         name, major, minor, multi_processor_count = "A GPU", 9, 0, 132
 
+    class OfAnother(Facts):
+        multi_processor_count = 66
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Facts)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: (Facts, OfAnother)[i])
     kernel_table.use(table)
-    kernels.drop_tiles_of_another_gpu()
-    assert kernels.tiles
-    monkeypatch.setattr(Facts, "multi_processor_count", 66)
+    current = 0
+    assert kernels.tiles_of_current_gpu()
+    current = 1
     with pytest.warns(RuntimeWarning, match=r"is of A GPU \(9.0, 132 .*this GPU is .*66 multi"):
-        kernels.drop_tiles_of_another_gpu()
-    assert not kernels.tiles
+        assert not kernels.tiles_of_current_gpu()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it warned once
+        assert not kernels.tiles_of_current_gpu()
+        current = 0
+        assert kernels.tiles_of_current_gpu()
 
 
 @pytest.mark.parametrize("engine", ["cudnn", "loop"])

@@ -10,7 +10,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from fusedseq import _load, fused
+from fusedseq import _load, fused, testing
 from fusedseq.fused import cudnn_recurrence, lstm_cudnn, recurrence_plan
 from fusedseq.testing import (
     convert,
@@ -46,6 +46,17 @@ def on_cuda(case, dtype):
         )
 
     return tree_map_only(torch.Tensor, move, case.inputs())
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in testing.CASES if case.op == "projected_lstm"],
+    ids=lambda case: case.id,
+)
+def test_a_projected_lstm_is_computed_by_an_lstm_where_it_has_no_kernel(monkeypatch, case):
+    monkeypatch.setattr(import_module("fusedseq.fused.projected_lstm"), "DEVICES", set())
+    args, kwargs = testing.convert(case.inputs(), dtype=torch.float64)
+    testing.check("projected_lstm", args, kwargs)
 
 
 @pytest.mark.parametrize(

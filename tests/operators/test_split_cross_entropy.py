@@ -1,4 +1,4 @@
-"""What `split_cross_entropy` and its module compute, beyond agreeing with the oracle: normalised
+"""What `split_cross_entropy` and its module compute, beyond agreeing with the oracle: normalized
 distributions, the flat softmax, rows without a target, and training.
 """
 

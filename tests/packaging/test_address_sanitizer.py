@@ -2,7 +2,7 @@
 tensors.
 
 The operators and the CPU kernels are compiled once more, with GCC's instrumentation and little
-optimisation, which takes a minute or two.
+optimization, which takes a minute or two.
 """
 
 import importlib.util

@@ -82,7 +82,7 @@ def test_cuda_is_compiled_where_it_can_run(build_script, toolkit, tmp_path, monk
     assert build_script.cuda_toolkit(of_cpu) == toolkit
 
 
-def test_the_cuda_of_this_torch_is_recognised(build_script):
+def test_the_cuda_of_this_torch_is_recognized(build_script):
     import torch
 
     assert build_script.is_cuda_build(Path(torch.__file__).parent) == bool(torch.version.cuda)

@@ -157,7 +157,7 @@ def test_stand_ins_for_newer_symbols_do_what_the_system_does(tmp_path, standard)
     for source, target in zip(sources, objects, strict=True):
         options = ["-O2", "-std=c++17", "-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'csrc'}"]
         subprocess.run(["g++", *options, "-c", source, "-o", target], check=True)
-    # Without optimisation, so that nothing is inlined and every function is called.
+    # Without optimization, so that nothing is inlined and every function is called.
     options = "-O0", f"-std={standard}", "-shared", "-fPIC", *map(str, objects)
     script = f"-Wl,--version-script={LINUX / 'local_symbols.map'}"
     library = compile_code(tmp_path, PROGRAM, *options, script)

@@ -16,7 +16,7 @@ namespace ptx {
 #define PTX_CALL __attribute__((noinline)) inline
 
 // ---- ordinary loads and stores (PTX ISA, Data Movement and Conversion Instructions: ld, st). The
-// checked build reports races, accesses outside of buffers and reads of uninitialised memory.
+// checked build reports races, accesses outside of buffers and reads of uninitialized memory.
 
 inline void require_aligned(const char* p, size_t bytes) {
   if (uintptr_t(p) % bytes)

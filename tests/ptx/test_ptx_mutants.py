@@ -160,7 +160,7 @@ def test_a_lost_block_ends_in_a_trap():
 @pytest.mark.parametrize(
     ("mutant", "message"),
     [
-        ("no barrier between the partial sums", "(race on|uninitialised) shared memory"),
+        ("no barrier between the partial sums", "(race on|uninitialized) shared memory"),
         ("no barrier before the flags", "race on global memory"),
     ],
 )

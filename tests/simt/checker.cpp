@@ -1,6 +1,6 @@
 // The checked build: kernels compiled with -fsanitize=thread,bounds,alignment call the hooks at the
 // end of this file, which replace the sanitizers' runtimes. They check every memory access of a
-// kernel and report accesses outside a buffer, reads of uninitialised shared memory, and races: two
+// kernel and report accesses outside a buffer, reads of uninitialized shared memory, and races: two
 // threads access the same bytes, at least one of them writes, not both by atomics, and order.h does
 // not order the first access before the second. At random accesses the other threads run first.
 //
@@ -32,7 +32,7 @@ struct Access {
 // The last accesses to 4 bytes of memory, the latest first.
 struct Cell {
   Access written[2], read[2];
-  unsigned char initialised;
+  unsigned char initialized;
 };
 struct Page {
   Cell cells[1024];
@@ -58,8 +58,8 @@ void require_before(const Access& a, const Access& now, const char* what, bool o
 
 void see_cell(Cell& c, const Access& now, bool write, bool of_shared) {
   const char* what = write ? "writes" : "reads";
-  if (!write && of_shared && (c.initialised & now.bytes) != now.bytes)
-    fault_in_kernel("thread %u of block %u reads uninitialised shared memory at %s", now.thread,
+  if (!write && of_shared && (c.initialized & now.bytes) != now.bytes)
+    fault_in_kernel("thread %u of block %u reads uninitialized shared memory at %s", now.thread,
                     now.block, line_of(now.pc).c_str());
   for (const Access& written : c.written)
     require_before(written, now, what, of_shared);
@@ -70,7 +70,7 @@ void see_cell(Cell& c, const Access& now, bool write, bool of_shared) {
     if (c.written[0].bytes & ~now.bytes) c.written[1] = c.written[0];
     c.written[1].bytes &= ~now.bytes;
     c.written[0] = now;
-    c.initialised |= now.bytes;
+    c.initialized |= now.bytes;
   } else {
     if (c.read[0].thread != now.thread || c.read[0].block != now.block) c.read[1] = c.read[0];
     c.read[0] = now;

@@ -115,7 +115,7 @@ std::string function_of(const void* function);  // the name of a kernel
 
 // checker.cpp; these do nothing in the plain build
 void check_launch();             // forgets the accesses of the last launch
-void check_block(const Block&);  // marks shared memory as uninitialised
+void check_block(const Block&);  // marks shared memory as uninitialized
 void check_access(const void* p, size_t bytes, bool write, bool atomic, void* pc);
 
 }  // namespace simt

@@ -38,7 +38,7 @@ __global__ void two_blocks(int* out) {
 __global__ void beyond(int* out) {
   out[blockIdx.x * blockDim.x + threadIdx.x + 1] = 1;
 }
-__global__ void uninitialised(int* out) {
+__global__ void uninitialized(int* out) {
   __shared__ int s[64];
   if (threadIdx.x != 7) s[threadIdx.x] = 1;
   __syncthreads();
@@ -91,7 +91,7 @@ __global__ void misaligned(int* out) {
 
 using Kernel = void (*)(int*);
 constexpr Kernel KERNELS[] = {
-    features,         largest,     lost_update,  two_blocks, beyond,   uninitialised, beyond_shared,
+    features,         largest,     lost_update,  two_blocks, beyond,   uninitialized, beyond_shared,
     write_after_read, no_syncwarp, two_barriers, ended,      deadlock, foreign_lane,  misaligned};
 
 }  // namespace

@@ -229,10 +229,10 @@ REPORTED = {
 REPORTED_BY_CHECKED = {
     "lost_update": r"race on global memory: .*probes\.cu:\d+",
     "two_blocks": r"race on global memory: .*probes\.cu:\d+",
-    "uninitialised": r"reads uninitialised shared memory at probes\.cu:\d+",
-    "beyond_shared": r"index 64 outside of its array, probes\.cu:\d+|uninitialised",
+    "uninitialized": r"reads uninitialized shared memory at probes\.cu:\d+",
+    "beyond_shared": r"index 64 outside of its array, probes\.cu:\d+|uninitialized",
     "write_after_read": r"race on shared memory",
-    "no_syncwarp": r"race on shared memory|uninitialised",
+    "no_syncwarp": r"race on shared memory|uninitialized",
     "misaligned": r"needs alignment to 16 bytes, probes\.cu:\d+",
 }
 
@@ -331,7 +331,7 @@ def test_a_defect_between_threads_is_reported(kernels, mode, probe, defect):
         return
     for seed in MORE_SEEDS:
         with pytest.raises(
-            RuntimeError, match=r"(race on|reads uninitialised shared) .*cooperative_probes\.cu:\d+"
+            RuntimeError, match=r"(race on|reads uninitialized shared) .*cooperative_probes\.cu:\d+"
         ):
             probe(kernels, defect, seed)
 

@@ -130,7 +130,7 @@ def test_every_layout(libraries, op, layout, own):
 @pytest.mark.parametrize("engine", ["loop, persistent", "persistent, loop"])
 @pytest.mark.parametrize("op", CELLS)
 def test_forward_and_backward_can_have_different_implementations(libraries, op, engine, own):
-    """What one saves the other reads: padding is uninitialised, and would show as NaN."""
+    """What one saves the other reads: padding is uninitialized, and would show as NaN."""
     inputs = call_of(op, (3, 5, 9, 17), own, **ZONEOUT, lengths=True, starts=True, reverse=True)
     check(libraries["plain"], *inputs, engine=engine)
 

@@ -206,7 +206,7 @@ def test_slices_give_the_bits_of_one_launch(libraries):
 @pytest.mark.parametrize("own", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("engine", ["loop, persistent", "persistent, loop"])
 def test_forward_and_backward_can_have_different_implementations(libraries, engine, own):
-    """What one saves the other reads: padding is uninitialised, and would show as NaN."""
+    """What one saves the other reads: padding is uninitialized, and would show as NaN."""
     options = OPTIONS["dropped"]
     check(
         libraries["plain"],

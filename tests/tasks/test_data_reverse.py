@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from fusedseq import reference
 from fusedseq.data import PAD, SPLITS, reverse
 from fusedseq.data.reverse import ReversalBatches
+from fusedseq.models.reversal import ReversalSettings
+from fusedseq.tasks import reverse as reversal_task
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +28,15 @@ def test_a_target_is_the_source_reversed_before_the_padding(loaded):
             assert source.max() <= 9
             assert (source[n:] == PAD).all()
             assert (target[n:] == PAD).all()
+
+
+@pytest.mark.parametrize("train_padding", [True, False])
+def test_the_items_of_a_batch_are_those_of_which_its_objective_is_the_mean(train_padding):
+    """So that two accumulated batches have the gradient of one."""
+    settings = reversal_task.Settings(ReversalSettings(train_padding=train_padding))
+    task = reversal_task.build(settings, None, ops=reference, seed=0)
+    counted = sum(batch.items for batch in task.batches("valid", "any order"))
+    assert counted == task.evaluate("valid")["numbers"]
 
 
 def test_sequences_are_distinct(loaded):

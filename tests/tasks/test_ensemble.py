@@ -62,7 +62,7 @@ def test_the_average_is_the_geometric_mean_of_the_members(runs, ops):
             log_p = torch.stack(
                 [m.logits(m(batch.context)).double().log_softmax(-1) for m in found.model]
             )
-            mean = log_p.mean(0).log_softmax(-1)  # a geometric mean is not normalised
+            mean = log_p.mean(0).log_softmax(-1)  # a geometric mean is not normalized
             known = batch.target != 1
             loss -= mean.gather(1, batch.target[:, None]).sum().item()
             right += ((mean.argmax(-1) == batch.target) & known).sum().item()

@@ -32,7 +32,7 @@ from tests.tasks.test_tasks import SMALL
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory):
-    """The last checkpoint of a run that has an optimiser with a state."""
+    """The last checkpoint of a run that has an optimizer with a state."""
     out = tmp_path_factory.mktemp("runs") / "run"
     assert train(out, "--steps", "3", "--set", "optimizer=adam", "--set", "lr=.01") == 0
     return load_checkpoint(out / "last.safetensors")
@@ -287,7 +287,7 @@ def test_a_hostile_state_is_one_sentence(tmp_path, text):
     ],
     ids=str,
 )  # fmt: skip
-def test_a_failed_allocation_is_recognised(error):
+def test_a_failed_allocation_is_recognized(error):
     assert is_out_of_memory(error)
     wrapper = SystemError("<built-in method> returned a result with an exception set")
     wrapper.__cause__ = error

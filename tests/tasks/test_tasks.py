@@ -33,13 +33,13 @@ SMALL = {
 }
 
 
-def made(task, preset, ops=None, small=True, changes=()):
+def made(task, preset, ops=None, small=True, changes=(), seed=0):
     """A task on its synthetic data, and its settings."""
     module = task_module(task)
     settings = override(module.PRESETS[preset], [*(SMALL[task] if small else ()), *changes])
     torch.manual_seed(0)
     ops = operators(ops or preset_operators(module, preset))
-    return module.build(settings, "synthetic", ops=ops, seed=0), settings.training
+    return module.build(settings, "synthetic", ops=ops, seed=seed), settings.training
 
 
 def trained(task, training, steps):
@@ -56,6 +56,17 @@ def trained(task, training, steps):
         optimization.step(result.lr_scale)
         losses.append(result.loss.item())
     return losses
+
+
+@pytest.mark.cpu
+def test_the_pairs_of_a_split_do_not_depend_on_the_seed_of_the_run():
+    """So that translators of several seeds are compared on one test set."""
+    tasks = [
+        made("en-es", "base", changes=[f"data.split_seed={split}"], seed=seed)[0]
+        for seed, split in ((0, 0), (1, 0), (0, 1))
+    ]
+    prints = [task.data.fingerprint() for task in tasks]
+    assert prints[0] == prints[1] != prints[2]
 
 
 @pytest.mark.cpu

@@ -1,4 +1,4 @@
-"""Word vectors: export of a trained model, nearest words, initialisation from a file."""
+"""Word vectors: export of a trained model, nearest words, initialization from a file."""
 
 import pytest
 import torch
@@ -83,11 +83,11 @@ def built(*changes):
 def test_words_without_a_vector_keep_their_direction_with_the_files_scale(tmp_path):
     file = tmp_path / "small.txt"
     write_word2vec(file, ["dog", "unheard-of", "the"], 0.1 * torch.randn(3, 16))
-    plain, initialised = built(), built(f"data.vectors={file}")
+    plain, initialized = built(), built(f"data.vectors={file}")
     vocabulary = plain.data.vocabulary
     vectors, found = read_word2vec(file, vocabulary)
     assert found.sum() == 2
-    ours, theirs = (task.model.embedding.weight.detach() for task in (initialised, plain))
+    ours, theirs = (task.model.embedding.weight.detach() for task in (initialized, plain))
     assert torch.equal(ours[found], vectors[found])
     torch.testing.assert_close(
         torch.cosine_similarity(ours[~found], theirs[~found]), torch.ones(len(ours) - 2)
@@ -97,7 +97,7 @@ def test_words_without_a_vector_keep_their_direction_with_the_files_scale(tmp_pa
     )
     others = {
         name
-        for name, p in initialised.model.named_parameters()
+        for name, p in initialized.model.named_parameters()
         if not torch.equal(p, plain.model.get_parameter(name))
     }
     assert others == {"embedding.weight"}

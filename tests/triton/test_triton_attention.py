@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from fusedseq import fused, kernels
+from fusedseq import fused, kernels, reference
 from fusedseq.testing import check, run
 
 pytestmark = [pytest.mark.triton, pytest.mark.sampled(3)]
@@ -183,6 +183,35 @@ def test_options_of_the_tiled_kernels_in_decoding(device):
     (q, k, v), kwargs = inputs(1, 600, 16, BF16, device, *OF_TILED)
     rows = torch.randint(B, (B, 600), device=device)
     check("attention", (q, k, v), {**kwargs, "key_rows": rows}, backward=False)
+
+
+@pytest.mark.parametrize("offset", [2**30 + 100, 2**31 - 1000, 2**31, 2**40, -(2**30) - 100])
+@pytest.mark.parametrize("window", [(None, 0), (0, None), (2**31, 5), (5, 2**31)], ids=str)
+def test_a_window_far_from_position_0(offset, window, device):
+    """Sides of a window are no smaller than positions there."""
+    args, _ = inputs(*SIZES["tiled_fp32"], device)
+    check("attention", args, {"offset": offset, "window": window})
+
+
+def test_a_sequence_longer_than_max_seqlen_is_kept_within_the_results(device):
+    """The lengths of sequences on a GPU are not read by the checks. What the kernel has no rows
+    for is left out."""
+    attention = kernels.module("attention")
+    call = importlib.import_module("fusedseq.kernels.attention.call")
+    q, k, v = (torch.randn(1, N, 100, 16, device=device) for _ in range(3))
+    ends = torch.tensor([0, 100], device=device)
+    extra = call.Extra(cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=64, max_seqlen_k=64)
+    prepared = attention.prepare(
+        *(q, k, v), *[None] * 6, True, None, None, 0.25, False, 0, 0.0, extra
+    )
+    out = attention.heads_last(q, *q.shape).zero_()
+    rows = torch.zeros(4, N, 64, device=device)  # the results' rows, and what is behind them
+    attention.forward(prepared, out, rows[:1], None)
+    first = (t[:, :, :64] for t in (q, k, v))
+    torch.testing.assert_close(out[:, :, :64], reference.attention(*first, scale=0.25))
+    assert not out[:, :, 64:].any()
+    assert rows[0].all()
+    assert not rows[1:].any()
 
 
 def test_packed_sequences_with_relative_keys_and_rope_are_refused(device):

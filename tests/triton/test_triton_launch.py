@@ -240,6 +240,21 @@ def test_changed_call_is_launched_as_with_empty_caches(change):
     assert_same(launches(lambda: attention(*inputs, **options)), after_others, inputs)
 
 
+@pytest.mark.parametrize(
+    ("option", "right", "wrong"),
+    [
+        ("alibi", torch.ones(3), torch.ones(1)),
+        ("rope", torch.randn(9, 32), torch.randn(2, 32)),
+        ("lengths", torch.tensor([5, 3]), torch.tensor([5])),
+    ],
+)
+def test_a_wrong_shape_is_refused_after_a_right_one(option, right, wrong):
+    inputs = [heads(*SMALL) for _ in range(4)]
+    attention(*inputs, **{option: right})
+    with pytest.raises(RuntimeError, match="key_lengths" if option == "lengths" else option):
+        attention(*inputs, **{option: wrong})
+
+
 LONG = 1, 2, 140, 20
 BIAS = torch.randn(2, 2, 140, 140).bfloat16()
 CHANGED_BIASES = {

@@ -4,7 +4,7 @@
 
 namespace fusedseq::cpu {
 
-// One parameter tensor of the optimiser. The average has the type of computing: float for bfloat16,
+// One parameter tensor of the optimizer. The average has the type of computing: float for bfloat16,
 // because in bfloat16 a running mean soon stops changing.
 struct NtAsgdTensor {
   Type type;

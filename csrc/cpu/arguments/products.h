@@ -1,4 +1,4 @@
-// The arguments of the linear map, and of products with weights of 8 bits.
+// The arguments of the linear map, and of products with weights in 8 bits.
 #pragma once
 #include "cpu/arguments/common.h"
 

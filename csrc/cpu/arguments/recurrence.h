@@ -52,11 +52,11 @@ struct Recurrence {
   const void* const* A;    // `rounds` pointers to (out, in), or to (out, rank) with a low rank
   const void* const* F;    // `rounds` pointers to (rank, in), only with a low rank
   const T* const* bias;    // `rounds` pointers to (out,) or null
-  // Of weights of 8 bits: a scale for each of their rows.
+  // Of weights in 8 bits: a scale for each of their rows.
   const float *W_ih_scale, *W_hh_scale;
   const float* const* A_scale;  // `rounds` pointers, as A and F are
   const float* const* F_scale;
-  Int8Rows int8_rows;  // multiplies by weights of 8 bits
+  Int8Rows int8_rows;  // multiplies by weights in 8 bits
   T* y;                // (T, B, P)
   T* h;                // (B, P)  the last hidden state
   T* c;                // (B, H)  the last cell state

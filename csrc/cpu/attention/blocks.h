@@ -29,10 +29,10 @@ class AttentionBlocks {
     Buffer<X> k_transposed;    // (De, Sp)
     Buffer<X> v;               // (depth(S), Dp)  across
     Buffer<X> q;               // (block, De)  along
-    Buffer<T> s;               // (block, Wp)  logits, then unnormalised probabilities
+    Buffer<T> s;               // (block, Wp)  logits, then unnormalized probabilities
     Buffer<T> out;             // (block, Dp)
     Buffer<T> factors;         // (block, factor_stride)  the dropout's factors
-    Buffer<T> normalisers;     // (block,)
+    Buffer<T> normalizers;     // (block,)
     Buffer<T> rotation;        // the workspace of staging
     Buffer<X> relative;        // (depth(R), Dp)  across
     Buffer<X> rel_transposed;  // (De, Rp)
@@ -45,7 +45,7 @@ class AttentionBlocks {
           s(p.block * p.Wp),
           out(p.block * p.Dp),
           factors(p.a.dropped ? p.block * p.factor_stride + LANES<T> : 0),
-          normalisers(p.block),
+          normalizers(p.block),
           rotation(p.rotation_size),
           relative(p.relative_size),
           rel_transposed(p.relative ? p.De * p.Rp : 0),
@@ -66,13 +66,13 @@ class AttentionBlocks {
     if (p.relative)
       product<X>(rows, p.D_elements, p.Rp, q, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
 
-    // The softmax of each query. It is normalised after the product with the values, where a row
+    // The softmax of each query. It is normalized after the product with the values, where a row
     // has D elements instead of S.
     if (a.dropped) p.dropout_factors(b, h, i0, rows, block, w.factors);
     for (int64_t i = 0; i < rows; ++i) {
       T* s = w.s + i * p.Wp;
       const SeenKeys seen = p.seen(position + i, keys, block.base);
-      w.normalisers[i] = p.softmax(s, w.qr + i * p.Rp, w.factors + i * p.factor_stride, b, h,
+      w.normalizers[i] = p.softmax(s, w.qr + i * p.Rp, w.factors + i * p.factor_stride, b, h,
                                    i0 + i, seen, columns);
     }
 
@@ -82,7 +82,7 @@ class AttentionBlocks {
     product<X>(rows, depth<X>(columns), p.Dp, probabilities, {v, p.Dp}, {w.out, p.Dp}, false);
     for (int64_t i = 0; i < rows; ++i) {
       E* out = static_cast<E*>(a.out) + ((p.first_result(b) + i0 + i) * a.N + h) * a.D;
-      p.store_row(w.out + i * p.Dp, out, a.D, w.normalisers[i]);
+      p.store_row(w.out + i * p.Dp, out, a.D, w.normalizers[i]);
     }
   }
 

@@ -33,7 +33,7 @@ class AttentionThin {
   // The memory of one thread. rows: all queries of a unit.
   struct Workspace {
     Buffer<T> q;               // (rows, Dp)
-    Buffer<T> s;               // (rows, Wp)  logits, then unnormalised probabilities
+    Buffer<T> s;               // (rows, Wp)  logits, then unnormalized probabilities
     Buffer<T> out;             // (Dp,)
     Buffer<T> rotated;         // (LANES, Dp)  keys, only with RoPE
     Buffer<T> factors;         // (factor_stride,)  the dropout's factors

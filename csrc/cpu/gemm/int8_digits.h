@@ -1,4 +1,4 @@
-// Products with weights of 8 bits by vpdpbusd of AVX-512 VNNI, which multiplies 64 bytes without a
+// Products with weights in 8 bits by vpdpbusd of AVX-512 VNNI, which multiplies 64 bytes without a
 // sign by 64 bytes with one and adds each four neighbouring products to a sum of 32 bits.
 //
 // A row of A is rounded to multiples of its unit, a power of two: the numbers x / unit are whole

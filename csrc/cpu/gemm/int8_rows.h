@@ -1,4 +1,4 @@
-// Products with weights of 8 bits: row n of a weight W (N, K) is scale[n] times the whole numbers
+// Products with weights in 8 bits: row n of a weight W (N, K) is scale[n] times the whole numbers
 // W[n].
 //
 // What limits the dot products of few rows: reading W, a quarter as many bytes as in fp32, and the

@@ -1,4 +1,4 @@
-// y = x W^T + b with weights of 8 bits: row n of W is scale[n] times the whole numbers W[n].
+// y = x W^T + b with weights in 8 bits: row n of W is scale[n] times the whole numbers W[n].
 //
 // What limits it: for few rows reading W, a quarter as many bytes as in fp32. Hence two ways of
 // computing y, by the number of rows M:

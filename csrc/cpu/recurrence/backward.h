@@ -117,7 +117,7 @@ class RecurrentBackward {
 
   // Generates the mask of the state's dropout and loads dh and dc.
   void prepare_state(const Part& p) {
-    memset(p.zoneout, 0, 2 * s.ldh * sizeof(T));  // so that no load reads uninitialised padding
+    memset(p.zoneout, 0, 2 * s.ldh * sizeof(T));  // so that no load reads uninitialized padding
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
       if (r.state.threshold)
         mask_values(r.state, b, s.H, p.own.h.begin, p.own.h.end, T(r.state.scale), T(0),

@@ -103,7 +103,7 @@ class RecurrentForward {
   // Generates the mask of the state's dropout and loads h0 and c0.
   void prepare_state(const Part& p) {
     memset(p.zoneout, 0,
-           w.zoneout_size * sizeof(T));  // so that no load reads uninitialised padding
+           w.zoneout_size * sizeof(T));  // so that no load reads uninitialized padding
     for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b) {
       if (r.state.threshold)
         mask_values(r.state, b, s.H, p.cell_units.begin, p.cell_units.end, T(r.state.scale), T(0),

@@ -45,7 +45,7 @@ class ForwardWeights {
 
   // Whether each panel of a weight is multiplied as soon as it is packed, while it is in the L2
   // cache, or by dot products without being packed if the rows are few. Then no weight is packed as
-  // a whole: of a single step, which uses no weight twice, and of few rows and weights of 8 bits,
+  // a whole: of a single step, which uses no weight twice, and of few rows and weights in 8 bits,
   // which dot products read faster than packed floats.
   static bool are_in_panels(const cpu::Recurrence<T>& r) {
     if (r.steps == 1) return r.B <= CHUNK<E>;

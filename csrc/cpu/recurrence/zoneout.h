@@ -28,7 +28,7 @@ T* update_of(const cpu::Recurrence<T>& r, const cpu::Mask& mask, double p, Range
   return update;
 }
 
-// The update of row b at step t. workspace: (2, ld), initialised
+// The update of row b at step t. workspace: (2, ld), initialized
 template <class T>
 Update<T> update_of(const cpu::Recurrence<T>& r, Range units, int64_t t, int64_t b, T* workspace,
                     int64_t ld) {

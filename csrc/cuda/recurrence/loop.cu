@@ -4,7 +4,8 @@
 // is computed for many steps at once.
 //
 // What limits the speed: at few batch rows the launches, (rounds + 1) * 2 a step each way, one more
-// in the backward of a GRU, and reading the weights from the L2 cache, once a step. Not timed.
+// in the backward of a GRU, and reading the weights from the L2 cache, once a step.
+// Timed on an H200: docs/gpu-kernels.md.
 #include "cuda/recurrence/loop.h"
 
 #include "cuda/recurrence/loop_backward.cuh"

@@ -3,7 +3,7 @@
 // T * B rows for each use of a weight. Sums are always added in the same order.
 //
 // What limits the speed: the products, which are the vendor's; besides, the operands are written
-// and read once. Not timed.
+// and read once. Timed with the loop on an H200: docs/gpu-kernels.md.
 #include "cuda/recurrence/weight_gradients.h"
 
 #include "cuda/recurrence/round.h"

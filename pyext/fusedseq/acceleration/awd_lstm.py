@@ -1,6 +1,6 @@
 """The classes of the published code of AWD-LSTM (Merity et al., 2018), known by their layout.
 
-Every project has its own copy of `WeightDrop` and `LockedDropout`, so they are recognised by their
+Every project has its own copy of `WeightDrop` and `LockedDropout`, so they are recognized by their
 names and attributes.
 """
 

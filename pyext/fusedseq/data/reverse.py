@@ -33,7 +33,7 @@ class ReversalBatch(NamedTuple):
     source: Tensor  # (B, L)
     target: Tensor  # (B, L)
     lengths: Tensor  # (B,)
-    items: int  # ids in `target`, counting padding, which the source report trains and counts too
+    items: int  # ids in `target` of which the objective is a mean
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,17 @@ class ReversalBatches(RowBatches):
     """The batches of one pass over a split, determined by (part, batch, key).
 
     key: any string, from which a random order is drawn; None: the order of the split
+    count_padding: whether padding is among the items of a batch, as the source report trains it
     Errors: ValueError for a batch below 1.
     """
 
-    def __init__(self, part: Reversal, batch: int, key: str | None = None) -> None:
+    def __init__(
+        self, part: Reversal, batch: int, key: str | None = None, *, count_padding: bool = True
+    ) -> None:
         if batch < 1:
             raise ValueError(f"ReversalBatches: batch must be at least 1, got {batch}")
         self.part, self.batch, self.order = part, batch, list(range(len(part.source)))
+        self.count_padding = count_padding
         if key is not None:
             random.Random(key).shuffle(self.order)
 
@@ -87,7 +91,8 @@ class ReversalBatches(RowBatches):
 
     def batch_of(self, rows: list[int]) -> ReversalBatch:
         source, target, lengths = (tensor[rows] for tensor in self.part)
-        return ReversalBatch(source, target, lengths, target.numel())
+        items = target.numel() if self.count_padding else int(lengths.sum())
+        return ReversalBatch(source, target, lengths, items)
 
 
 def load(

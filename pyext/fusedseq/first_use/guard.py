@@ -4,11 +4,12 @@ A guard is registered with torch's dispatcher over the operator's own kernel. At
 removes itself, which uncovers that kernel, and compares the operator with its oracle. Later calls
 find the kernel itself: a guard costs nothing after the first call, and nothing on other devices.
 The comparison calls the operator too, and does not come back here, as the guard is gone by then.
+In a process that sees GPUs of several kinds the guard comes back until there was a call on each.
 
 Where kernels disagree, others take their place that compute the oracle.
 
 Nothing is compared while torch.compile traces (no kernel runs then; the compiled graph meets the
-guard when it runs), while a CUDA graph is captured (the comparison would have to synchronise),
+guard when it runs), while a CUDA graph is captured (the comparison would have to synchronize),
 inside of a backward (whose thread the comparison's own backward would wait for) or inside of a
 comparison (another operator's, which waits for this call): such a call runs unverified, and the
 next one is compared.
@@ -43,11 +44,16 @@ ORACLES: dict[str, Callable[[Named], Tensor]] = {
 FURTHER = {"linear_cross_entropy": ("linear_cross_entropy_scale",)}  # kernels beside `_backward`
 
 
+def _visible_gpus() -> list[torch.device]:
+    return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+
+
 class Guards:
     """The guards of all operators for one dispatch key.
 
     key: "CUDA"; tests use "CPU"    identity: (device) -> what verdicts depend on
     compare: (operator, device) -> its verdict    always: ignores cached verdicts
+    devices: () -> those that calls may be on
     """
 
     def __init__(
@@ -56,8 +62,11 @@ class Guards:
         always: bool = False,
         identity: Callable[[torch.device], dict[str, str]] = identity_of,
         compare: Callable[[str, torch.device], Verdict] = compare_in_thread,
+        devices: Callable[[], list[torch.device]] = _visible_gpus,
     ):
         self.key, self.always, self.identity, self.compare = key, always, identity, compare
+        self.devices = devices
+        self.judged: dict[str, set[torch.device]] = {}  # operator: where it was called and agreed
         self.lock = threading.RLock()
         self.libraries: dict[str, torch.library.Library] = {}
         self.kernels: dict[str, Any] = {}  # operator: the kernel that its guard stands before
@@ -83,7 +92,7 @@ class Guards:
         if _cannot_compare(device):  # and must not wait for a comparison that waits for this call
             return self.kernels[op].call_boxed(keyset, *inputs)
         with self.lock:
-            if op in self.libraries:
+            if op in self.libraries and device not in self.judged.get(op, ()):
                 self.lift(op)
                 try:
                     self.judge(op, device)
@@ -93,7 +102,19 @@ class Guards:
                 except BaseException:
                     self.raise_guard(op)
                     raise
-        return overloads[op](*inputs)
+                else:
+                    self.judged.setdefault(op, set()).add(device)
+                    if self.awaits_another_kind(op):
+                        self.raise_guard(op)
+            is_guarded = op in self.libraries
+        return (
+            self.kernels[op].call_boxed(keyset, *inputs) if is_guarded else overloads[op](*inputs)
+        )
+
+    def awaits_another_kind(self, op: str) -> bool:
+        """Whether there is a device of a kind on which the operator was not called yet."""
+        judged = [self.identity(device) for device in self.judged[op]]
+        return any(self.identity(device) not in judged for device in self.devices())
 
     def judge(self, op: str, device: torch.device) -> None:
         """Compares an operator, unless its verdict is known, and acts on the verdict.

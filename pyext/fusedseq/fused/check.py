@@ -146,7 +146,7 @@ def at_least_zero(op: str, name: str, value: Any) -> None:
 def is_readable(value: Tensor) -> bool:
     """Whether the values of a tensor can be read: not in compiled or traced code, under a transform
     of torch.func, of a tensor without data (FakeTensor), or on other devices than the CPU, where
-    reading would synchronise.
+    reading would synchronize.
     """
     return not (
         torch.compiler.is_compiling()
@@ -337,6 +337,6 @@ def seed(op: str, value: Any, device: torch.device | str, name: str = "seed") ->
             f"{op}: {name} must be an int or an int64 tensor of one element, got "
             f"{type(value).__name__}"
         )
-    # The device fills the tensor: a copy from the host would synchronise, and a CUDA graph could
+    # The device fills the tensor: a copy from the host would synchronize, and a CUDA graph could
     # not capture it.
     return torch.full((), (value + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=device)

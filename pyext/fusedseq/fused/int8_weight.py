@@ -1,4 +1,4 @@
-"""Weights of 8 bits: a tensor subclass that the operators take in place of a float weight."""
+"""Weights in 8 bits: a tensor subclass that the operators take in place of a float weight."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ class Int8Weight(Tensor):
 
     int8: (..., N, K) int8, in [-127, 127]
     scale: (..., N) fp32
-    dtype: what the weight is taken for, of `dequantize()` and of results
+    dtype: the dtype that the weight reports, of `dequantize()` and of the results of products
     """
 
     int8: Tensor

@@ -37,9 +37,9 @@ def linear_cross_entropy(
     but at least 144 and at most 864. So the memory grows with V where V exceeds 290,000 in fp32,
     and is then 576 V bytes. In backward, and where bfloat16 numbers are multiplied with AMX and E
     is at most 512, no logits of more than 64 rows are kept, only the gradients of those of a range
-    of classes, at most 32 MiB. On CUDA a block of logits takes 32 MiB, or 1,024 logits for each row
-    where these are more; x and W whose rows are not a multiple of 16 bytes are copied to rows that
-    are, as the fast kernels of cuBLAS need them.
+    of classes, at most 32 MiB. On CUDA a block of logits takes 128 MiB, or 1,024 logits for each
+    row where these are more; x and W whose rows are not a multiple of 16 bytes are copied to rows
+    that are, as the fast kernels of cuBLAS need them.
 
     The gradients are computed together with the loss, and multiplied by the loss's gradient in
     backward, which may be called again. With reduction "none", or where log_prob or lse has a

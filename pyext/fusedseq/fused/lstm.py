@@ -79,7 +79,7 @@ def lstm(
     check.flags(OP, reverse=reverse, variational=variational, training=training)
     weight_drop = weight_drop if training else 0.0
     has_zoneout = bool(zoneout_h or zoneout_c)
-    # Without a mask no seed is needed, and copying one to a GPU would synchronise.
+    # Without a mask no seed is needed, and copying one to a GPU would synchronize.
     has_mask = weight_drop or has_zoneout
     seed = check.seed(OP, seed, x.device) if has_mask else None  # type: ignore[assignment]
     x, W_ih, W_hh, b, h0, c0 = autocast.cast(x.device.type, x, W_ih, W_hh, b, h0, c0)

@@ -11,7 +11,8 @@ from fusedseq.fused.linear import linear
 from fusedseq.fused.lstm import lstm, pad, saved_dtypes
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
-from fusedseq.fused.weight_drop import weight_drop as drop
+from fusedseq.reference.dropout_mask import WEIGHT
+from fusedseq.reference.weight_drop import drop_weight
 
 OP = "projected_lstm"
 DEVICES = {"cpu"}  # that have kernels for it
@@ -105,7 +106,7 @@ def by_lstm(a: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         a[name] for name in ("x", "W_hh", "W_hr", "h0", "starts", "lengths")
     )
     if a["weight_drop"]:
-        W_hh = drop(W_hh, a["weight_drop"], a["seed"], a["variational"])
+        W_hh = drop_weight(WEIGHT, W_hh, a["weight_drop"], a["seed"], a["variational"])
     T, B, _ = x.shape
     ends = torch.full((B,), T, device=x.device) if lengths is None else lengths
     first = (ends - 1).clamp(min=0) if a["reverse"] else torch.zeros_like(ends)

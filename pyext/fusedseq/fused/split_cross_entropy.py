@@ -28,7 +28,7 @@ def split_cross_entropy(
     and one of each tail.
 
     On a CPU, a tail costs only the rows whose targets it holds. On a GPU every row is computed in
-    every tail: then no shape depends on the targets, so that nothing synchronises and CUDA graphs
+    every tail: then no shape depends on the targets, so that nothing synchronizes and CUDA graphs
     can capture the call, but the arithmetic is that of the full softmax.
 
     Errors: those of `linear_cross_entropy`, and ValueError for splits that do not ascend in (0, V).

@@ -29,9 +29,9 @@ def encoder(
     """Returns an Encoder with the weights of a torch.nn.TransformerEncoder or one of its layers.
 
     The Encoder takes (B, L, E), whatever `batch_first` of the source is.
-    Errors: ValueError naming the sublayer or option, for an activation other than relu, gelu and
-    tanh, for layers that differ in more than their weights, for norms, dropouts or attentions of
-    one layer that differ from each other, and for sublayers that are not torch's.
+    Errors: ValueError naming the sublayer or option, for an activation other than relu, gelu,
+    gelu_tanh and tanh, for layers that differ in more than their weights, for norms, dropouts or
+    attentions of one layer that differ from each other, and for sublayers that are not torch's.
     """
     return _stack(theirs, nn.TransformerEncoderLayer, Encoder, ops)
 

@@ -35,7 +35,7 @@ State = tuple[OfLayers, ...]  # (h, c), or (h,) of cells without c
 class LanguageModelSettings:
     """The settings of a language model; the defaults are the plain LSTM of ptb/lstm.
 
-    The cells "gru" and "rnn" take none of the settings in LSTM_ONLY.
+    The cells "gru" and "rnn" take the settings in LSTM_ONLY with their defaults alone.
     """
 
     embedding: int = 650  # the width of the embedding
@@ -44,8 +44,10 @@ class LanguageModelSettings:
     cell: str = "lstm"  # "lstm", "gru", or "rnn" with tanh units
     rounds: int = 0  # of a Mogrifier LSTM; 0 is an LSTM
     rank: int | None = None  # of a round's weight; None is full rank
-    cap_input_gate: bool = False  # i = min(i, 1 - f)
-    forget_bias: float | None = None  # the gate's initial bias; None draws it as torch.nn.LSTM
+    # Whether the input gate is min(i, 1 - f), as in the code of Melis et al. (2020).
+    cap_input_gate: bool = False
+    # The initial bias of the forget gate; None draws it as torch.nn.LSTM.
+    forget_bias: float | None = None
     residual: bool = False  # a layer reads the sum of the outputs of the two layers below it
     output: str = "last"  # the decoder reads the last layer's output, or the "sum" of all layers'
     tied: bool = False  # the decoder's weight is the embedding

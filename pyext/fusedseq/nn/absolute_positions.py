@@ -55,6 +55,7 @@ class SinusoidalPositions(_AddedPositions):
     batch_first: x is (B, L, E)
     device: of the table    ops: `fusedseq.fused` or `fusedseq.reference`
     forward: x (L, B, E), offset=0 -> as x
+    Errors: ValueError for a dropout outside [0, 1], or max_positions below 0; those of `forward`.
     """
 
     def __init__(
@@ -68,6 +69,10 @@ class SinusoidalPositions(_AddedPositions):
         ops: Operators = fused,
     ) -> None:
         super().__init__(dropout, batch_first, ops)
+        if max_positions < 0:
+            raise ValueError(
+                f"SinusoidalPositions: max_positions must be at least 0, got {max_positions}"
+            )
         self.embed_dim, self.max_positions = embed_dim, max_positions
         self._table = _SinusoidTable(embed_dim, max_positions, device)
 
@@ -98,7 +103,8 @@ class LearnedPositions(_AddedPositions):
     device, dtype: of the parameters, as in torch    ops: `fusedseq.fused` or `fusedseq.reference`
     The parameter `weight` is (P, E), initialized from N(0, 0.02^2).
     forward: x (L, B, E), offset=0 -> as x
-    Errors: ValueError in forward for positions of P and above.
+    Errors: ValueError for a dropout outside [0, 1], and in forward for positions of P and above;
+    those of `forward`.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Dropout(_Dropout):
 
     p: in [0, 1]    ops: `fusedseq.fused` or `fusedseq.reference`
     The input may have any shape. In eval mode the module is the identity.
-    Errors: ValueError for p outside [0, 1].
+    Errors: TypeError for a p that is not a number; ValueError for p outside [0, 1].
     """
 
     def __init__(self, p: float = 0.5, *, ops: Operators = fused) -> None:
@@ -65,7 +65,7 @@ class LockedDropout(_Dropout):
 
     p: probability in [0, 1] that an element is dropped in training mode    ops: as of `Dropout`
     In eval mode the module is the identity.
-    Errors: ValueError for p outside [0, 1].
+    Errors: those of `Dropout`; ValueError in forward for an input that is not (T, B, D).
     """
 
     def __init__(self, p: float = 0.5, *, ops: Operators = fused) -> None:
@@ -84,7 +84,7 @@ class WeightDrop(_Dropout):
     p: probability in [0, 1] that an element, or with `variational` a row, is dropped
     variational: whether the mask has one value for each row, not one for each element
     ops: as of `Dropout`
-    Errors: ValueError for p outside [0, 1].
+    Errors: those of `Dropout`; ValueError in forward for an input that is not (rows, columns).
     """
 
     def __init__(

@@ -16,8 +16,8 @@ from fusedseq.nn.recurrent_state import LayerState
 class GRU(RecurrentWithDropout):
     """A multi-layer gated recurrent unit (Cho et al., 2014).
 
-    Without dropout and weight drop it computes what torch.nn.GRU computes, whose `state_dict` it
-    loads. Its state is h.
+    With the default options it computes what torch.nn.GRU computes, whose `state_dict` it loads.
+    Its state is h.
 
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1    bias: whether the gates have biases

@@ -17,8 +17,7 @@ from fusedseq.nn.recurrent_state import LayerState
 class LSTM(RecurrentWithDropout):
     """A multi-layer LSTM with the regularization of AWD-LSTM (Merity et al., 2018).
 
-    Without dropout and weight drop it computes what torch.nn.LSTM computes, whose `state_dict` it
-    loads.
+    With the default options it computes what torch.nn.LSTM computes, whose `state_dict` it loads.
 
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1    bias: whether the gates have biases

@@ -228,7 +228,8 @@ class MultiheadAttention(nn.Module):
             need_weights are not for them, and with `positions` keys have the lengths of the queries
         returns y, as query; the weights or None
         Errors: ValueError or TypeError for shapes and dtypes; those of the operator `attention`;
-        NotImplementedError under torch.jit.trace, see `attention_options.check_traced`.
+        NotImplementedError under torch.jit.trace for what it cannot record, masks, is_causal,
+        positions, dropout, window, softcap, sinks and cache, which torch.export takes.
         """
         if cu_seqlens is not None or getattr(query, "is_nested", False):
             unknown = key_padding_mask, attn_mask, key_lengths, cache, need_weights or None

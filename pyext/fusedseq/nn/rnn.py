@@ -16,8 +16,8 @@ from fusedseq.nn.recurrent_state import LayerState
 class RNN(RecurrentWithDropout):
     """A multi-layer simple recurrent network (Elman, 1990).
 
-    Without dropout and weight drop it computes what torch.nn.RNN computes, whose `state_dict` it
-    loads. Its state is h.
+    With the default options it computes what torch.nn.RNN computes, whose `state_dict` it loads.
+    Its state is h.
 
     input_size: X    hidden_size: H of all layers, or a list with one size for each
     num_layers: at least 1

@@ -121,7 +121,8 @@ class TransformerEncoderLayer(_TransformerLayer):
     norm_first: whether norms come before the sublayers (pre-norm), not after them
     bias: whether attention, feed-forward and norms have biases
     device, dtype: of the parameters, as in torch    ops: `fusedseq.fused` or `fusedseq.reference`
-    Errors: ValueError for bad sizes, probabilities and activations.
+    Errors: ValueError where nhead does not divide d_model, for a negative size, a dropout outside
+    [0, 1] and any other activation.
     """
 
     attentions = ("self_attn",)

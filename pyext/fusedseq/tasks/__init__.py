@@ -17,7 +17,7 @@ def load_model(
     """The model of a trained run, in eval mode, and its description.
 
     path: the directory of a run, for its best checkpoint, or a checkpoint
-    ops: the operator set to compute with: fused or reference, which need no other weights
+    ops: the operators to compute with, fused or reference: both load the same weights
     device: cpu, cuda or cuda:N
     returns the module of fusedseq.models, and a dict with its task, settings, seed, and vocabulary:
         a list of words, or {"source": words, "target": words} of a translator

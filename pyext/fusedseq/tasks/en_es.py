@@ -10,7 +10,7 @@ from fusedseq.tasks.translation.task import PairSettings, Settings, restore
 __all__ = ["DEFAULT_PRESET", "PRESETS", "PRESET_OPERATORS", "Settings", "build", "restore"]
 
 # The source report english_spanish specifies sizes, dropout, 90 positions, 20 epochs, and prefers
-# pre-norm. It reproduces the paper (Vaswani et al., 2017), whose optimiser is used for what the
+# pre-norm. It reproduces the paper (Vaswani et al., 2017), whose optimizer is used for what the
 # report does not specify: Adam, warm-up over 4,000 steps to d_model^-.5 4000^-.5 = 7e-4. Batches of
 # 64 sentences and clipping the norm of the gradient at 1 are our choice.
 BASE = Settings(

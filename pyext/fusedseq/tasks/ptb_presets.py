@@ -47,7 +47,7 @@ class Settings:
 def _presets() -> dict[str, Settings]:
     """The presets, one per experiment, each built on the one that it extends.
 
-    The source report penn_treebank_lm (Bonora's report) specifies E = H = 650, SGD with lr 30,
+    The source report penn_treebank_lm specifies E = H = 650, SGD with lr 30,
     weight decay 1.2e-6, batches of 70 / 10 / 1, 50 epochs, lr annealed after 4 epochs without
     improvement, early stop after 6, 5 Mogrifier rounds. It does not specify:
 
@@ -181,14 +181,15 @@ def _presets() -> dict[str, Settings]:
         },
     )
     # The configuration of the paper, Merity et al. (2018): NT-ASGD instead of annealing and early
-    # stopping.
+    # stopping. The paper's second training of the averaged weights, "finetuning", is left out; its
+    # figures are with it.
     presets["awd-merity"] = varied(
         presets["awd"],
         model={"embedding": 400, "hidden": (1150, 1150, 400)},
         data={"batch": 20},
         training={"epochs": 500, "anneal_after": None, "stop_after": None, "averaging": "nt-asgd"},
     )
-    # Melis et al. (2020), 24M parameters, initialised as in the paper's code. The L2 term w^2/2 of
+    # Melis et al. (2020), 24M parameters, initialized as in the paper's code. The L2 term w^2/2 of
     # its loss is Adam's weight decay here, which, unlike that term, is not subject to gradient
     # clipping. Its softmax temperature is searched on the validation split:
     # `fusedseq eval --temperature auto`.

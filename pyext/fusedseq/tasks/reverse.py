@@ -81,7 +81,10 @@ class Task(IndependentBatches):
         """See IndependentBatches."""
         data = self.settings.data
         return reverse.ReversalBatches(
-            getattr(self.data, split), data.batch if key else data.eval_batch, key
+            getattr(self.data, split),
+            data.batch if key else data.eval_batch,
+            key,
+            count_padding=self.settings.model.train_padding,
         )
 
     def _loss(self, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:

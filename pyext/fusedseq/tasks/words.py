@@ -39,7 +39,7 @@ class ContextSettings:
     # Seeds the choice of training lines, and the synthetic text. It is separate from the run's seed
     # so that runs with different seeds can be compared.
     split_seed: int = 0
-    # A word2vec file whose vectors initialise the embedding; None draws all vectors at random.
+    # A word2vec file whose vectors initialize the embedding; None draws all vectors at random.
     vectors: str | None = None
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ def _presets() -> dict[str, Settings]:
       heads-n      the 4 layers of table 4 with 4 heads; heads-4-5 and heads-8 have 5 layers
       prenorm-n    n layers of 8 heads; tied, whose layers the report does not specify, has 4
       dim-n, ff-n  tables 10 and 11: 5 layers of 8 heads, post-norm, one epoch
-      pretrained   prenorm-4 whose embedding is initialised from word2vec vectors:
+      pretrained   prenorm-4 whose embedding is initialized from word2vec vectors:
                    `--set data.vectors=FILE`. The report proposes it, and masked, which is prenorm-4
                    as well. Any file with E = 256 numbers per word works, also one written by
                    `fusedseq vectors RUN --out FILE`

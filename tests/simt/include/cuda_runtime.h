@@ -16,7 +16,7 @@
 #define __grid_constant__
 #define __align__(n) alignas(n)
 // __shared__ variables are thread-local memory of the library, which the runtime poisons before
-// each block. As in CUDA, they have no initialisers.
+// each block. As in CUDA, they have no initializers.
 #define __shared__ __constinit thread_local
 
 #define threadIdx (simt::globals.current->thread)

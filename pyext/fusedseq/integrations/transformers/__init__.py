@@ -42,7 +42,7 @@ def require_transformers() -> None:
     except importlib.metadata.PackageNotFoundError:
         raise ImportError(
             f"fusedseq.integrations.transformers needs transformers {wanted} or newer, and none is "
-            'installed: pip install "fusedseq[transformers]"'
+            f"installed: pip install 'transformers>={wanted},<6'"
         ) from None
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise ImportError(

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time the operators beside other libraries instead: JAX, ONNX Runtime and, for "
         "OPERATOR translate, CTranslate2; each of them that is installed "
-        "(pip install 'fusedseq[peers]')",
+        "(pip install --no-build-isolation '.[peers]' in a copy of the repository)",
     )
     add("--seconds", type=float, help="measuring time of a case (default 4, with --full 20)")
     add(

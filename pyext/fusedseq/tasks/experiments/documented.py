@@ -132,7 +132,12 @@ PTB_EXPERIMENTS = (
     _ptb("mogrifier-fast-second", 70.35, remark="the report's best; the preset is ours"),
     _ptb("mogrifier-fast-third", 70.35, remark="the report's best; the preset is ours"),
     _ptb("mogrifier-wide", 70.35, remark="the report's best; the preset is ours"),
-    _ptb("awd-merity", 57.3, "paper: Merity et al. (2018)"),
+    _ptb(
+        "awd-merity",
+        57.3,
+        "paper: Merity et al. (2018)",
+        remark="with the paper's finetuning, which is not reproduced",
+    ),
     _ptb("mogrifier-melis", 50.1, "paper: Melis et al. (2020)"),
 )
 REVERSE_EXPERIMENTS = (

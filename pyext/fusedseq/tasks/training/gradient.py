@@ -12,7 +12,7 @@ from fusedseq.tasks.training.optimization import TrainingSettings
 from fusedseq.tasks.training.processes import Processes
 from fusedseq.tasks.training.task import Step, Task
 
-# DDP's option to synchronise buffers, which torch 2.13 renamed. It is switched off: the buffers of
+# DDP's option to synchronize buffers, which torch 2.13 renamed. It is switched off: the buffers of
 # these models are constants.
 SYNC_BUFFERS = next(
     name

@@ -1,4 +1,4 @@
-"""The optimiser, weight averaging, and the decisions that follow from each validation."""
+"""The optimizer, weight averaging, and the decisions that follow from each validation."""
 
 import fnmatch
 import math
@@ -17,7 +17,7 @@ from fusedseq.tasks.training.settings import one_of
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How long to train, with which optimiser, and what happens when validation stops improving.
+    """How long to train, with which optimizer, and what happens when validation stops improving.
 
     At least one of `epochs` and `steps` is required; the run ends at whichever limit comes first.
     """
@@ -26,7 +26,7 @@ class TrainingSettings:
     epochs: int | None = 50
     # The number of steps after which the run ends; None sets no such limit.
     steps: int | None = None
-    # The optimiser: "sgd" or "adam".
+    # The optimizer: "sgd" or "adam".
     optimizer: str = "sgd"
     # The learning rate, which warm-up, schedule and annealing multiply by their factors.
     lr: float = 30.0
@@ -66,7 +66,7 @@ class TrainingSettings:
     stop_after: int | None = None
     # Averaging of the weights, which validations then use: "none"; "nt-asgd", SGD that switches to
     # ASGD (Merity et al., 2018); "tail", the mean of the weights of all steps since the averaging
-    # started, beside any optimiser.
+    # started, beside any optimizer.
     averaging: str = "none"
     # The non-monotone interval n of "nt-asgd", which switches to ASGD at the first validation loss
     # above the lowest of all earlier ones but the last n.
@@ -141,7 +141,7 @@ LEAST = {
 
 
 def freeze(model: torch.nn.Module, patterns: str) -> None:
-    """Freezes the parameters whose name matches a shell pattern: the optimiser does not see them.
+    """Freezes the parameters whose name matches a shell pattern: the optimizer does not see them.
 
     patterns: separated by commas
     Errors: ValueError where a pattern matches nothing, or all parameters are frozen
@@ -164,7 +164,7 @@ def freeze(model: torch.nn.Module, patterns: str) -> None:
 
 
 class Optimization:
-    """The optimiser of `parameters`, its learning rate and its averaged weights."""
+    """The optimizer of `parameters`, its learning rate and its averaged weights."""
 
     def __init__(
         self, parameters: Iterable[torch.nn.Parameter], settings: TrainingSettings
@@ -194,7 +194,7 @@ class Optimization:
         )
 
     def step(self, lr_scale: float, with_norm: bool = True) -> torch.Tensor | None:
-        """One optimiser step with learning rate lr * lr_scale and clipped gradients.
+        """One optimizer step with learning rate lr * lr_scale and clipped gradients.
 
         Returns the norm of the gradient before clipping, a scalar tensor, or None where neither
         clipping nor the caller (`with_norm`) needs it.
@@ -258,8 +258,8 @@ class Optimization:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned.
 
-        Errors: ValueError or TypeError where the state is not that of an optimiser of these
-            parameters: torch's optimisers do not compare the shapes
+        Errors: ValueError or TypeError where the state is not that of an optimizer of these
+            parameters: torch's optimizers do not compare the shapes
         """
         self.lr, self.tail_steps = number(state, "lr"), number(state, "tail_steps", whole=True)
         tail = state["tail"]

@@ -35,7 +35,7 @@ class Processes:
         return self.sum(flag) > 0
 
     def sum(self, number: float) -> float:
-        """The sum of a host number over all processes; it does not synchronise with a device."""
+        """The sum of a host number over all processes; it does not synchronize with a device."""
         if self.count == 1:
             return number
         return self.sum_tensor(torch.tensor(number, dtype=torch.float64)).item()

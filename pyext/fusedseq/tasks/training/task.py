@@ -9,8 +9,8 @@ import torch
 class Step(NamedTuple):
     """What a task computes from one batch."""
 
-    objective: torch.Tensor  # scalar: the value to minimise, regularisation terms included
-    loss: torch.Tensor  # scalar: the value to report, without regularisation terms
+    objective: torch.Tensor  # scalar: the value to minimize, regularization terms included
+    loss: torch.Tensor  # scalar: the value to report, without regularization terms
     items: int  # number of items both are a mean over: the weight of this batch within a step
     lr_scale: float = 1.0  # factor on the learning rate of a step that has this batch
 
@@ -42,7 +42,7 @@ class Task(Protocol):
         """The objective and the loss of one batch, as means over its items."""
 
     def validate(self) -> dict[str, float]:
-        """The validation metrics; "loss" is the one to minimise."""
+        """The validation metrics; "loss" is the one to minimize."""
 
     def state_dict(self) -> dict[str, Any]:
         """The state that is carried from batch to batch outside the model."""

@@ -34,6 +34,9 @@ class PairSettings:
     max_length: int = 90
     # The lowest frequency, in the training split, of a word in the vocabulary.
     min_frequency: int = 2
+    # Seeds the split of the pairs of en-es where the data have none, and synthetic pairs. It is
+    # separate from the run's seed so that runs with different seeds can be compared.
+    split_seed: int = 0
 
     def __post_init__(self) -> None:
         at_least_one(self, "batch", "eval_batch", "min_frequency")
@@ -153,7 +156,7 @@ def build(
         check_lengths(settings)
     loaded = SOURCES[name].load(
         data,
-        seed=seed,
+        seed=settings.data.split_seed,
         max_length=settings.data.max_length,
         min_frequency=settings.data.min_frequency,
     )
