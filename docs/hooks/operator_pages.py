@@ -1,6 +1,6 @@
 """MkDocs hook: generates one page for each operator, and the overview of all operators.
 
-A page is the template operator_page.md, filled in from the kernel table of `fused.explain`, the
+A page is the template operator_page.md, filled in from `CPU_KERNELS` of fused/explain_cpu.py, the
 committed benchmark results and docs/operators/facts.yml; mkdocstrings renders the docstrings. All
 of these are read as files. Nothing of fusedseq is imported, so the site builds without torch and
 without the compiled library.

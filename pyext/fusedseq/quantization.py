@@ -21,14 +21,14 @@ def quantize_(
     [-127, 127] and one fp32 scale for each output, a quarter of the memory of fp32. They are those
     of torch.nn.Linear and of this package's recurrent modules (without proj_size),
     MultiheadAttention and LanguageModel, wherever they are in the model. Biases, embeddings, and
-    weights that another module shares, such as a tied output layer's, stay as they are. They still
-    require a gradient, and a call that records one dequantizes the weights: compute under
-    torch.inference_mode or torch.no_grad, or call model.requires_grad_(False). Activations
-    are not rounded to 8 bits. torch's dynamic quantization rounds them, and is faster except for
-    linear layers of one or two rows.
+    weights that another module shares, such as a tied output layer's, stay as they are. These still
+    require a gradient, and a call that records a gradient dequantizes the weights in 8 bits:
+    compute under torch.inference_mode or torch.no_grad, or call model.requires_grad_(False).
+    Activations are not rounded to 8 bits. torch's dynamic quantization rounds them, and is faster
+    except for linear layers of one or two rows.
 
     model: in inference mode
-    filter_fn: (module, its name in the model) -> whether its weights are rounded; default all
+    filter_fn: (module, its name in the model) -> whether its weights are rounded; None rounds all
     returns the names of the parameters that were rounded
 
     Name, order of the arguments and format are those of torchao's `quantize_` with

@@ -145,3 +145,28 @@ def test_a_meta_model_computes_shapes():
         dropped, raw, _ = model(torch.zeros(7, 3, dtype=torch.int64))
     assert dropped.shape == raw.shape == (7, 3, 6)
     assert raw.device.type == "meta"
+
+
+@pytest.mark.parametrize("name", ["Rotary", "ALiBi", "RelativeBias", "RelativeKeys"])
+def test_positions_are_made_on_the_default_device(name):
+    """As parameters are, so that a model made under `torch.set_default_device` can be called."""
+    arguments = {"Rotary": (4,), "ALiBi": (2,), "RelativeBias": (2,), "RelativeKeys": (3, 4)}
+    with torch.device("meta"):
+        module = nn.MultiheadAttention(8, 2, positions=getattr(nn, name)(*arguments[name]))
+        x = torch.empty(3, 2, 8)
+    assert module(x, x, x)[0].device.type == "meta"
+    with torch.device("meta"):
+        positions = nn.SinusoidalPositions(8)
+    assert positions(x).device.type == "meta"
+
+
+def test_lists_of_lengths_are_for_the_device_of_the_call():
+    x = torch.randn(3, 2, 8)
+    lstm, attention = nn.LSTM(8, 5), nn.MultiheadAttention(8, 2)
+    expected = lstm(x, lengths=[3, 2])[0], attention(x, x, x, key_lengths=[3, 2])[0]
+    weights = *lstm.parameters(), torch.zeros(2, 5), torch.zeros(2, 5)
+    with torch.device("meta"):
+        W_ih, W_hh, b_ih, b_hh, h0, c0 = weights
+        y, _ = fused.lstm(x, W_ih, W_hh, b_ih + b_hh, h0, c0, lengths=[3, 2])
+        found = y, attention(x, x, x, key_lengths=[3, 2])[0]
+    torch.testing.assert_close(found, expected)

@@ -9,6 +9,7 @@ import torch
 from fusedseq import fused, nn
 from fusedseq.testing import CASES, lstm_case, mogrifier_lstm_case, run
 from fusedseq.testing.check import is_by_cudnn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.support.placement import tolerances
 
@@ -202,6 +203,30 @@ def test_module_in_training(name, device):
 def compiled_output(compiled, x):
     y = compiled(x)
     return y[0] if isinstance(y, tuple) else y
+
+
+POSITIONS = {
+    "none": lambda: None,
+    "ALiBi": lambda: nn.ALiBi(3),
+    "RelativeBias": lambda: nn.RelativeBias(3),
+    "RelativeKeys": lambda: nn.RelativeKeys(2, 2),
+    "Rotary": lambda: nn.Rotary(2),
+}
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_the_lengths_of_attention_are_dynamic(positions, device):
+    """The first length is compiled for, the second for all others."""
+    module = SelfAttention(6, 3, 0.3, positions=POSITIONS[positions]()).to(device)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=counter)
+    for length in (5, 7, 2, 11, 40):
+        x = torch.randn(length, 4, 6, device=device)
+        torch.manual_seed(1)
+        found = compiled(x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(found, module(x))
+    assert counter.frame_count <= 2
 
 
 @pytest.mark.parametrize("padding_idx", [None, 2])

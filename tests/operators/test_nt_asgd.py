@@ -12,6 +12,7 @@ import pytest
 import torch
 from fusedseq.optim import NTASGD, non_monotone
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 SHAPES = [(), (1,), (17,), (5, 3), (0,), (3, 0), (130, 257), (20_011,), (2, 3, 5)]
 OWN = [torch.float32, torch.float64, torch.bfloat16]
@@ -376,6 +377,29 @@ def test_the_state_of_another_optimizer_is_refused():
 def test_an_interval_below_one_is_refused():
     with pytest.raises(ValueError, match=r"^non_monotone: n must be at least 1, got 0"):
         non_monotone([1.0, 2.0], 1.5, n=0)
+
+
+def test_a_backward_after_a_step_raises(device):
+    """It needs the parameter's old values, as after a step of torch's optimizers."""
+    x = torch.randn(3, 4, device=device, requires_grad=True)
+    w = torch.randn(4, 5, device=device, requires_grad=True)
+    y = (x @ w).tanh()
+    w.grad = torch.ones_like(w)
+    NTASGD([w], 0.1).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("computing", [torch.float32, torch.float64])
+def test_a_step_without_data(computing):
+    with FakeTensorMode():
+        w = torch.randn(4, 5, dtype=computing, requires_grad=True)
+        w.grad = torch.ones_like(w)
+        optimizer = NTASGD([w], 0.1, max_norm=1.0)
+        optimizer.start_averaging()
+        optimizer.step()
+        assert optimizer.grad_norm.shape == ()
+        assert optimizer.grad_norm.dtype == computing
 
 
 def test_a_loss_that_is_nan_is_never_the_best():

@@ -112,6 +112,21 @@ def test_a_finished_configuration_needs_no_checkpoint(tmp_path, capsys):
     )
 
 
+def test_a_finished_configuration_of_other_data_is_refused(tmp_path, capsys):
+    """Data under another name are compared by their checksums."""
+    assert train_grid(tmp_path, "--only", TWO[0]) == 0
+    path = tmp_path / TWO[0] / "result.json"
+    result = json.loads(path.read_text())
+    result["data"]["name"] = "elsewhere"
+    path.write_text(json.dumps(result))
+    assert train_grid(tmp_path, "--only", TWO[0]) == 0
+    result["data"]["fingerprint"] += 1
+    path.write_text(json.dumps(result))
+    capsys.readouterr()
+    assert train_grid(tmp_path, "--only", TWO[0]) == 2
+    assert "must be the data that the checkpoint was trained on" in capsys.readouterr().err
+
+
 def test_a_configuration_locked_by_another_process_is_skipped(tmp_path, capsys):
     (tmp_path / TWO[0]).mkdir()
     with try_lock(tmp_path / TWO[0] / ".lock") as ours:

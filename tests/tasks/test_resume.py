@@ -72,6 +72,23 @@ def test_a_finished_run_without_its_last_checkpoint_is_not_replaced(run, left, o
     assert contents(run) == before
 
 
+def test_a_run_without_its_best_weights_is_refused_before_it_is_trained(tmp_path, capsys):
+    sets = [word for change in (*TINY, "eval_steps=2") for word in ("--set", change)]
+    assert train(tmp_path, "--steps", "3", *sets) == 0
+    (tmp_path / "best.safetensors").unlink()
+    before = contents(tmp_path)
+    assert train(tmp_path, "--resume", "--steps", "9") == 2
+    assert "best.safetensors does not exist" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+
+
+def test_settings_whose_checkpoint_could_not_be_loaded_are_refused(tmp_path, capsys):
+    sizes = ",".join(["4"] * 101)
+    out = ["--out", str(tmp_path / "run")]
+    assert cli.main(["train", "reverse", *out, "--set", f"data.sizes={sizes}"]) == 2
+    assert "data.sizes must be at most 100 numbers" in capsys.readouterr().err
+
+
 def test_a_failure_names_a_checkpoint_that_exists(tmp_path):
     last = tmp_path / "last.safetensors"
 
@@ -82,7 +99,7 @@ def test_a_failure_names_a_checkpoint_that_exists(tmp_path):
 
     assert "training stopped, there is no checkpoint yet; try" in message()
     last.touch()
-    assert f"training stopped, the last good checkpoint is {last}; try" in message()
+    assert f"training stopped, the last checkpoint is {last}; try" in message()
 
 
 def test_an_out_that_is_a_file_is_refused(tmp_path, capsys):

@@ -374,6 +374,30 @@ def test_a_task_without_a_search_space_is_an_error(tmp_path, capsys):
     assert "ptb has no search space of its own: give --space" in capsys.readouterr().err
 
 
+def test_the_trials_of_a_study_have_the_same_data(tmp_path, capsys):
+    assert search(tmp_path, total=1, epochs=1) == 0
+    found = trials.Trials(f"sqlite:///{tmp_path}/other.db", "s", tmp_path, {"a.b": (1,)}, begun={})
+    found.require_data(7)
+    found.require_data(7)
+    with pytest.raises(ValueError, match="whose checksum is 00000007, got 00000008"):
+        found.require_data(8)
+
+
+def test_a_study_continues_with_the_trials_of_an_uninterrupted_one(tmp_path, monkeypatch):
+    more = "--sampler", "random"
+    with monkeypatch.context() as patch:
+        interrupted_at(3, signal.SIGINT, patch)
+        assert search(tmp_path / "cut", *more, total=4, epochs=1) == 130
+    assert search(tmp_path / "cut", *more, total=4, epochs=1) == 0
+    assert search(tmp_path / "whole", *more, total=4, epochs=1) == 0
+    cut, whole = (
+        [parameters(row) for row in by_number(tmp_path / name) if row["state"] == "complete"]
+        for name in ("cut", "whole")
+    )
+    assert cut == whole
+    assert len(whole) == 4
+
+
 def test_shared_settings_of_a_study_cannot_change(tmp_path, capsys):
     assert search(tmp_path, total=1, epochs=1) == 0
     for more, what in (

@@ -137,6 +137,27 @@ def test_every_schedule_resumes_bit_for_bit_at_any_step(tmp_path, kind):
     assert part.task.seen == whole.task.seen
 
 
+def test_a_run_killed_in_its_last_validation_makes_it_up(tmp_path, monkeypatch):
+    """Its limit of steps is at the end of an epoch, where a checkpoint is due too."""
+    settings = {"epochs": 2, "save_steps": 6, "steps": 12}
+    whole = trainer(tmp_path / "whole", Toy(dropout=0.3), **settings)
+    assert whole.fit() in ("epochs", "steps")
+    assert whole.step == 12
+    killed = trainer(tmp_path / "killed", Toy(dropout=0.3), **settings)
+    validate = killed.validate
+    monkeypatch.setattr(killed, "validate", lambda: validate() if killed.step < 12 else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        killed.fit()
+    again = trainer(tmp_path / "killed", Toy(dropout=0.3), **settings)
+    again.resume()
+    again.fit()
+    for name in ("step", "train_loss", "valid_loss"):
+        found = (column(tmp_path / run, name, "epochs") for run in ("killed", "whole"))
+        assert len({*map(tuple, found)}) == 1
+    assert torch.equal(weights(again), weights(whole))
+    assert again.finish() == whole.finish()
+
+
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_the_norm_is_computed_only_to_clip_or_to_log(tmp_path, clip):
     trainer(tmp_path / "some", log_steps=3, clip=clip, epochs=2).fit()
@@ -144,6 +165,30 @@ def test_the_norm_is_computed_only_to_clip_or_to_log(tmp_path, clip):
     some, every = (column(tmp_path / name, "grad_norm") for name in ("some", "all"))
     assert some == [norm if clip or step % 3 == 0 else None for step, norm in enumerate(every, 1)]
     assert column(tmp_path / "some", "loss") == column(tmp_path / "all", "loss")
+
+
+# Numbers that are not finite.
+
+
+def test_weights_that_are_not_finite_do_not_replace_a_checkpoint(tmp_path):
+    """A checkpoint with them could not be loaded."""
+    run = trainer(tmp_path, lr=1e39, save_steps=1)
+    with pytest.raises(TrainingError, match=r"0\.weight is not finite after step 1: .* lower lr"):
+        run.fit()
+    before = trainer(tmp_path, save_steps=1)
+    before.resume()
+    assert before.step == 0
+    assert weights(before).isfinite().all()
+
+
+def test_a_run_that_ends_with_a_loss_that_is_not_finite_has_no_result(tmp_path, monkeypatch):
+    task = Toy()
+    monkeypatch.setattr(task, "validate", lambda: {"loss": math.nan})
+    run = trainer(tmp_path, task, steps=1)
+    assert run.fit() == "steps"
+    with pytest.raises(TrainingError, match="validation loss nan at step 1"):
+        run.finish()
+    assert not (tmp_path / "best.safetensors").exists()
 
 
 # Accumulation, bf16.
@@ -234,7 +279,7 @@ OUT_OF_MEMORY = [
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
 def test_out_of_memory_is_one_sentence_and_the_run_can_be_resumed(tmp_path, error):
     message = (
-        r"out of memory at step 7 \(epoch 2\).*last good checkpoint is .*last.safetensors; "
+        r"out of memory at step 7 \(epoch 2\).*last checkpoint is .*last.safetensors; "
         "try a smaller data.batch"
     )
     with pytest.raises(TrainingError, match=message):
@@ -258,7 +303,7 @@ def test_other_errors_are_not_wrapped(tmp_path):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, value):
     with pytest.raises(
-        TrainingError, match=rf"loss {value} at step 7 .*last good checkpoint is .*last.safetensors"
+        TrainingError, match=rf"loss {value} at step 7 .*last checkpoint is .*last.safetensors"
     ):
         trainer(tmp_path, broken(Toy(), 7, value)).fit()
     resumes_exactly(tmp_path)

@@ -356,7 +356,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, miniature):
     with torch.no_grad():
         run.task.model.decoder_bias[0] = math.nan
     with pytest.raises(
-        TrainingError, match=r"loss nan at step 7 .*the last good checkpoint is .*last\.safetensors"
+        TrainingError, match=r"loss nan at step 7 .*the last checkpoint is .*last\.safetensors"
     ):
         run.fit()
     state = load_checkpoint(tmp_path / "last.safetensors")

@@ -218,7 +218,7 @@ def lengths(
             )
         if huge := [n for n in value if not is_int64(n)]:
             raise ValueError(f"{op}: {name} must be in [0, {symbol}] = [0, {most}], got {huge[0]}")
-        value = torch.tensor(value, dtype=torch.int64)
+        value = torch.tensor(value, dtype=torch.int64, device="cpu")
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{op}: {name} must be a tensor or a list of ints, got {type(value).__name__}"

@@ -29,16 +29,17 @@ class ConstantTable(nn.Module):
     def __init__(self, rows: int, device: torch.device | str | None) -> None:
         super().__init__()
         self.register_buffer("table", None, persistent=False)
-        self._fill(rows, device)
+        # As for torch's parameters, None is the default device.
+        self._fill(rows, torch.get_default_device() if device is None else device)
 
     def _compute(self, rows: int) -> Tensor:
         """Returns the first `rows` rows of the table in fp64."""
         raise NotImplementedError
 
-    def _fill(self, rows: int, device: torch.device | str | None) -> None:
+    def _fill(self, rows: int, device: torch.device | str) -> None:
         self.table = self._table(rows, device)
 
-    def _table(self, rows: int, device: torch.device | str | None) -> Tensor:
+    def _table(self, rows: int, device: torch.device | str) -> Tensor:
         if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
             return self._compute(rows).to(device, torch.float32)
         with torch.inference_mode(False):  # a later training saves the table for its backward

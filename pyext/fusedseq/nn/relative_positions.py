@@ -128,15 +128,26 @@ class RelativeBias(RelativePositions):
         # One row is gathered for each of the L + S - 1 distances, and each query reads a window of
         # these rows. A gather of (L, S) rows would sum their gradients in an unspecified order.
         distances = torch.arange(-offset - L + 1, S - offset, device=self.weight.device)
-        # (L + S - 1, N); the window of the last query comes first
-        rows = F.embedding(self.buckets(distances), self.weight)
-        return rows.T.unfold(1, S, 1).flip(1)[None]
+        rows = F.embedding(self.buckets(distances), self.weight)  # (L + S - 1, N)
+        return _windows(rows.T, L, S)[None]
 
     def extra_repr(self) -> str:
         return (
             f"{self.weight.size(1)}, {self.num_buckets}, {self.max_distance}, "
             f"bidirectional={self.bidirectional}"
         )
+
+
+def _windows(rows: Tensor, L: int, S: int) -> Tensor:
+    """Returns (N, L, S) from rows (N, L + S - 1): of query i the S columns from L - 1 - i on.
+
+    Copies of a row of L + S columns, read as rows of one column less, are shifted by one column
+    from each to the next. `Tensor.unfold` would fix S in a compiled graph.
+    """
+    columns = L + S
+    copies = F.pad(rows, (0, 1))[:, None].expand(-1, L, columns).flatten(1)
+    shifted = copies[:, L - 1 : L - 1 + L * (columns - 1)]
+    return shifted.view(rows.size(0), L, columns - 1)[..., :S]
 
 
 class RelativeKeys(RelativePositions):

@@ -15,6 +15,15 @@ from torch.optim.optimizer import ParamsT
 from fusedseq import _load
 
 _load.operators()
+
+
+def _fake_norm(grads: list[Tensor]) -> Tensor:
+    is_exact = any(g.dtype == torch.float64 for g in grads)
+    return grads[0].new_empty((), dtype=torch.float64 if is_exact else torch.float32)
+
+
+torch.library.register_fake("fusedseq::nt_asgd_norm", _fake_norm)
+torch.library.register_fake("fusedseq::nt_asgd_step_", lambda *_: None)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 KINDS: Any = (numbers.Real, Tensor)  # of numbers; mypy has no order of numbers.Real
 
@@ -169,7 +178,9 @@ class NTASGD(Optimizer):
             if p.grad is not None
         ]
         if self.max_norm is not None:
-            self.grad_norm = total_norm([g for _, _, g in work]) if work else torch.zeros(())
+            first = self.param_groups[0]["params"][:1]
+            zero = torch.zeros((), device=first[0].device if first else None)
+            self.grad_norm = total_norm([g for _, _, g in work]) if work else zero
         # One call of the operator for all tensors of one device with the same numbers.
         calls: dict[StepNumbers, tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
         for group, p, g in work:
@@ -216,6 +227,9 @@ class NTASGD(Optimizer):
             numbers.weight_decay,
             numbers.mu,
         )
+        # The operator's schema says that it writes to the tensors of its lists, but the dispatcher
+        # counts no versions of these: a backward that still needs the old values is to raise.
+        torch.autograd.graph.increment_version([*flat, *averages])
         for p, updated in zip(params, flat, strict=True):
             if p is not updated:
                 p.copy_(updated)

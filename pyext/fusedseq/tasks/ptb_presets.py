@@ -11,11 +11,11 @@ from fusedseq.tasks.training.independent_batches import at_least_one
 class StreamSettings:
     """The data: a text in columns, which are read side by side in segments of `bptt` steps."""
 
-    # Columns of the training split.
+    # The number of columns into which the training text is cut: the batch size.
     batch: int = 70
-    # Columns of the validation split.
+    # The number of columns of the validation text.
     valid_batch: int = 10
-    # Columns of the test split.
+    # The number of columns of the test text.
     test_batch: int = 1
     # Steps in a segment, through which the gradient is computed (truncated backpropagation).
     bptt: int = 70

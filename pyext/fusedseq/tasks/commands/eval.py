@@ -3,11 +3,9 @@
 import argparse
 import importlib
 import json
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from fusedseq.tasks.catalog import operators, task_module
 from fusedseq.tasks.commands.arguments import (
@@ -21,6 +19,7 @@ from fusedseq.tasks.evaluation import ensemble
 from fusedseq.tasks.runs.restore import checkpoint_file, load_run
 from fusedseq.tasks.runs.run import metrics_line
 from fusedseq.tasks.training import CheckpointError, from_dict
+from fusedseq.tasks.training.files import finite
 
 # Modules that add metrics to a task's own, on request. Each has TASKS, OPTIONS (the names of its
 # options, None where not given), add_arguments(group), check(settings, splits, args), which raises
@@ -60,15 +59,6 @@ def run(args: argparse.Namespace) -> None:
     extensions = requested(args)
     results, lines = of_ensemble(args) if args.others else of_one(args, extensions)
     print(json.dumps(finite(results)) if args.json else "\n".join(lines))
-
-
-def finite(value: Any) -> Any:
-    """A result with null in place of numbers that JSON does not have: NaN and infinity."""
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def of_one(

@@ -91,7 +91,7 @@ def _check_run(state: Any) -> None:
         _of_type(f"model {name!r:.60}", weight, torch.Tensor)
     module = task_module(task)
     settings = from_dict(module.Settings, _of_type("settings", description["settings"], dict))
-    _check_sizes(settings.model, settings.data, model)
+    check_sizes(settings, model)
     _check_parameters(module, description, model)
 
 
@@ -110,14 +110,15 @@ def _check_vocabulary(task: str, vocabulary: Any) -> None:
             raise ValueError(f"{name} must have its 4 special words, got {len(words)} words")
 
 
-def _check_sizes(settings: Any, data: Any, model: Mapping[str, torch.Tensor]) -> None:
+def check_sizes(settings: Any, model: Mapping[str, torch.Tensor]) -> None:
     """Raises ValueError where building the model would take much longer than the file is large.
 
-    Every layer has parameters of its own, and a width is a side of a parameter.
-    settings, data: the sections "model" and "data"    model: the tensors in the file
+    Every layer has parameters of its own, and a width is a side of a parameter. A run that begins
+    is checked too, as its checkpoint could not be loaded.
+    settings: of the run    model: the tensors in the file
     """
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
+    for field in dataclasses.fields(settings.model):
+        value = getattr(settings.model, field.name)
         if isinstance(value, tuple) and len(value) > max(len(model), 100):
             raise ValueError(
                 f"model.{field.name} has {len(value):,} entries, for {len(model):,} tensors"
@@ -129,7 +130,7 @@ def _check_sizes(settings: Any, data: Any, model: Mapping[str, torch.Tensor]) ->
                     f"model.{field.name} must be at most {most:,}, for a model of {len(model):,} "
                     f"tensors, got {number:,}"
                 )
-    for name, value in vars(data).items():
+    for name, value in vars(settings.data).items():
         if isinstance(value, tuple) and (len(value) > 100 or max(value, default=0) > LARGEST):
             raise ValueError(f"data.{name} must be at most 100 numbers of at most {LARGEST:,}")
 

@@ -11,14 +11,15 @@ from fusedseq.data.escapes import escaped
 from fusedseq.tasks.catalog import operators, task_module
 from fusedseq.tasks.runs.initial_weights import run_name, start_from
 from fusedseq.tasks.runs.model_card import model_card
-from fusedseq.tasks.runs.restore import load_run
-from fusedseq.tasks.runs.result import of_run, parameter_count, read_result
+from fusedseq.tasks.runs.restore import check_sizes, load_run
+from fusedseq.tasks.runs.result import data_name, of_run, parameter_count, read_result
 from fusedseq.tasks.training import Trainer, as_dict, named_settings
+from fusedseq.tasks.training.checkpoint import load_checkpoint
 from fusedseq.tasks.training.files import replaced
 from fusedseq.tasks.training.former_names import with_current_names
 from fusedseq.tasks.training.lock import LOCK, new_directory, try_lock
 from fusedseq.tasks.training.plots import plot
-from fusedseq.tasks.training.trainer import LAST, RESULT
+from fusedseq.tasks.training.trainer import BEST, LAST, RESULT
 
 CARD = "README.md"  # the name under which Hugging Face's hub shows a model card
 # The settings that may change when a run is resumed.
@@ -58,11 +59,14 @@ def begin(recipe: Recipe, out: Path, saved: dict | None = None, **options: Any) 
             device=r.device,
             description=saved and saved["description"],
         )
+    check_sizes(r.settings, task.model.state_dict())
     label = {"preset": r.preset, "ops": r.ops} | _start(r, task, saved)
     trainer = Trainer(task, r.settings.training, out, label=label, **options)
     if saved:
         trainer.load_state_dict(saved)
         _check_longer(trainer)
+        if trainer.schedule.best is not None:
+            load_checkpoint(out / BEST)  # without which `finish` would fail at the end
     if trainer.processes.first:
         text = (
             f"{r.task}/{r.preset}: {parameter_count(task.model):,} parameters, {r.ops} operators "
@@ -121,6 +125,23 @@ def _check_same(recipe: Recipe, out: Path, found: dict) -> None:
                 f"{out} was started with {key} {was[key]}, got {given[key]}: the settings of a run "
                 "cannot change"
             )
+
+
+def _check_data(recipe: Recipe, result: dict) -> None:
+    """Raises ValueError where a result is of other data than those of a recipe.
+
+    Data in a directory of the same name are taken for the same.
+    """
+    data = result["data"]
+    if data["name"] == data_name(recipe.task, recipe.data):
+        return
+    task_module(recipe.task).build(
+        recipe.settings,
+        recipe.data,
+        ops=operators(recipe.ops),
+        seed=recipe.seed,
+        description=result | {"fingerprint": data["fingerprint"]},
+    )
 
 
 def _flat(settings: dict) -> dict[str, Any]:
@@ -220,6 +241,7 @@ def _finished(recipe: Recipe, out: Path, saved: dict | None) -> dict[str, Any] |
         return None
     result = read_result(out / RESULT)
     _check_same(recipe, out, result)
+    _check_data(recipe, result)
     before, wanted = result["settings"]["training"], as_dict(recipe.settings)["training"]
     if all(before[key] == wanted[key] for key in ("epochs", "steps")):
         return result

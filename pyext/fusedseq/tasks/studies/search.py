@@ -67,6 +67,8 @@ def run_trial(trials: Trials, trial: Any, recipe: Recipe) -> str:
 
     try:
         trainer = begin(recipe, out, _saved(trials, trial, recipe), on_validation=prunes)
+        task: Any = trainer.task
+        trials.require_data(task.description()["fingerprint"])
         for number, loss in enumerate(trainer.schedule.losses):  # of an earlier process
             trial.report(loss, number)
         why = trainer.fit()

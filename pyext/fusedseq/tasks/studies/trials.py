@@ -99,6 +99,23 @@ class Trials:
         """Inside this context no other process with the same directory takes a trial."""
         return locked(self.out / LOCK)
 
+    def require_data(self, fingerprint: int) -> None:
+        """Raises ValueError where an earlier trial had other data, with another checksum.
+
+        Trials of a space with settings of the data may differ in their data.
+        """
+        if any(key.startswith("data.") for key in self.space):
+            return
+        with self._alone():
+            was = self.study.user_attrs.get("fingerprint")
+            if was is None:
+                self.study.set_user_attr("fingerprint", fingerprint)
+            elif was != fingerprint:
+                raise ValueError(
+                    f"study {self.name!r} was started with --data whose checksum is {was:08x}, got "
+                    f"{fingerprint:08x}: what its trials share cannot change; give another --study"
+                )
+
     def all(self) -> list[FrozenTrial]:
         """All trials of the study."""
         return self.study.get_trials(deepcopy=False)
@@ -156,7 +173,7 @@ class Trials:
         The sampler's seed depends on the number of trials, so that no two processes draw the same
         values, and a resumed study continues as an uninterrupted one.
         """
-        seed = int(np.random.SeedSequence([self.seed, len(self.all())]).generate_state(1)[0])
+        seed = int(np.random.SeedSequence([self.seed, len(self.taken())]).generate_state(1)[0])
         with warnings.catch_warnings(
             action="ignore", category=optuna.exceptions.ExperimentalWarning
         ):

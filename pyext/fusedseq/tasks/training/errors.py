@@ -8,5 +8,5 @@ class CheckpointError(ValueError):
 class TrainingError(RuntimeError):
     """Training cannot continue, e.g. because the loss is not finite or the disk is full.
 
-    The last good checkpoint, where there is one, remains on the disk.
+    The last checkpoint, where there is one, remains on the disk.
     """

@@ -1,6 +1,6 @@
 """Reports out of memory, a full disk and similar failures as one sentence instead of a traceback.
 
-The sentence names the last good checkpoint, where there is one.
+The sentence names the last checkpoint, where there is one.
 """
 
 import errno
@@ -39,10 +39,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def last_good(checkpoint: Path) -> str:
-    """A clause that names the last good checkpoint, or says that there is none."""
+    """A clause that names the last checkpoint, or says that there is none."""
     if not checkpoint.exists():
         return "there is no checkpoint yet"
-    return f"the last good checkpoint is {checkpoint}"
+    return f"the last checkpoint is {checkpoint}"
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def explained(where: Callable[[], str], checkpoint: Path) -> Iterator[None]:
     """Turns exceptions that a run cannot recover from into a TrainingError.
 
     where: called for a description of the current step
-    checkpoint: the path of the last good checkpoint
+    checkpoint: the path of the last checkpoint
     """
     try:
         yield

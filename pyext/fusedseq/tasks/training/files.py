@@ -8,6 +8,7 @@ devices and sockets are neither read nor written; opening a FIFO would wait for 
 
 import errno
 import json
+import math
 import os
 import secrets
 import stat
@@ -168,6 +169,15 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Writes JSON atomically; see `replaced`."""
+    """Writes JSON atomically; see `replaced` and `finite`."""
     with replaced(path) as file:
-        file.write(json.dumps(value, indent=1) + "\n")
+        file.write(json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """A result with null in place of numbers that JSON does not have: NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -162,6 +162,16 @@ class Trainer:
         self._write(LAST, self.state_dict())
 
     def _write(self, name: str, state: dict) -> None:
+        """Writes a checkpoint, unless its weights are not finite: it could not be loaded.
+
+        Errors: TrainingError for such weights
+        """
+        for weight, t in self.task.model.named_parameters():
+            if not t.isfinite().all():
+                raise TrainingError(
+                    f"{weight} is not finite after step {self.step}: training stopped, "
+                    f"{last_good(self.out / LAST)}; try a lower lr or clip"
+                )
         if self.processes.first:
             save_checkpoint(self.out / name, state)
 
@@ -224,7 +234,8 @@ class Trainer:
             self._train([batches[i] for i in range(self.index, end)])
             if s.eval_steps and self.step % s.eval_steps == 0:
                 self._validate()
-            if s.save_steps and self.step % s.save_steps == 0:
+            # Behind the last batch the epoch is saved below, with its validation.
+            if s.save_steps and self.step % s.save_steps == 0 and self.index < len(batches):
                 self.save()
         self.epoch, self.index = self.epoch + 1, 0
         if not s.eval_steps:
@@ -295,11 +306,7 @@ class Trainer:
         averaged = self.optimization.averaging
         with self.optimization.averaged():
             metrics = self.processes.from_first(self.validate)
-            if not math.isfinite(metrics["loss"]):
-                raise TrainingError(
-                    f"validation loss {metrics['loss']} at step {self.step}: training stopped, "
-                    f"{last_good(self.out / LAST)}"
-                )
+            self._check_loss(metrics)
             events = self.schedule.observe(metrics["loss"])
             if "improved" in events:
                 self._save_best(metrics)
@@ -323,6 +330,13 @@ class Trainer:
             self.optimization.start_averaging()
             self.log.say(f"step {self.step}: averaging starts ({self.settings.averaging})")
         self.log.restart_clock()
+
+    def _check_loss(self, metrics: dict) -> None:
+        if not math.isfinite(metrics["loss"]):
+            raise TrainingError(
+                f"validation loss {metrics['loss']} at step {self.step}: training stopped, "
+                f"{last_good(self.out / LAST)}"
+            )
 
     def _ask_to_stop(self, metrics: dict) -> None:
         """Calls `on_validation`, in the first process."""
@@ -359,7 +373,9 @@ class Trainer:
         """
         if self.schedule.best is None:
             with self.optimization.averaged():
-                self._save_best(self.validate())
+                metrics = self.validate()
+                self._check_loss(metrics)
+                self._save_best(metrics)
         best = load_checkpoint(self.out / BEST)
         try:
             self.task.model.load_state_dict(best["model"])
