@@ -82,6 +82,16 @@ def test_cuda_is_compiled_where_it_can_run(build_script, toolkit, tmp_path, monk
     assert build_script.cuda_toolkit(of_cpu) == toolkit
 
 
+@pytest.mark.usefixtures("without_gpu")
+def test_a_build_without_cuda_says_why(build_script, tmp_path, monkeypatch):
+    of_cpu, of_cuda = (torch_built_with(cuda, tmp_path / str(cuda)) for cuda in (None, "12.8"))
+    monkeypatch.setenv("FUSEDSEQ_CUDA", "auto")
+    assert "FUSEDSEQ_CUDA=1 compiles" in build_script.why_without_cuda(of_cpu)
+    assert "there is no CUDA toolkit" in build_script.why_without_cuda(of_cuda)
+    monkeypatch.setenv("FUSEDSEQ_CUDA", "0")
+    assert build_script.why_without_cuda(of_cuda) == "FUSEDSEQ_CUDA is 0"
+
+
 def test_the_cuda_of_this_torch_is_recognized(build_script):
     import torch
 
