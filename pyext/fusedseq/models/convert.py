@@ -24,34 +24,36 @@ StackType = TypeVar("StackType", Encoder, Decoder)
 
 
 def encoder(
-    theirs: nn.TransformerEncoderLayer | nn.TransformerEncoder, *, ops: Operators = fused
+    source: nn.TransformerEncoderLayer | nn.TransformerEncoder, *, ops: Operators = fused
 ) -> Encoder:
     """Returns an Encoder with the weights of a torch.nn.TransformerEncoder or one of its layers.
 
+    source: the module of torch, on any device, whose weights are copied
+    ops: `fusedseq.fused` or `fusedseq.reference`
     The Encoder takes (B, L, E), whatever `batch_first` of the source is.
     Errors: ValueError naming the sublayer or option, for an activation other than relu, gelu,
     gelu_tanh and tanh, for layers that differ in more than their weights, for norms, dropouts or
     attentions of one layer that differ from each other, and for sublayers that are not torch's.
     """
-    return _stack(theirs, nn.TransformerEncoderLayer, Encoder, ops)
+    return _stack(source, nn.TransformerEncoderLayer, Encoder, ops)
 
 
 def decoder(
-    theirs: nn.TransformerDecoderLayer | nn.TransformerDecoder, *, ops: Operators = fused
+    source: nn.TransformerDecoderLayer | nn.TransformerDecoder, *, ops: Operators = fused
 ) -> Decoder:
     """Returns a Decoder with the weights of a torch.nn.TransformerDecoder or one of its layers.
 
     As `encoder`. Self-attention of the Decoder is always causal, as torch's with tgt_is_causal and
     its mask.
     """
-    return _stack(theirs, nn.TransformerDecoderLayer, Decoder, ops)
+    return _stack(source, nn.TransformerDecoderLayer, Decoder, ops)
 
 
 def _stack(
-    theirs: Any, torch_layer: type[nn.Module], ours: type[StackType], ops: Operators
+    source: Any, torch_layer: type[nn.Module], ours: type[StackType], ops: Operators
 ) -> StackType:
-    layers = [theirs] if isinstance(theirs, torch_layer) else list(theirs.layers)
-    norm = getattr(theirs, "norm", None)
+    layers = [source] if isinstance(source, torch_layer) else list(source.layers)
+    norm = getattr(source, "norm", None)
     options = _options(layers[0], "layers[0]")
     for i, layer in enumerate(layers):
         for name, value in _options(layer, f"layers[{i}]").items():
@@ -75,7 +77,7 @@ def _stack(
     }
     if norm is not None:
         state |= {f"norm.{name}": t for name, t in norm.state_dict(keep_vars=True).items()}
-    return _like(theirs, stack, state)
+    return _like(source, stack, state)
 
 
 def _options(layer: Any, where: str) -> dict[str, Any]:
@@ -114,19 +116,19 @@ def _check_sublayers(layer: Any, where: str) -> None:
     for name in ("linear1", "linear2"):
         _require_type(f"{where}.{name}", getattr(layer, name), nn.Linear)
     for name in attentions:
-        theirs = getattr(layer, name)
-        _check_attention(f"{where}.{name}", theirs)
+        source = getattr(layer, name)
+        _check_attention(f"{where}.{name}", source)
         for option in ("num_heads", "dropout", "batch_first"):
-            expected, got = getattr(layer.self_attn, option), getattr(theirs, option)
+            expected, got = getattr(layer.self_attn, option), getattr(source, option)
             _require_equal(f"{where}.{name}.{option}", got, f"self_attn.{option}", expected)
 
 
-def _check_attention(where: str, theirs: Any) -> None:
+def _check_attention(where: str, source: Any) -> None:
     """Raises ValueError for what `MultiheadAttention` cannot represent."""
-    _require_type(where, theirs, nn.MultiheadAttention)
-    if theirs.bias_k is not None:
+    _require_type(where, source, nn.MultiheadAttention)
+    if source.bias_k is not None:
         raise ValueError(f"convert: {where} must be without add_bias_kv, got add_bias_kv=True")
-    if theirs.add_zero_attn:
+    if source.add_zero_attn:
         raise ValueError(f"convert: {where} must be without add_zero_attn, got add_zero_attn=True")
 
 
@@ -154,63 +156,66 @@ def _require_equal(name: str, got: Any, like: str, expected: Any) -> None:
         raise ValueError(f"convert: {name} must equal {like} = {expected}, got {got}")
 
 
-def attention(theirs: nn.MultiheadAttention, *, ops: Operators = fused) -> MultiheadAttention:
+def attention(source: nn.MultiheadAttention, *, ops: Operators = fused) -> MultiheadAttention:
     """Returns a MultiheadAttention with the weights of a torch.nn.MultiheadAttention.
 
     It can take the place of the source in a model: as in torch, its calls return the probabilities
     unless they say need_weights=False. Where the model does not use them, set the attribute
     `need_weights` to False, because they take a second pass, with a (B, N, L, S) tensor in memory.
-    Errors: ValueError for add_bias_kv and add_zero_attn.
+    source, ops: as of `encoder`
+    Errors: ValueError for add_bias_kv, add_zero_attn, and parametrized or pruned weights.
     """
-    _check_attention("attention", theirs)
+    _check_attention("attention", source)
     ours = MultiheadAttention(
-        theirs.embed_dim,
-        theirs.num_heads,
-        theirs.dropout,
-        theirs.in_proj_bias is not None,
-        kdim=theirs.kdim,
-        vdim=theirs.vdim,
-        batch_first=theirs.batch_first,
+        source.embed_dim,
+        source.num_heads,
+        source.dropout,
+        source.in_proj_bias is not None,
+        kdim=source.kdim,
+        vdim=source.vdim,
+        batch_first=source.batch_first,
         need_weights=True,
         ops=ops,
     )
-    return _like(theirs, ours, theirs.state_dict(keep_vars=True))
+    return _like(source, ours, source.state_dict(keep_vars=True))
 
 
-def lstm(theirs: nn.LSTM, *, ops: Operators = fused) -> LSTM:
+def lstm(source: nn.LSTM, *, ops: Operators = fused) -> LSTM:
     """Returns an LSTM with the weights of a torch.nn.LSTM.
 
+    source, ops: as of `encoder`
     Its dropout between layers is drawn for each step, as torch's.
+    Errors: ValueError for parametrized or pruned weights.
     """
-    return _recurrent(theirs, LSTM, ops, proj_size=theirs.proj_size)
+    return _recurrent(source, LSTM, ops, proj_size=source.proj_size)
 
 
-def gru(theirs: nn.GRU, *, ops: Operators = fused) -> GRU:
+def gru(source: nn.GRU, *, ops: Operators = fused) -> GRU:
     """Returns a GRU with the weights of a torch.nn.GRU; see `lstm`."""
-    return _recurrent(theirs, GRU, ops)
+    return _recurrent(source, GRU, ops)
 
 
-def rnn(theirs: nn.RNN, *, ops: Operators = fused) -> RNN:
+def rnn(source: nn.RNN, *, ops: Operators = fused) -> RNN:
     """Returns an RNN with the weights of a torch.nn.RNN; see `lstm`."""
-    return _recurrent(theirs, RNN, ops, nonlinearity=theirs.nonlinearity)
+    return _recurrent(source, RNN, ops, nonlinearity=source.nonlinearity)
 
 
 def _recurrent(
-    theirs: nn.RNNBase, kind: type[RecurrentModule], ops: Operators, **options: Any
+    source: nn.RNNBase, kind: type[RecurrentModule], ops: Operators, **options: Any
 ) -> RecurrentModule:
     ours = kind(
-        theirs.input_size,
-        theirs.hidden_size,
-        theirs.num_layers,
-        bias=theirs.bias,
-        dropout=theirs.dropout,
+        source.input_size,
+        source.hidden_size,
+        source.num_layers,
+        bias=source.bias,
+        dropout=source.dropout,
         locked_input=False,
-        batch_first=theirs.batch_first,
-        bidirectional=theirs.bidirectional,
+        batch_first=source.batch_first,
+        bidirectional=source.bidirectional,
         ops=ops,
         **options,
     )
-    return _like(theirs, ours, theirs.state_dict(keep_vars=True))
+    return _like(source, ours, source.state_dict(keep_vars=True))
 
 
 def awd_lstm(
@@ -258,22 +263,22 @@ def _awd_lstm_layers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _like(theirs: nn.Module, module: AnyModule, state: Mapping[str, Tensor]) -> AnyModule:
+def _like(source: nn.Module, module: AnyModule, state: Mapping[str, Tensor]) -> AnyModule:
     """Returns the module with the weights and the mode of a module of torch, and with gradients for
     those parameters that have one there.
 
-    state: the parameters of `theirs` under the names that our module has
+    state: the parameters of `source` under the names that our module has
     """
     if unknown := state.keys() - module.state_dict().keys():
         raise ValueError(
-            f"convert: {type(theirs).__name__} must have the parameters of torch's module and no "
+            f"convert: {type(source).__name__} must have the parameters of torch's module and no "
             "others, as of a parametrization (weight_norm) or of pruning, which must be removed "
             f"first, got {', '.join(sorted(unknown))}"
         )
     module = _load(module, state)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(state[name].requires_grad)
-    return module.train(theirs.training)
+    return module.train(source.training)
 
 
 def _load(module: AnyModule, state: Mapping[str, Tensor]) -> AnyModule:
