@@ -184,6 +184,8 @@ def session(request):
     config = request.config
     if config.getoption("device") != "cpu" and not torch.cuda.is_available():
         raise pytest.UsageError(f"--device {config.getoption('device')}: torch finds no GPU here")
+    if torch.device(config.getoption("device")).type == "cuda":
+        torch.cuda.set_device(config.getoption("device"))  # which synchronize() waits for
     if config.getoption("mkl") == "unthrottled" and not mkl.is_unthrottled():
         raise pytest.UsageError("--mkl unthrottled: the library is not preloaded; run bench.suite")
     folder(config)  # its mistakes are reported before anything is measured

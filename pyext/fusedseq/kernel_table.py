@@ -61,7 +61,7 @@ LOADS = ("pointers", "descriptors", "specialized")  # by the numbers of kernels/
 # The recurrences of the table in use: {(multiprocessors, operator, dtype, *sizes): engine}
 engines: dict[tuple[Any, ...], str] = {}
 # What the table in use says of lstm: {(capability, dtype, B, X, H): whether cuDNN computes it}
-cudnn: dict[tuple[str, str, int, int, int], bool] = {}
+cudnn: dict[tuple[str, int, str, int, int, int], bool] = {}
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,8 @@ def use(table: Table) -> None:
         engines[(table.gpu.multiprocessors, *key)] = engine
     for (op, dtype, *sizes), engine in table.recurrences.items():
         if op == "lstm":
-            cudnn[table.gpu.capability, dtype, sizes[0], sizes[1], sizes[2]] = engine == "cudnn"
+            place = table.gpu.capability, table.gpu.multiprocessors
+            cudnn[(*place, dtype, sizes[0], sizes[1], sizes[2])] = engine == "cudnn"
     kernels.tiles.update(table.attention)
     kernels.tiles_of_gpu = str(table.gpu)
 

@@ -14,6 +14,12 @@ import torch
 from fusedseq import __version__, _load
 
 
+def gpu_name(device: torch.device | str) -> str | None:
+    """The name of a GPU; None for a CPU."""
+    device = torch.device(device)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
 def facts(device: torch.device | str) -> dict[str, Any]:
     """A description of the machine, the software versions and the revision, for result files.
 
@@ -34,7 +40,7 @@ def facts(device: torch.device | str) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "isa": isa(),
             "torch isa": torch.backends.cpu.get_cpu_capability(),
-            "gpu": torch.cuda.get_device_name() if torch.device(device).type == "cuda" else None,
+            "gpu": gpu_name(device),
             "system": system,
         },
         "versions": {

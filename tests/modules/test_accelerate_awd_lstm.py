@@ -211,3 +211,14 @@ def test_another_layout_is_left_with_a_reason(name):
     report = fusedseq.accelerate(model)
     assert type(model) is before
     assert reason in report.left[0].reason
+
+
+@pytest.mark.cpu
+def test_weights_in_a_dtype_without_kernels_are_dropped_by_torch():
+    model = WeightDrop(nn.LSTM(X, H), ["weight_hh_l0"], 0.5).half()
+    fusedseq.accelerate(model)
+    model._setweights()
+    used, raw = model.module.weight_hh_l0, model.module.weight_hh_l0_raw
+    kept = used != 0
+    assert 0 < kept.sum() < kept.numel()
+    torch.testing.assert_close(used[kept], raw[kept] * 2)

@@ -340,3 +340,32 @@ def test_a_hook_on_the_logits_runs_or_is_refused(setup, when):
         F.cross_entropy(logits, target)
         with pytest.raises(RuntimeError, match=rf"^accelerate: a hook .*, got {setup}"):
             getattr(logits, setup)(*arguments)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_what_is_made_of_logits_without_gradient_has_none(read):
+    """Where it is read later, in the loss too. The logits themselves keep theirs."""
+    model, y = Model(), targets().clamp(min=0)
+    ids = torch.arange(B * L).view(B, L) % V
+    expected = F.cross_entropy(model(ids).view(-1, V), y.view(-1))
+    logits = accelerated(model)(ids)
+    with torch.no_grad():
+        flat, first = logits.view(-1, V), logits[0]
+    assert not flat.requires_grad
+    assert not first.requires_grad
+    assert not first[1:].requires_grad
+    if read:
+        assert not (first**2).requires_grad
+    assert logits.is_deferred is not read
+    loss = F.cross_entropy(flat, y.view(-1))
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, expected)
+    assert F.cross_entropy(logits.view(-1, V), y.view(-1)).requires_grad
+
+
+def test_the_output_layer_stays_the_same_in_a_second_call():
+    model = Model()
+    for options in ({}, {"output": "decoder"}):
+        fusedseq.accelerate(model, loss=nn.CrossEntropyLoss(), **options)
+        assert type(model.decoder) is torch_modules.OutputLinear
+        assert isinstance(model(torch.arange(V)), DeferredLogits)

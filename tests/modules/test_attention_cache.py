@@ -191,3 +191,25 @@ def test_parents_of_another_kind_are_rejected(parents, error):
 def test_sizes_that_no_cache_has_are_rejected(size, error):
     with pytest.raises(error, match=r"^KeyValueCache: max_length must be "):
         nn.KeyValueCache(2, N, size, E // N)
+
+
+def test_a_call_that_is_refused_leaves_the_cache_as_it_was():
+    module, x = nn.MultiheadAttention(E, N).eval(), torch.randn(2, B, E)
+    cache = module.cache(B, 4)
+    with torch.no_grad():
+        for _ in range(2):
+            with pytest.raises(ValueError, match="key_lengths must be in"):
+                module(x, x, x, key_lengths=[9] * B, cache=cache)
+        assert cache.length == 0
+        module(x, x, x, cache=cache)
+    assert cache.length == 2
+
+
+def test_a_cache_that_was_made_in_inference_mode_serves_later_calls():
+    module, x = nn.MultiheadAttention(E, N).eval(), torch.randn(1, B, E)
+    with torch.inference_mode():
+        cache = module.cache(B, 4)
+        module(x, x, x, cache=cache)
+    with torch.no_grad():
+        module(x, x, x, cache=cache)
+    assert cache.length == 2

@@ -333,6 +333,16 @@ def test_packed_sequences_equal_the_sequences_alone(positions, batch_first):
     torch.testing.assert_close(found, expected)
 
 
+def test_packed_sequences_are_aligned_at_their_ends():
+    module = nn.MultiheadAttention(E, N)
+    x, ends = torch.randn(5, E), torch.tensor([0, 2, 5])
+    for alignment in (None, "end"):
+        module(x, x, x, is_causal=True, causal_alignment=alignment, cu_seqlens=ends)
+    for alignment in ("start", "nonsense"):
+        with pytest.raises(ValueError, match="causal_alignment must be 'end' for packed"):
+            module(x, x, x, is_causal=True, causal_alignment=alignment, cu_seqlens=ends)
+
+
 def test_nested_keys_may_have_other_lengths_than_the_queries():
     module = nn.MultiheadAttention(8, 2)
     query = torch.nested.nested_tensor_from_jagged(torch.randn(11, 8), here(CU_SEQLENS))

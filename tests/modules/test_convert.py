@@ -304,3 +304,12 @@ def test_modules_that_cannot_be_converted_are_rejected(name):
     call, message = BAD[name]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_parameters_of_several_dtypes_are_refused():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16)
+    layer.norm1.double()
+    with pytest.raises(
+        ValueError, match=r"must have one dtype, got torch.float32 and torch.float64"
+    ):
+        convert.encoder(layer)

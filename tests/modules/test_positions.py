@@ -183,3 +183,20 @@ def test_rotary_with_more_queries_than_keys_needs_another_alignment():
     with pytest.raises(ValueError, match=message):
         module(x, keys, keys)
     assert module(x, keys, keys, causal_alignment="start")[0].shape == x.shape
+
+
+@pytest.mark.parametrize("offset", [-3, 0, 5])
+def test_the_bias_of_each_pair_is_that_of_its_distance(offset):
+    """Also of no queries or no keys."""
+    bias = nn.RelativeBias(2, 8, 16)
+    for L in range(5):
+        for S in range(5):
+            distances = torch.arange(S) - torch.arange(L)[:, None] - offset
+            expected = bias.weight[bias.buckets(distances)].permute(2, 0, 1)[None]
+            assert torch.equal(bias(L, S, offset), expected)
+
+
+def test_attention_with_a_relative_bias_takes_no_queries():
+    module = nn.MultiheadAttention(8, 2, positions=nn.RelativeBias(2))
+    keys = torch.randn(3, 2, 8)
+    assert module(keys[:0], keys, keys)[0].shape == (0, 2, 8)

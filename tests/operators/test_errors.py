@@ -358,3 +358,18 @@ def test_a_seed_without_a_value_is_refused():
     seed = torch.zeros((), dtype=torch.int64, device="meta")
     with pytest.raises(ValueError, match=r"^dropout: seed must have a value, got a tensor on meta"):
         fused.dropout(torch.ones(3), 0.5, seed)
+
+
+@pytest.mark.parametrize("op", ["dropout", "linear", "residual_layer_norm", "embedding"])
+def test_a_nested_tensor_is_named_by_operators_that_take_none(op):
+    rows = [torch.randn(2, 3), torch.randn(4, 3)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    ids = torch.nested.nested_tensor([torch.tensor([1, 2]), torch.tensor([0])], layout=torch.jagged)
+    calls = {
+        "dropout": lambda: fused.dropout(x, 0.5, 1),
+        "linear": lambda: fused.linear(x, torch.randn(5, 3)),
+        "residual_layer_norm": lambda: fused.residual_layer_norm(x),
+        "embedding": lambda: fused.embedding(ids, torch.randn(5, 3), 0.5, 1),
+    }
+    with pytest.raises(TypeError, match=f"{op}: (x|ids) must be a dense tensor, got a nested"):
+        calls[op]()

@@ -233,6 +233,11 @@ def test_cudnn_is_called_where_it_was_measured_to_be_faster(monkeypatch, forgott
     monkeypatch.setattr(lstm_cudnn, "replaces_loop", lambda x, h0: False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
 
+    class Facts:
+        multi_processor_count = 132
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Facts)
+
     class OnCuda:
         is_cuda, dtype, device = True, torch.bfloat16, "cuda:0"
 
@@ -250,6 +255,8 @@ def test_cudnn_is_called_where_it_was_measured_to_be_faster(monkeypatch, forgott
     kernel_table.use(table)
     assert lstm_cudnn.supports(*tensors, None, 0.0) is (engine == "cudnn")
     assert not lstm_cudnn.supports(OnCuda(5, 9, 3), *tensors[1:], None, 0.0)
+    Facts.multi_processor_count = 114  # another GPU of the same capability
+    assert not lstm_cudnn.supports(*tensors, None, 0.0)
 
 
 # ---- the variable

@@ -158,7 +158,7 @@ def test_an_unknown_split_is_reported_before_the_training(tmp_path, capsys):
 
 
 def test_one_command_trains_evaluates_and_continues_an_ensemble(tmp_path, capsys):
-    def command(members, steps):
+    def command(members, steps, *more):
         code = cli.main(
             [
                 "ensemble",
@@ -174,6 +174,7 @@ def test_one_command_trains_evaluates_and_continues_an_ensemble(tmp_path, capsys
                 "--out",
                 str(tmp_path),
                 *SETS,
+                *more,
             ]
         )
         return code, capsys.readouterr()
@@ -194,6 +195,10 @@ def test_one_command_trains_evaluates_and_continues_an_ensemble(tmp_path, capsys
         "fusedseq ensemble words --members base,layers-2 --seed 4 --steps 3 --set embedding=16"
     )
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")}
+    assert command("base,layers-2", 3, "--splits", "valid")[0] == 0
+    of_valid = json.loads((tmp_path / "result.json").read_text())
+    assert of_valid["valid"] == result["valid"]
+    assert not {"test", "news_test"} & of_valid.keys()
     code, shown = command("base,layers-2,base", 3)  # finished members are not trained again
     assert code == 0
     assert {path: path.stat().st_mtime_ns for path in files} == files

@@ -136,6 +136,19 @@ def test_a_configuration_locked_by_another_process_is_skipped(tmp_path, capsys):
     assert not (tmp_path / TWO[0] / "result.json").exists()
 
 
+def test_a_full_disk_ends_the_grid(tmp_path, monkeypatch, capsys):
+    tried = []
+
+    def full(recipe, out):
+        tried.append(recipe.preset)
+        raise TrainingError("no space left") from OSError(28, "No space left on device")
+
+    monkeypatch.setattr(grid, "carry_out", full)
+    assert train_grid(tmp_path, "--only", *TWO) == 1
+    assert tried == [TWO[0]]
+    assert "no space left" in capsys.readouterr().err
+
+
 def test_a_failing_configuration_does_not_end_the_grid(tmp_path, monkeypatch, capsys):
     carry_out = grid.carry_out
 

@@ -44,8 +44,10 @@ class WeightDrop(Accelerated, nn.Module):
         lstm: Any = self.module
         for name in self.weights:
             raw = getattr(lstm, f"{name}_raw")
-            if self.training and self.dropout:
+            if self.training and self.dropout and is_supported(raw):
                 dropped = fused.weight_drop(raw, self.dropout, draw_seed(raw.device))
+            elif self.training and self.dropout:
+                dropped = nn.functional.dropout(raw, self.dropout)
             else:
                 dropped = raw.view_as(raw)  # A parameter would be registered under the name.
             setattr(lstm, name, dropped)

@@ -230,9 +230,14 @@ def derive(
 ) -> DeferredLogits:
     """Returns the deferred take(x), whose hidden rows are `hidden`. dtype: by default that of x"""
     x.check_unchanged()
-    found = defer(hidden, x.weight, x.bias, dtype or x.dtype)
+    from_origin = take if x.source is None else (lambda logits: take(x.take(logits)))
+    weight, bias = x.weight, x.bias
+    if not torch.is_grad_enabled():  # then take(x) has no gradient, also where it is read later
+        hidden, weight = hidden.detach(), weight.detach()
+        bias = None if bias is None else bias.detach()
+    found = defer(hidden, weight, bias, dtype or x.dtype)
     found.source = x.origin
-    found.take = take if x.source is None else (lambda logits: take(x.take(logits)))
+    found.take = from_origin if found.requires_grad else (lambda z: from_origin(z).detach())
     return found
 
 

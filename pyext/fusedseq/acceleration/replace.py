@@ -78,7 +78,8 @@ def find_output(model: nn.Module, loss: Any, output: str | None) -> nn.Module | 
         raise TypeError(
             f"accelerate: loss must be a torch.nn.CrossEntropyLoss, got {type(loss).__name__}"
         )
-    found = {n: m for n, m in model.named_modules() if type(m) in (nn.Linear, torch_modules.Linear)}
+    kinds = nn.Linear, torch_modules.Linear, torch_modules.OutputLinear
+    found = {name: m for name, m in model.named_modules() if type(m) in kinds}
     if output is None:
         if not found:
             raise ValueError("accelerate: with a loss, model must have a torch.nn.Linear, got none")
@@ -186,7 +187,7 @@ def candidate(
 
     weight_dropped: LSTMs whose recurrent weights a replaced WeightDrop sets
     """
-    if module is output_layer:
+    if module is output_layer and not isinstance(module, torch_modules.OutputLinear):
         return Candidate(torch_modules.OutputLinear, "", gains.of("output layer"))
     if isinstance(module, REPLACEMENTS):
         return None

@@ -52,6 +52,8 @@ def like(
     kernels}
     """
     tensor(op, first_name, first)
+    if first.is_nested:
+        raise TypeError(f"{op}: {first_name} must be a dense tensor, got a nested tensor")
     known = dtypes.get(first.device.type)
     if not first.is_floating_point() or (known and first.dtype not in known):
         wanted = " or ".join(

@@ -38,6 +38,8 @@ def embedding(
     check.dimensions(OP, "W", W, "(V, E)")
     check.probability(OP, "p", p)
     check.flag(OP, "sparse", sparse)
+    if isinstance(ids, Tensor) and ids.is_nested:
+        raise TypeError(f"{OP}: ids must be a dense tensor, got a nested tensor")
     V = W.size(0)
     ids = check.int64(ids)
     check.whole_numbers(OP, "ids", ids, 0, V - 1, f"[0, V) = [0, {V})", IndexError)

@@ -2,6 +2,8 @@
 would otherwise run the loop of csrc/cuda/recurrence/loop.cu.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -74,8 +76,10 @@ def supports(
     capability = torch.cuda.get_device_capability(x.device)
     sizes = x.size(1), x.size(2), h0.size(1)
     if kernel_table.cudnn:
-        key = ".".join(map(str, capability)), str(x.dtype).removeprefix("torch.")
-        measured = kernel_table.cudnn.get((*key, *sizes))
+        facts: Any = torch.cuda.get_device_properties(x.device)
+        gpu = ".".join(map(str, capability)), facts.multi_processor_count
+        dtype = str(x.dtype).removeprefix("torch.")
+        measured = kernel_table.cudnn.get((*gpu, dtype, *sizes))
         if measured is not None:
             return measured
     return has_persistent_kernel(x.dtype, capability, *sizes) or replaces_loop(x, h0)

@@ -2,7 +2,8 @@
 
 A converted module has copies of the weights, on their device, in their dtype and with their
 requires_grad, and computes the same results in eval mode. In training mode it drops with the same
-probabilities, but with other random masks. Modules with parametrized weights are refused.
+probabilities, but with other random masks. Modules with parametrized weights, or with weights of
+several dtypes, are refused.
 """
 
 import re
@@ -274,6 +275,11 @@ def _like(source: nn.Module, module: AnyModule, state: Mapping[str, Tensor]) -> 
             f"convert: {type(source).__name__} must have the parameters of torch's module and no "
             "others, as of a parametrization (weight_norm) or of pruning, which must be removed "
             f"first, got {', '.join(sorted(unknown))}"
+        )
+    if len(dtypes := {str(t.dtype) for t in state.values()}) > 1:
+        raise ValueError(
+            f"convert: the parameters of {type(source).__name__} must have one dtype, got "
+            f"{' and '.join(sorted(dtypes))}"
         )
     module = _load(module, state)
     for name, parameter in module.named_parameters():

@@ -40,7 +40,8 @@ class KeyValueCache:
         for name, size in sizes.items():
             if check.whole_number(OP, name, size) < 0:
                 raise ValueError(f"{OP}: {name} must be at least 0, got {size}")
-        self.k, self.v = torch.empty(2, *sizes.values(), device=device, dtype=dtype).unbind()
+        with torch.inference_mode(False):  # so that any later call can write to it
+            self.k, self.v = torch.empty(2, *sizes.values(), device=device, dtype=dtype).unbind()
         self.length = 0
         self.key_rows: Tensor | None = None
 

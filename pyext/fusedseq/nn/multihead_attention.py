@@ -238,6 +238,11 @@ class MultiheadAttention(nn.Module):
                     "MultiheadAttention: key_padding_mask, attn_mask, key_lengths, cache and "
                     "need_weights must be None for packed sequences, got one"
                 )
+            if causal_alignment not in (None, "end"):
+                raise ValueError(
+                    "MultiheadAttention: causal_alignment must be 'end' for packed sequences, got "
+                    f"{causal_alignment!r}"
+                )
             return self._packed(query, key, value, is_causal, cu_seqlens, max_seqlen), None
         self._check(query, key, value, cache)
         need_weights = self.need_weights if need_weights is None else need_weights
@@ -284,6 +289,7 @@ class MultiheadAttention(nn.Module):
         options |= self._logit_options()
         # Before the cache takes the keys, as it may refuse a mask.
         options |= logit_terms(q, S, offset, attn_mask, key_padding_mask, self.positions)
+        held = None if cache is None else cache.length
         if cache is not None:
             if k is not None and v is not None:
                 cache.append(k, v)
@@ -292,8 +298,13 @@ class MultiheadAttention(nn.Module):
         assert v is not None, "_check requires a value or a cache"
         if self.training and self.dropout:
             options |= {"dropout": self.dropout, "seed": draw_seed(q.device)}
-        # (B, L, E), a view: the operator's result is laid out in memory as (B, L, N, D)
-        y = self._attention(q, k, v, **options).transpose(1, 2).flatten(2)
+        try:
+            # (B, L, E), a view: the operator's result is laid out in memory as (B, L, N, D)
+            y = self._attention(q, k, v, **options).transpose(1, 2).flatten(2)
+        except Exception:
+            if cache is not None and held is not None:
+                cache.length = held  # without the keys of a call that was refused
+            raise
         y = self._linear(y, self.out_proj.weight, self.out_proj.bias)
         weights = probabilities(q, k, options, average_attn_weights) if need_weights else None
         return y if self.batch_first else y.transpose(0, 1), weights

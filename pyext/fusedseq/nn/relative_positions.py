@@ -125,10 +125,11 @@ class RelativeBias(RelativePositions):
 
     def forward(self, L: int, S: int, offset: int) -> Tensor:
         """Returns the bias (1, N, L, S) of L queries from position `offset` on and S keys."""
-        # One row is gathered for each of the L + S - 1 distances, and each query reads a window of
-        # these rows. A gather of (L, S) rows would sum their gradients in an unspecified order.
-        distances = torch.arange(-offset - L + 1, S - offset, device=self.weight.device)
-        rows = F.embedding(self.buckets(distances), self.weight)  # (L + S - 1, N)
+        # One row is gathered for each distance, from one below the least to the greatest, and each
+        # query reads a window of these rows. A gather of (L, S) rows would sum their gradients in
+        # an unspecified order.
+        distances = torch.arange(-offset - L, S - offset, device=self.weight.device)
+        rows = F.embedding(self.buckets(distances), self.weight)  # (L + S, N)
         return _windows(rows.T, L, S)[None]
 
     def extra_repr(self) -> str:
@@ -139,15 +140,13 @@ class RelativeBias(RelativePositions):
 
 
 def _windows(rows: Tensor, L: int, S: int) -> Tensor:
-    """Returns (N, L, S) from rows (N, L + S - 1): of query i the S columns from L - 1 - i on.
+    """Returns (N, L, S) from rows (N, L + S): of query i the S columns from L - i on.
 
-    Copies of a row of L + S columns, read as rows of one column less, are shifted by one column
-    from each to the next. `Tensor.unfold` would fix S in a compiled graph.
+    Copies of a row of L + S + 1 columns, read from column L on as rows of one column less, are
+    shifted by one column from each to the next. `Tensor.unfold` would fix S in a compiled graph.
     """
-    columns = L + S
-    copies = F.pad(rows, (0, 1))[:, None].expand(-1, L, columns).flatten(1)
-    shifted = copies[:, L - 1 : L - 1 + L * (columns - 1)]
-    return shifted.view(rows.size(0), L, columns - 1)[..., :S]
+    copies = F.pad(rows, (0, 1))[:, None].expand(-1, L, L + S + 1).flatten(1)
+    return copies[:, L:].view(rows.size(0), L, L + S)[..., :S]
 
 
 class RelativeKeys(RelativePositions):

@@ -143,7 +143,7 @@ def key_options(keys: Tensor) -> dict[str, Any]:
     if keys.all():
         return {}
     lengths = keys.sum(1)
-    if (keys == (torch.arange(keys.size(1)) < lengths[:, None])).all():
+    if (keys == (torch.arange(keys.size(1), device=keys.device) < lengths[:, None])).all():
         return {"key_lengths": lengths}
     return {"mask": keys[:, None, None]}
 

@@ -112,7 +112,8 @@ def recipe(args: argparse.Namespace, module: ModuleType, preset: str, seed: int)
 
 
 def result(args: argparse.Namespace, members: list[dict], results: dict) -> dict[str, Any]:
-    """The content of the ensemble's result.json: that of the first member, with all metrics."""
+    """The content of the ensemble's result.json: that of the first member, with the metrics of the
+    ensemble on the splits in `results`."""
     options = ("members", "seed", "epochs", "steps")
     given = {name: getattr(args, name) for name in options if getattr(args, name)}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
@@ -121,7 +122,9 @@ def result(args: argparse.Namespace, members: list[dict], results: dict) -> dict
         split: part[AVERAGE] | {"vote_accuracy": part[VOTE]["accuracy"]}
         for split, part in results.items()
     }
-    return members[0] | {
+    known = task_module(args.task).Task.splits
+    shared = {key: value for key, value in members[0].items() if key not in known}
+    return shared | {
         "preset": "ensemble",
         "command": shlex.join(["fusedseq", "ensemble", "words", *words]),
         **splits,

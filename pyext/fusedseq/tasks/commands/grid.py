@@ -78,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
                 print(f"another process is training it, in {out / name}", flush=True)
         except TrainingError as error:
             print(f"fusedseq grid: {name}: {error}", file=sys.stderr)
+            failed = True
             if isinstance(error.__cause__, OSError):  # a full disk fails every configuration
                 break
-            failed = True
         except KeyboardInterrupt:
             print("interrupted: the same command continues", flush=True)
             write(args.task, grid, varying, out)
