@@ -23,10 +23,11 @@ bool is_attention(const Tensor& q, const Tensor& k, const Tensor& v) {
   const bool on_cpu = q.device().is_cpu();
   const bool is_known = type == at::kFloat || type == at::kBFloat16 || type == at::kHalf ||
                         (on_cpu && type == at::kDouble);
-  if (q.dim() != 4 || !is_known || !(on_cpu || q.device().is_cuda())) return false;
+  if (!is_plain(q) || q.dim() != 4 || !is_known || !(on_cpu || q.device().is_cuda())) return false;
   if (q.size(1) == 0 || q.size(2) == 0 || q.size(3) == 0 || q.size(3) > MAX_HEAD_DIM) return false;
   for (const Tensor* t : {&k, &v})
-    if (t->dim() != 4 || t->scalar_type() != type || t->device() != q.device()) return false;
+    if (!is_plain(*t) || t->dim() != 4 || t->scalar_type() != type || t->device() != q.device())
+      return false;
   if (k.sizes() != v.sizes() || k.size(0) != q.size(0) || k.size(3) != q.size(3)) return false;
   if (k.size(1) == 0 || q.size(1) % k.size(1) != 0 || k.size(2) == 0) return false;
   return !at::autocast::is_autocast_enabled(q.device().type()) &&

@@ -35,10 +35,15 @@ c10::OperatorHandle find(const std::string& name) {
 
 // ---- checks of arguments, for the calls that skip those of the public functions in Python
 
+// Returns whether a tensor is dense, with strides, and not nested.
+inline bool is_plain(const Tensor& t) {
+  return t.layout() == at::kStrided && !t.is_nested();
+}
+
 // Returns true if inputs[0] and every optional input at `positions` that was given share one device
 // and one dtype, that dtype is one that every kernel supports, and autocast is off.
 bool are_alike(const Stack& inputs, c10::ArrayRef<size_t> positions) {
-  if (!is_given(inputs[0])) return false;
+  if (!is_given(inputs[0]) || !is_plain(inputs[0].toTensor())) return false;
   const Tensor& first = inputs[0].toTensor();
   const auto type = first.scalar_type();
   const bool on_cpu = first.device().is_cpu();
@@ -48,7 +53,7 @@ bool are_alike(const Stack& inputs, c10::ArrayRef<size_t> positions) {
   for (const size_t i : positions) {
     if (!is_given(inputs[i])) continue;
     const Tensor& t = inputs[i].toTensor();
-    if (t.scalar_type() != type || t.device() != first.device()) return false;
+    if (!is_plain(t) || t.scalar_type() != type || t.device() != first.device()) return false;
   }
   return true;
 }

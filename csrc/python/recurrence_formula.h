@@ -94,7 +94,8 @@ struct CheckedRecurrence : Recurrence {
   static bool are_lengths(const IValue& v, int64_t T, int64_t B) {
     if (!is_given(v)) return true;
     const Tensor& t = v.toTensor();
-    if (!t.is_cpu() || t.scalar_type() != at::kLong || t.sizes() != at::IntArrayRef{B})
+    if (!is_plain(t) || !t.is_cpu() || t.scalar_type() != at::kLong ||
+        t.sizes() != at::IntArrayRef{B})
       return false;
     const int64_t* first = t.const_data_ptr<int64_t>();
     for (int64_t i = 0; i < B; ++i)
@@ -102,8 +103,8 @@ struct CheckedRecurrence : Recurrence {
     return true;
   }
   static bool are_starts(const IValue& v, int64_t T, int64_t B) {
-    return !is_given(v) || (v.toTensor().is_cpu() && v.toTensor().scalar_type() == at::kBool &&
-                            has_shape(v, {T, B}));
+    return !is_given(v) || (is_plain(v.toTensor()) && v.toTensor().is_cpu() &&
+                            v.toTensor().scalar_type() == at::kBool && has_shape(v, {T, B}));
   }
 };
 

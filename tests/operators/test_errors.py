@@ -373,3 +373,28 @@ def test_a_nested_tensor_is_named_by_operators_that_take_none(op):
     }
     with pytest.raises(TypeError, match=f"{op}: (x|ids) must be a dense tensor, got a nested"):
         calls[op]()
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("op", ["attention", "lstm", "linear", "dropout", "residual_layer_norm"])
+@pytest.mark.parametrize("kind", ["sparse", "nested with strides"])
+def test_a_tensor_that_is_not_dense_is_named(op, kind):
+    """Also in calls without options, whose arguments C++ checks first."""
+    rows = [torch.randn(2, 4), torch.randn(3, 4)]
+    x = (
+        torch.nested.nested_tensor(rows)
+        if kind != "sparse"
+        else torch.randn(1, 1, 3, 4).to_sparse()
+    )
+    q = torch.randn(1, 1, 3, 4)
+    shapes = ((20, 4), (20, 5), (20,), (2, 5), (2, 5))
+    calls = {
+        "attention": (lambda: fused.attention(q, x, q), "k"),
+        "lstm": (lambda: fused.lstm(x, *(torch.randn(shape) for shape in shapes)), "x"),
+        "linear": (lambda: fused.linear(q, x), "W"),
+        "dropout": (lambda: fused.dropout(x, 0.5, 1), "x"),
+        "residual_layer_norm": (lambda: fused.residual_layer_norm(x), "x"),
+    }
+    call, name = calls[op]
+    with pytest.raises(TypeError, match=f"{op}: {name} must be a dense tensor, got"):
+        call()

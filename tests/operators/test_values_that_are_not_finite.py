@@ -1,4 +1,5 @@
-"""A zoneout or a dropout of the state selects: what it leaves out may be NaN or infinite."""
+"""Values that are not finite: what a zoneout or a dropout of the state leaves out may be NaN or
+infinite, and NaN is where the oracle has it. Weights that share their memory."""
 
 import pytest
 import torch
@@ -73,3 +74,90 @@ def test_nan_in_a_gate_reaches_the_result_with_a_capped_input_gate(gate, own):
     expected, _ = reference.mogrifier_lstm(**call, **options, cap_input_gate=True)
     assert expected.isnan().any()
     assert torch.equal(y.isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_state_that_is_dropped_has_no_part_in_the_gradients_of_weights(rounds):
+    call = lstm_call()
+    call["h0"][0] = torch.nan
+    if rounds:
+        call |= {"Q": torch.randn(1, X, H), "R": torch.randn(1, H, X)}
+    options = {"rounds": rounds, "state_dropout": 1.0, "seed": 5, "training": True}
+    options |= {} if rounds else {"Q": None, "R": None}
+    gradients = {}
+    for ops in (fused, reference):
+        leaves = {name: t.clone().requires_grad_() for name, t in call.items()}
+        ops.mogrifier_lstm(**leaves, **options)[0].sum().backward()
+        gradients[ops] = [leaves[name].grad for name in leaves if name != "h0"]
+    assert all(t.isfinite().all() for t in gradients[reference])
+    torch.testing.assert_close(gradients[fused], gradients[reference])
+
+
+def attention_call(L, S, D=16):
+    torch.manual_seed(0)
+    return {name: torch.randn(1, 2, n, D) for name, n in (("q", L), ("k", S), ("v", S))}
+
+
+def nan_key(call, options):
+    call["k"][0, 0, 1, 0] = torch.nan
+
+
+def overflowing(call, options):
+    call["q"][0, 0, 0], call["k"][0, 0, 1] = 1e20, 1e20
+
+
+def overflowing_behind_a_mask(call, options):
+    overflowing(call, options)
+    options["mask"] = torch.ones(call["q"].size(2), call["k"].size(2), dtype=torch.bool)
+    options["mask"][0, 1] = False
+
+
+def nan_query_without_keys(call, options):
+    call["q"][0, 0, 2] = torch.nan
+    options["mask"] = torch.ones(call["q"].size(2), call["k"].size(2), dtype=torch.bool)
+    options["mask"][2] = False
+
+
+def nan_query_with_a_window(call, options):
+    call["q"][0, 0, 2] = torch.nan
+    options["window"] = (2, 1)
+
+
+@pytest.mark.parametrize("own", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(4, 4), (5, 6), (5, 40), (20, 70)], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        nan_key,
+        overflowing,
+        overflowing_behind_a_mask,
+        nan_query_without_keys,
+        nan_query_with_a_window,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_nan_of_attention_is_where_the_oracle_has_it(change, sizes, own):
+    call, options, found = attention_call(*sizes), {}, []
+    change(call, options)
+    for ops in (fused, reference):
+        leaves = [t.to(own).requires_grad_() for t in call.values()]
+        y = ops.attention(*leaves, **options)
+        found.append([y, *torch.autograd.grad(y.sum(), leaves)])
+    for name, got, expected in zip(("y", "dq", "dk", "dv"), *found, strict=True):
+        if name == "dk" and change is nan_query_with_a_window:  # where the oracle multiplies 0 NaN
+            assert not (got.isnan() & ~expected.isnan()).any()
+        else:
+            assert torch.equal(got.isnan(), expected.isnan()), name
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (64, 1), (4, 4)], ids=str)
+def test_weights_of_both_operands_may_share_their_memory(sizes):
+    X, H = sizes
+    torch.manual_seed(0)
+    shapes = {"x": (T, B, X), "W_ih": (4 * H, X), "W_hh": (4 * H, H), "b": (4 * H,)}
+    call = {n: torch.randn(s) for n, s in (shapes | {"h0": (B, H), "c0": (B, H)}).items()}
+    Q, results = torch.randn(1, X, H, requires_grad=True), []
+    for ops in (fused, reference):
+        y, _ = ops.mogrifier_lstm(**call, Q=Q, R=Q.view(1, H, X), rounds=2)
+        results.append((y, *torch.autograd.grad(y.square().sum(), Q)))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)

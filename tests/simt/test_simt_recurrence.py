@@ -269,8 +269,8 @@ DEFECTS = {  # source, old text, new text
     "gradient into a zeroed h": ("loop_backward.cuh", "if (resets(a, g.t, b)) {", "if (false) {"),
     "gradient into a zeroed c": ("loop_backward.cuh", "  if (reset)\n", "  if (false)\n"),
     "sum of one thread": ("loop_layer_norm.cuh", "v[n] = sums[n][0];", "(void)sums;"),
-    "no bypass of h": ("loop_layer_norm_lstm.cuh", "(C(1) - update[i]) * d_h", "C(0)"),
-    "no bypass of c": ("loop_layer_norm_lstm.cuh", "dc[i] += (C(1) - update_c[i]) * d[i];", ""),
+    "no bypass of h": ("loop_layer_norm_lstm.cuh", "= bypass(update[i], d_h);", "= C(0);"),
+    "no bypass of c": ("loop_layer_norm_lstm.cuh", "dc[i] += past;", ""),
     "c after zoneout": ("loop_layer_norm_lstm.cuh", "update_c[i] == C(1)", "true"),
     "forward order": ("loop.cu", "r.reverse ? nth_step(r, n + steps - 1) : n", "n"),
 }

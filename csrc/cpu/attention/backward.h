@@ -158,7 +158,8 @@ class AttentionBackward {
       const bool of_logits = bias || slopes;
       for (int64_t j = 0; j < n; j += LANES<T>) {
         const Vec<T> e = Vec<T>::load(s + j), d = Vec<T>::load(dp + j);
-        const Vec<T> ds = logit_gradient(e, d, exp_sum, total, inverse), y = e * inverse;
+        const Vec<T> ds = logit_gradient(e, d, exp_sum, total, inverse);
+        const Vec<T> y = select<T>(e.v != zero.v, e * inverse, zero);  // inverse may be NaN
         (a.dropped ? p.dropped(y, factors + j) : y).store(s + j);
         (of_logits ? ds : ds * scale).store(dp + j);
       }

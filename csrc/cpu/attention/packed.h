@@ -165,7 +165,9 @@ class AttentionPacked : PackedLogits<E, X, KEYS> {
       for (int r = 1; r < QUERIES; ++r)
         if (i + r < a.L) l = select<T>(query() == Mask{} + r, V(lse[i + r]), l);
       const V exps = select<T>((s.v != masked.v) & (l.v != -masked.v), exp_(s - l), zero);
-      const V e = exps / max_(group_sums<KEYS>(exps), V(std::numeric_limits<T>::min()));
+      // The sum of a row that has a NaN is NaN: of two operands max_ returns the second one then.
+      const V sums = max_(V(std::numeric_limits<T>::min()), group_sums<KEYS>(exps));
+      const V e = select<T>(exps.v != zero.v, exps / sums, zero);
 
       // Their gradient dP, and from it that of the logits, P (dP - sum(P dP)), which is exactly 0
       // where one P is 1. Where P is 0, dP is not used: it may be anything.

@@ -110,11 +110,12 @@ struct PackedLogits {
     V s = dots(q, i, head.k) * V(T(a.scale));
     // Key j is (distance - i - offset) positions ahead of query i + r.
     const Mask distance = key() - query();
-    if (a.bias || a.mask) s = s + bias_and_mask(head.b, head.h, i);
+    if (a.bias) s = s + bias(head.b, head.h, i);
     if (a.alibi)
       s = s - V(static_cast<const T*>(a.alibi)[head.h]) *
                   abs_(as_numbers<T>(distance) - V(T(i + a.offset)));
     Mask seen = key() < Mask{} + int(head.keys);
+    if (a.mask) seen &= shown(head.b, head.h, i);
     if (a.causal) {
       // The position is clamped to the range of the lanes' integers, and beyond any distance.
       const int64_t position = i + a.offset < -MAX_PACKED_QUERIES ? -MAX_PACKED_QUERIES
@@ -124,20 +125,24 @@ struct PackedLogits {
     }
     return select<T>(seen, s, V(-INFINITE<T>));
   }
-  // Returns the bias, or -inf where the mask is false, for QUERIES queries from `first` on.
-  V bias_and_mask(int64_t b, int64_t h, int64_t first) const {
-    T extra[LANES<T>] = {};
-    const int64_t *t = a.bias_strides, *u = a.mask_strides;
+  // Returns the bias of QUERIES queries from `first` on.
+  V bias(int64_t b, int64_t h, int64_t first) const {
+    T bias[LANES<T>] = {};
+    const int64_t* t = a.bias_strides;
+    const E* of_head = static_cast<const E*>(a.bias) + b * t[0] + h * t[1];
     for (int r = 0; r < QUERIES && first + r < a.L; ++r)
-      for (int64_t j = 0; j < a.S; ++j) {
-        const int64_t i = first + r;
-        if (a.bias)
-          extra[r * KEYS + j] = load_scalar(static_cast<const E*>(a.bias) + b * t[0] + h * t[1] +
-                                            i * t[2] + j * t[3]);
-        if (a.mask && !a.mask[b * u[0] + h * u[1] + i * u[2] + j * u[3]])
-          extra[r * KEYS + j] = -INFINITE<T>;
-      }
-    return V::load(extra);
+      for (int64_t j = 0; j < a.S; ++j)
+        bias[r * KEYS + j] = load_scalar(of_head + (first + r) * t[2] + j * t[3]);
+    return V::load(bias);
+  }
+  // Returns where the mask of QUERIES queries from `first` on shows a key.
+  Mask shown(int64_t b, int64_t h, int64_t first) const {
+    T hidden[LANES<T>] = {};
+    const int64_t* t = a.mask_strides;
+    for (int r = 0; r < QUERIES && first + r < a.L; ++r)
+      for (int64_t j = 0; j < a.S; ++j)
+        hidden[r * KEYS + j] = !a.mask[b * t[0] + h * t[1] + (first + r) * t[2] + j * t[3]];
+    return V::load(hidden).v == V(T(0)).v;
   }
 };
 

@@ -5,6 +5,7 @@
 #include "cpu/gemm/gemm.h"
 #include "cpu/recurrence/backward_workspace.h"
 #include "cpu/recurrence/cells.h"
+#include "cpu/recurrence/zoneout.h"
 #include "cpu/simd/elementary_functions.h"
 #include "math/mogrifier.h"
 
@@ -38,7 +39,7 @@ class BackwardProducts {
     const T* before = h_before(t, b);
     for (int64_t j = own.p.begin; j < own.p.end; j += LANES<T>) {
       Vec<T> h = before ? Vec<T>::load(before + j, s.P - j) : Vec<T>(T(0));
-      if (r.state.threshold) h = h * Vec<T>::load(w.state_mask + b * s.ldh + j);
+      if (r.state.threshold) h = part_of(Vec<T>::load(w.state_mask + b * s.ldh + j), h);
       h.store(w.h_operand[0] + row * s.ldp + j);
       for (int64_t k = 1; k < s.rounds; k += 2) {
         h = mogrify(Vec<T>::load(gate(k, row) + j), h);

@@ -59,13 +59,14 @@ struct Sizes {
   HD int64_t ld_out(int64_t k) const { return on_x(k) ? ldx : ldh; }
 };
 
-// Returns the first round whose weight pointer equals round k's. Rounds that share a weight share
-// the packed copy of that round.
+// Returns the first round on the same operand as round k whose weight pointer equals round k's.
+// Rounds that share a weight share the packed copy of that round. A weight of the other operand may
+// begin at the same address, with other sizes.
 template <class Pointer>
 HD int64_t first_use(const Pointer* weights, int64_t k) {
-  int64_t j = 0;
+  int64_t j = k % 2;
   while (weights[j] != weights[k])
-    ++j;
+    j += 2;
   return j;
 }
 

@@ -55,7 +55,7 @@ HD Vec<float> tanh_(Vec<float> x) {
 }
 
 // log of positive normal numbers: x = 2^n (1 + r) with 1 + r in [sqrt(1/2), sqrt(2)), and a
-// polynomial in r of minimax error 8e-10.
+// polynomial in r of minimax error 8e-10. Of infinity and NaN it is x.
 HD Vec<float> log_(Vec<float> x) {
   using V = Vec<float>;
   const V::Mask n = (V::Mask(x.v) - 0x3f3504f3) >> 23;  // 0x3f3504f3 are the bits of sqrt(1/2)
@@ -66,7 +66,8 @@ HD Vec<float> log_(Vec<float> x) {
                         -1.666799579e-01f, 2.000211868e-01f, -2.500000960e-01f, 3.333331260e-01f})
     q = q * r + V(c);
   const V square = r * r;
-  return e * V(0.693145752f) + (r + (square * r * q + (e * V(1.42860677e-6f) - .5f * square)));
+  const V y = e * V(0.693145752f) + (r + (square * r * q + (e * V(1.42860677e-6f) - .5f * square)));
+  return select<float>(x.v < V(__builtin_inff()).v, y, x);
 }
 
 HD Vec<double> log_(Vec<double> x) {

@@ -18,11 +18,12 @@ struct Round {
         offset(k / 2 * (r.Xp + r.Hp) + (on_x ? 0 : r.Xp)) {}
 };
 
-// The first round with the same pointer as round k, which is one that shares its weight with k.
+// The first round on the same operand with the same pointer as round k: it shares its weight with
+// k. A weight of the other operand may begin at the same address, with other sizes.
 inline int64_t first_use(const void* const* p, int64_t k) {
-  int64_t j = 0;
+  int64_t j = k % 2;
   while (p[j] != p[k])
-    ++j;
+    j += 2;
   return j;
 }
 

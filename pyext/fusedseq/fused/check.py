@@ -35,6 +35,8 @@ def tensor(op: str, name: str, value: Any) -> None:
         raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
     if value.layout not in LAYOUTS:
         raise TypeError(f"{op}: {name} must be a dense tensor, got {value.layout}")
+    if value.is_nested and value.layout != torch.jagged:
+        raise TypeError(f"{op}: {name} must be a dense tensor, got a nested tensor with strides")
 
 
 def like(
