@@ -30,8 +30,8 @@ METHOD = """## How it is measured
   torch's own fused operator where there is one: `torch.nn.LSTM`'s,
   `F.scaled_dot_product_attention`, `F.linear_cross_entropy` with the fastest of its chunk sizes,
   `torch.optim.ASGD` in its foreach form; for the embedding, a gather whose rows are masked
-  afterwards. **compiled** is torch.compile of eager; of a recurrence the step is compiled and not
-  the loop, which unrolls.
+  afterwards. **compiled** is torch.compile of eager; of a recurrence only the step
+  is compiled, because torch.compile unrolls a loop over steps, which takes minutes.
 - **forward+backward** is one call and the gradients of all its float inputs.
 - **Roofline limits** are measured in the same run: for cases limited by arithmetic, the best
   product of two 2048 × 2048 matrices, by `torch.mm` (which targets mean) and by the product inside
