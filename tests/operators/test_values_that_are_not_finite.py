@@ -155,9 +155,10 @@ def test_weights_of_both_operands_may_share_their_memory(sizes):
     X, H = sizes
     torch.manual_seed(0)
     shapes = {"x": (T, B, X), "W_ih": (4 * H, X), "W_hh": (4 * H, H), "b": (4 * H,)}
-    call = {n: torch.randn(s) for n, s in (shapes | {"h0": (B, H), "c0": (B, H)}).items()}
-    Q, results = torch.randn(1, X, H, requires_grad=True), []
+    shapes |= {"h0": (B, H), "c0": (B, H)}
+    call = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    Q, results = torch.randn(1, X, H, dtype=torch.float64, requires_grad=True), []
     for ops in (fused, reference):
         y, _ = ops.mogrifier_lstm(**call, Q=Q, R=Q.view(1, H, X), rounds=2)
         results.append((y, *torch.autograd.grad(y.square().sum(), Q)))
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*results)

@@ -1,6 +1,6 @@
 // Launches the kernels of persistent_cells_forward.cuh and persistent_cells_backward.cuh: cells
-// other than the LSTM's, `starts`, and the reverse order of the steps. Of these the peephole LSTM's
-// have run on a GPU: docs/gpu-kernels.md.
+// other than the LSTM's, `starts`, and the reverse order of the steps. Those of the peephole LSTM
+// were timed on an H200: docs/gpu-kernels.md.
 #include "cuda/recurrence/persistent.h"
 #include "cuda/recurrence/persistent_cells_backward.cuh"
 #include "cuda/recurrence/persistent_cells_forward.cuh"

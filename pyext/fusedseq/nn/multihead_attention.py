@@ -289,7 +289,7 @@ class MultiheadAttention(nn.Module):
         options |= self._logit_options()
         # Before the cache takes the keys, as it may refuse a mask.
         options |= logit_terms(q, S, offset, attn_mask, key_padding_mask, self.positions)
-        held = None if cache is None else cache.length
+        held = 0 if cache is None else cache.length
         if cache is not None:
             if k is not None and v is not None:
                 cache.append(k, v)
@@ -302,7 +302,7 @@ class MultiheadAttention(nn.Module):
             # (B, L, E), a view: the operator's result is laid out in memory as (B, L, N, D)
             y = self._attention(q, k, v, **options).transpose(1, 2).flatten(2)
         except Exception:
-            if cache is not None and held is not None:
+            if cache is not None:
                 cache.length = held  # without the keys of a call that was refused
             raise
         y = self._linear(y, self.out_proj.weight, self.out_proj.bias)
