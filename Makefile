@@ -13,9 +13,14 @@
 # a CUDA toolkit, and torch is a CUDA build or the machine has a GPU, or FUSEDSEQ_CUDA=1 is set: see
 # docs/variables.md.
 TORCH ?= torch==2.13.0
-HAVE := $(shell python3 -c 'import importlib.metadata as m, sys, zlib; m.version("torch"); print(zlib.crc32(sys.prefix.encode()))' 2>/dev/null)
+# A pipe fails if any of its commands does.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+# Two builds at once would write the same files.
+.NOTPARALLEL:
+HAVE := $(shell python3 tools/build_stamp.py 2>/dev/null)
 PYTHON := $(if $(HAVE),python3,.venv/bin/python)
-INSTALLED := $(if $(HAVE),.stamps/$(HAVE),.venv/installed)
+INSTALLED := $(or $(HAVE),.venv/installed)
 PIP := $(PYTHON) -m pip install --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(wildcard csrc/* csrc/*/* csrc/*/*/*)
 
@@ -46,7 +51,7 @@ test-triton: $(INSTALLED)
 	$(PYTHON) -m pytest -n auto $(SAMPLE) --device triton
 
 CLANG_FORMAT = git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | \
-	xargs $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
+	xargs -r $(PYTHON) -c 'import clang_format; clang_format.clang_format()'
 lint: $(INSTALLED)-dev
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .

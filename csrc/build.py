@@ -8,7 +8,7 @@ Environment variables:
     MAX_JOBS: the number of parallel compilations; the number of usable cores by default
     FUSEDSEQ_CUDA: 0 (without CUDA), 1 (with CUDA; an error without a toolkit) or auto, the default:
         with CUDA where there is a toolkit and torch is a CUDA build or the machine has a GPU
-    TORCH_CUDA_ARCH_LIST: the GPU architectures, as for torch's own extensions
+    TORCH_CUDA_ARCH_LIST: the GPU architectures, as numbers or names, as for torch's own extensions
 """
 
 from __future__ import annotations
@@ -33,6 +33,15 @@ TOOLKIT = (
     "nvcc on PATH"
 )
 DEFAULT_ARCHITECTURES = "8.0;9.0a;10.0+PTX;12.0"
+OLDEST_ARCHITECTURE = 80
+# Names that torch's own extensions accept, of GPUs that have kernels here.
+NAMED_ARCHITECTURES = {
+    "Ampere": "8.0;8.6+PTX",
+    "Ada": "8.9+PTX",
+    "Hopper": "9.0+PTX",
+    "Blackwell+Tegra": "11.0",
+    "Blackwell": "10.0;10.3;12.0;12.1+PTX",
+}
 
 
 def is_cuda_build(torch: Path) -> bool:
@@ -80,13 +89,63 @@ def cuda_toolkit(torch: Path) -> Path | None:
     return None
 
 
-def gencodes(architectures: str) -> list[str]:
-    """Returns nvcc's -gencode options for a value of TORCH_CUDA_ARCH_LIST.
+def architectures(listed: str) -> list[str]:
+    """Returns the entries of a value of TORCH_CUDA_ARCH_LIST such as 9.0a or 10.0+PTX.
+
+    Entries for GPUs that are too old are left out, with a message.
+    """
+    entries: list[str] = []
+    for entry in re.split("[;, ]+", listed.strip(";, ")):
+        entries += NAMED_ARCHITECTURES.get(entry, entry).split(";")
+    for entry in entries:
+        if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", entry):
+            raise SystemExit(
+                "fusedseq: TORCH_CUDA_ARCH_LIST must hold numbers such as 9.0a or 10.0+PTX, or "
+                f"names among {', '.join(NAMED_ARCHITECTURES)}, got {entry}"
+            )
+    old = [entry for entry in entries if base_number(entry) < OLDEST_ARCHITECTURE]
+    if old:
+        print(f"fusedseq: there are no kernels for the GPUs {', '.join(old)}", flush=True)
+    if len(old) == len(entries):
+        raise SystemExit(f"fusedseq: TORCH_CUDA_ARCH_LIST must hold 8.0 or more, got {listed}")
+    return [entry for entry in entries if entry not in old]
+
+
+def base_number(architecture: str) -> int:
+    """Returns 90 for 9.0, 9.0a and 9.0+PTX."""
+    return int(re.sub(r"\D", "", architecture.removesuffix("+PTX")))
+
+
+def default_architectures(nvcc: Path) -> list[str]:
+    """Returns the default architectures that this nvcc knows, the newest of them with PTX.
+
+    An nvcc before 12.8 does not know 10.0 and 12.0.
+    """
+    found = subprocess.run([str(nvcc), "--list-gpu-code"], capture_output=True, text=True)
+    known = {int(n) for n in re.findall(r"sm_(\d+)", found.stdout)}
+    entries = architectures(DEFAULT_ARCHITECTURES)
+    missing = [entry for entry in entries if known and base_number(entry) not in known]
+    if not missing:
+        return entries
+    entries = [entry for entry in entries if entry not in missing]
+    print(
+        f"fusedseq: {nvcc} compiles for {', '.join(entries)} and not for {', '.join(missing)}; "
+        "CUDA 12.8 or later does",
+        flush=True,
+    )
+    if not any(entry.endswith("+PTX") for entry in entries):
+        # PTX of an architecture with `a` runs on no other GPU.
+        entries.append(re.sub("[af]$", "", entries[-1]) + "+PTX")
+    return entries
+
+
+def gencodes(architectures: Iterable[str]) -> list[str]:
+    """Returns nvcc's -gencode options.
 
     9.0a stands for machine code; 9.0+PTX adds PTX, which the driver compiles for newer GPUs.
     """
     options = []
-    for architecture in re.split("[; ]+", architectures.strip("; ")):
+    for architecture in architectures:
         number = architecture.removesuffix("+PTX").replace(".", "")
         kinds = ["sm", "compute"] if architecture.endswith("+PTX") else ["sm"]
         options += [f"-gencode=arch=compute_{number},code={kind}_{number}" for kind in kinds]
@@ -118,11 +177,25 @@ class NinjaFile:
         self._lines = [f"{name} = {value}" for name, value in variables.items()]
         self._lines.append(f"include {CSRC}/rules.ninja")
 
-    def edge(self, rule: str, target: str, inputs: Iterable[Path], flags: str = "") -> Path:
-        """Adds the build of out/target from `inputs` by a rule of rules.ninja; returns its path."""
+    def edge(
+        self,
+        rule: str,
+        target: str,
+        inputs: Iterable[Path],
+        flags: str = "",
+        implicit: Iterable[Path] = (),
+    ) -> Path:
+        """Adds the build of out/target from `inputs` by a rule of rules.ninja; returns its path.
+
+        implicit: other files that the target depends on, which are no arguments of the rule
+        """
+
+        def escaped(paths: Iterable[Path]) -> str:
+            return " ".join(re.sub("([$ :])", r"$\1", str(path)) for path in paths)
+
         path = self._out / target
-        output_path, *input_paths = [re.sub("([$ :])", r"$\1", str(p)) for p in (path, *inputs)]
-        self._lines.append(f"build {output_path}: {rule} {' '.join(input_paths)}")
+        more = f" | {escaped(implicit)}" if implicit else ""
+        self._lines.append(f"build {escaped([path])}: {rule} {escaped(inputs)}{more}")
         self._lines.append(f"  flags = {flags}")
         self._edges += 1
         return path
@@ -174,13 +247,19 @@ def add_libraries(ninja: NinjaFile, machine: str, cuda_sources: list[Path], cuda
             ninja.edge("cuda", f"cuda/{source.name}.o", [source]) for source in cuda_sources
         ]
         objects.append(system("cuda_runtime_symbols"))
-    ninja.edge("link", "_ops.so", objects, "$TORCH" + " $CUDART" * cuda)
-    for name, rule, symbols, flags in (
+    symbols = [CSRC / "linux/local_symbols.map"]
+    ninja.edge("link", "_ops.so", objects, "$TORCH" + " $CUDART" * cuda, symbols)
+    for name, rule, old_symbols, flags in (
         ("_C", "module", [cxx_symbols], ""),
         ("_autograd", "torch_module", [cxx_symbols, c_symbols], "$TORCH_PYTHON"),
     ):
         module = ninja.edge(rule, f"python/{name}.o", [CSRC / f"python/{name}.cpp"])
-        ninja.edge("link", f"{name}.so", [module, *symbols], flags)
+        ninja.edge("link", f"{name}.so", [module, *old_symbols], flags, symbols)
+
+
+def in_shell(path: str | Path) -> str:
+    """Returns a path as a part of the commands of rules.ninja."""
+    return shlex.quote(str(path)).replace("$", "$$")
 
 
 def output(*command: str) -> str:
@@ -209,18 +288,28 @@ def build(out: Path, machine: str, torch: Path, pybind11: Path) -> dict[str, Any
     kernels = f"of the CPU and for CUDA with {cuda}" if cuda else "of the CPU only"
     remark = "" if cuda else f"; {why_without_cuda(torch)}"
     print(f"fusedseq: compiling the kernels {kernels}{remark}", flush=True)
-    architectures = os.getenv("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHITECTURES
-    codes = gencodes(architectures) if cuda else []
-    cxx = os.getenv("CXX", "g++")
+    codes = []
+    if cuda:
+        listed = (os.getenv("TORCH_CUDA_ARCH_LIST") or "").strip(";, ")
+        nvcc = cuda / "bin/nvcc"
+        codes = gencodes(architectures(listed) if listed else default_architectures(nvcc))
+    cxx = os.getenv("CXX") or "g++"
+    if not shutil.which(shlex.split(cxx)[0]):
+        raise SystemExit(
+            "fusedseq: a build needs g++ 12 or later, or another compiler in CXX; there is no "
+            f"{cxx}"
+        )
     variables = {
         "builddir": out,
         "cxx": cxx,
         "cxxflags": os.getenv("CXXFLAGS", ""),
         "ldflags": os.getenv("LDFLAGS", ""),
-        "torch": torch,
-        "pybind11": pybind11,
-        "python": sysconfig.get_path("include"),
-        "cuda": cuda,
+        "torch": in_shell(torch),
+        "torch_version": version("torch"),
+        "pybind11": in_shell(pybind11),
+        "pybind11_version": version("pybind11"),
+        "python": in_shell(sysconfig.get_path("include")),
+        "cuda": in_shell(cuda) if cuda else "",
         "gencodes": " ".join(codes),
     }
     ninja = NinjaFile(out, variables)

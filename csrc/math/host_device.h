@@ -45,12 +45,13 @@ HD float relu(float x) {
 HD double relu(double x) {
   return x < 0 ? 0. : x;
 }
-// Returns a if m > 0, else 0.
+// Returns a if m > 0, 0 if m <= 0, and a if m is NaN, as in the gradient of torch.relu. a may be
+// infinite.
 HD float if_positive(float m, float a) {
-  return m > 0 ? a : 0.f;
+  return m <= 0 ? 0.f : a;
 }
 HD double if_positive(double m, double a) {
-  return m > 0 ? a : 0.;
+  return m <= 0 ? 0. : a;
 }
 
 HD float min_(float a, float b) {

@@ -57,8 +57,8 @@ HD LstmGates<V> lstm_cell_backward(const LstmGates<V>& a, V c, V dh, V& dc) {
   if constexpr (cap) {
     const V slack = 1.f - a.f - a.i;  // positive if i is the smaller argument
     i = min_(1.f - a.f, a.i);
-    df = df - select_by_sign(slack, 0.f * di, di);
-    di = select_by_sign(slack, di, 0.f * di);
+    df = df - select_by_sign(slack, V(0.f), di);
+    di = select_by_sign(slack, di, V(0.f));
   }
 
   // Through the activation functions.

@@ -11,6 +11,9 @@ namespace {
 
 // Positions are sums of the offset and an index, which 64 bits hold within these limits.
 constexpr int64_t MAX_OFFSET = int64_t(1) << 62;
+// The offset that stands for S - L, with which the last query is at the last key. A number of the
+// sizes would fix their difference in a compiled graph.
+constexpr int64_t AT_END = INT64_MIN;
 // The most elements of the keys or values of a head. The kernels copy them, with padding, into
 // workspaces, whose sizes must not exceed 64 bits.
 constexpr int64_t MAX_HEAD = int64_t(1) << 40;
@@ -27,11 +30,11 @@ constexpr int64_t MAX_HEAD = int64_t(1) << 40;
   FIELD(OptionalTensor, relative_keys) /* (2K + 1, D) */                      \
   FIELD(OptionalTensor, rope)          /* (P, R) */                           \
   FIELD(bool, rope_interleaved)        /* pairs of neighbours, else halves */
-#define ATTENTION_SETTINGS(FIELD)                                 \
-  FIELD(OptionalTensor, seed) /* required by dropout */           \
-  FIELD(double, scale)                                            \
-  FIELD(bool, causal)                                             \
-  FIELD(int64_t, offset) /* position of query 0 among the keys */ \
+#define ATTENTION_SETTINGS(FIELD)                                   \
+  FIELD(OptionalTensor, seed) /* required by dropout */             \
+  FIELD(double, scale)                                              \
+  FIELD(bool, causal)                                               \
+  FIELD(int64_t, offset) /* of query 0 among the keys, or AT_END */ \
   FIELD(double, dropout)
 // The mask of a window, what happens to the logits, and sequences without padding: those of q are
 // the rows of q (1, N, tokens, D) that cu_seqlens_q separates, and those of k and v as well. B is
@@ -88,9 +91,10 @@ struct AttentionCall {
 
   AttentionCall(const char* op, const Inputs& i) : op(op) {
     const auto& [q, k, v, bias, mask_, key_lengths, alibi, relative_keys, rope, rope_interleaved,
-                 key_rows, seed, scale, causal, offset, dropout, sinks, softcap, window_left,
+                 key_rows, seed, scale, causal, given_offset, dropout, sinks, softcap, window_left,
                  window_right, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = i;
     set_sizes(i);
+    const int64_t offset = given_offset == AT_END ? a.S - a.L : given_offset;
     owned.reserve(3);  // q, k and v; few calls have more
     require_range(op, "offset", offset, -MAX_OFFSET, MAX_OFFSET);
     require_probability(op, "dropout", dropout);

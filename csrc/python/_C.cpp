@@ -140,5 +140,9 @@ PYBIND11_MODULE(_C, m) {
       "Whether two layers run in one launch, each on half of the SMs, why, and the layouts of the "
       "first and the second layer,\n"
       "as in recurrence_plan. first, second: (X, H, rounds, on_x, on_h).");
-  m.attr("compiler") = __VERSION__;
+#ifdef __clang__
+  m.attr("compiler") = __VERSION__;  // which names Clang
+#else
+  m.attr("compiler") = "GCC " __VERSION__;
+#endif
 }

@@ -142,8 +142,10 @@ def test_a_build_prints_a_line_per_source(build_script, tmp_path, capfd, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("arches", "codes"),
+    ("listed", "codes"),
     [
+        ("Hopper", ["arch=compute_90,code=sm_90", "arch=compute_90,code=compute_90"]),
+        ("7.5, 8.6", ["arch=compute_86,code=sm_86"]),
         ("8.6", ["arch=compute_86,code=sm_86"]),
         (
             "8.0 9.0a+PTX",
@@ -156,5 +158,47 @@ def test_a_build_prints_a_line_per_source(build_script, tmp_path, capfd, monkeyp
         ("12.0;", ["arch=compute_120,code=sm_120"]),
     ],
 )
-def test_torch_cuda_arch_list_is_read_as_torch_does(build_script, arches, codes):
-    assert build_script.gencodes(arches) == [f"-gencode={code}" for code in codes]
+def test_torch_cuda_arch_list_is_read_as_torch_does(build_script, listed, codes):
+    found = build_script.gencodes(build_script.architectures(listed))
+    assert found == [f"-gencode={code}" for code in codes]
+
+
+@pytest.mark.parametrize("listed", ["all", "90", "9.0;native", "7.5", "Turing"])
+def test_architectures_that_are_no_numbers_or_too_old_are_refused(build_script, listed):
+    with pytest.raises(SystemExit, match="fusedseq: TORCH_CUDA_ARCH_LIST must hold "):
+        build_script.architectures(listed)
+
+
+def test_an_older_toolkit_compiles_for_the_default_gpus_that_it_knows(
+    build_script, tmp_path, capsys
+):
+    nvcc = tmp_path / "nvcc"
+    for known, expected in (
+        ("sm_80 sm_90 sm_100 sm_120", ["8.0", "9.0a", "10.0+PTX", "12.0"]),
+        ("sm_75 sm_80 sm_86 sm_89 sm_90", ["8.0", "9.0a", "9.0+PTX"]),
+    ):
+        nvcc.write_text(f"#!/bin/sh\nprintf '%s\\n' {known}\n")
+        nvcc.chmod(0o755)
+        assert build_script.default_architectures(nvcc) == expected
+    assert "and not for 10.0+PTX, 12.0; CUDA 12.8 or later does" in capsys.readouterr().out
+
+
+def test_a_path_with_a_blank_is_one_word_of_a_command(build_script):
+    assert build_script.in_shell("/a b/$torch") == "'/a b/$$torch'"
+
+
+def test_objects_that_use_torch_are_compiled_again_for_another_torch():
+    rules = (ROOT / "csrc/rules.ninja").read_text()
+    for rule in ("operator", "module", "torch_module"):
+        command = re.search(rf"^rule {rule}\n  command = (.*?)\n  depfile", rules, re.M | re.S)[1]
+        assert "$built_with" in command
+        assert "$relative" in command
+    assert "-DFUSEDSEQ_TORCH=$torch_version" in rules
+
+
+def test_the_linker_runs_again_after_a_change_of_its_script(build_script, tmp_path):
+    ninja = build_script.NinjaFile(tmp_path, {})
+    build_script.add_libraries(ninja, "x86_64", [], cuda=False)
+    links = [line for line in ninja._lines if re.match(r"build \S+\.so: link ", line)]
+    assert len(links) == 3
+    assert all(line.endswith(" | csrc/linux/local_symbols.map") for line in links)

@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = tomllib.loads(Path(__file__).with_name("allowed.toml").read_text())
 
 
@@ -119,7 +120,22 @@ def check(path: Path) -> list[str]:
             used = uses(library)
             print(f"{library.name}: {summary(used)}")
             found += problems(library.name.partition(".")[0], used)
+            found += folders_in(library)
     return found
+
+
+def folders_in(library: Path) -> list[str]:
+    """Returns a sentence for each folder of this machine that a library names.
+
+    Headers name their file in the texts of assertions, see csrc/rules.ninja.
+    """
+    content = library.read_bytes()
+    folders = {str(ROOT), sys.prefix, sys.base_prefix, str(Path.home())}
+    return [
+        f"{library.name}: names the folder {folder} of the machine that compiled it"
+        for folder in sorted(folders - {"/", "/usr", "/usr/local"})
+        if f"{folder}/".encode() in content
+    ]
 
 
 def main() -> None:

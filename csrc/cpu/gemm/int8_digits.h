@@ -41,7 +41,8 @@ struct DigitRow {
 };
 
 // Returns the unit of a row: the power of two with which the largest magnitude is at most
-// 127 (65536 + 256 + 1) units, but no subnormal number. 0 for a row that is not finite.
+// 127 (65536 + 256 + 1) units. 0 for a row that is not finite, or whose unit would be a subnormal
+// number.
 HD float unit_of(const float* x, int64_t K) {
   Integers most{};
   for (int64_t k = 0; k < K; k += LANES<float>) {
@@ -52,8 +53,8 @@ HD float unit_of(const float* x, int64_t K) {
   // Adding this leads to the next exponent if the mantissa is above 127 (65536 + 256 + 1) / 2^22.
   constexpr uint32_t CARRY = (1u << 23) - 2 * (127 * (65536 + 256 + 1) - (1u << 22));
   const uint32_t exponent = (largest + CARRY) >> 23;
-  if (exponent >= 255) return 0;
-  const uint32_t bits = ((exponent < 23 ? 23 : exponent) - 22) << 23;
+  if (exponent >= 255 || (largest && exponent < 23)) return 0;
+  const uint32_t bits = ((exponent < 23 ? 23 : exponent) - 22) << 23;  // below 23: a row of zeros
   float unit;
   memcpy(&unit, &bits, sizeof unit);
   return unit;
@@ -158,12 +159,15 @@ HD void multiply_digits(const cpu::Int8Product& p, const DigitRow* rows, int64_t
     const Vec<float> added = p.accumulate ? Vec<float>::load(c, columns)
                              : p.bias     ? Vec<float>::load(p.bias + n, columns)
                                           : Vec<float>(0.f);
-    const Vec<float> dot = Vec<float>::load(dots + m * COLUMNS, columns);
-    (dot * rows[row + m].unit * scale + added).store(c, columns);
+    const Vec<float> dot = Vec<float>::load(dots + m * COLUMNS, columns), unit(rows[row + m].unit);
+    // Of a large unit and a small scale the scale is first, so that nothing overflows on the way.
+    const Vec<float> first = rows[row + m].unit > 1 ? min_(unit, scale) : unit;
+    const Vec<float> second = rows[row + m].unit > 1 ? max_(unit, scale) : scale;
+    (dot * first * second + added).store(c, columns);
   }
 }
 
-// Computes what product_of_int8_rows does. A row of A that is not finite is multiplied in fp32. So
+// Computes what product_of_int8_rows does. A row of A that has no unit is multiplied in fp32. So
 // are all rows if there is no memory for the digits: an exception would end one thread of a team,
 // for which the others wait.
 void product_of_digits(const cpu::Int8Product& p) try {

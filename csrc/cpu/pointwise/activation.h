@@ -51,10 +51,9 @@ struct Relu {
   HD static Vec<T> value(Vec<T> x) {
     return relu(x);
   }
-  // Where x is NaN the gradient is dy, as torch's is. A select, because dy may be infinite.
   template <class T>
   HD static Vec<T> gradient(Vec<T> x, Vec<T> dy) {
-    return select<T>(x.v <= Vec<T>(T(0)).v, Vec<T>(T(0)), dy);
+    return if_positive(x, dy);
   }
 };
 

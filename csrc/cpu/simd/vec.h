@@ -174,7 +174,7 @@ HD Vec<T> relu(Vec<T> x) {
 template <class T>
 HD Vec<T> if_positive(Vec<T> m, Vec<T> a) {
   const Vec<T> zero(T(0));
-  return select<T>(m.v > zero.v, a, zero);
+  return select<T>(m.v <= zero.v, zero, a);
 }
 template <class T>
 HD Vec<T> select_by_sign(Vec<T> m, Vec<T> a, Vec<T> b) {
