@@ -10,6 +10,7 @@ from fusedseq.kernels import launch, shapes
 from fusedseq.kernels.attention import backward, launch_cache, packed, row, split, tiled
 from fusedseq.kernels.attention.backward import DQ, DRELATIVE, new_gradients, results
 from fusedseq.kernels.attention.call import (
+    AT_END,
     all_none,
     extra_of,
     has_descriptors,
@@ -47,13 +48,14 @@ def attention(
     seed,  # (1,) int64, read if dropout > 0
     scale,
     causal,
-    offset,  # position of query 0
+    offset,  # position of query 0, or AT_END
     dropout,
     *extra,  # call.Extra
 ):
     """Returns out (B, N, L, D), stored as (B, L, N, D), and lse (B, N, L) fp32."""
     more, special = extra_of(extra)
     B, L, S = more.sizes(q, k, key_rows)
+    offset = S - L if offset == AT_END else offset
     bias, mask = within_reach(bias), within_reach(mask)
     out, lse = heads_last(q, *q.shape), q.new_empty(B, q.size(1), L, dtype=torch.float32)
     if 0 in q.shape or S == 0 or B == 0:
@@ -176,7 +178,8 @@ def attention_backward(
     needed."""
     more, special = extra_of(extra[:-1])
     needs = extra[-1]
-    B, _, S = more.sizes(q, k, None)
+    B, L, S = more.sizes(q, k, None)
+    offset = S - L if offset == AT_END else offset
     bias, mask = within_reach(bias), within_reach(mask)
     if 0 in q.shape or S == 0 or B == 0:
         heads = (heads_last(x, *x.shape).zero_() for x in (q, k, v))

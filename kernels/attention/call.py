@@ -10,6 +10,7 @@ from fusedseq.kernels.attention.arguments import OptionalTensors, Sizes
 from fusedseq.kernels.attention.plan import BIAS, DROPOUT, PLAIN, RICH, Plan, plan
 from fusedseq.kernels.attention.tile import Rope
 
+AT_END = -(2**63)  # the operator's `offset` that stands for S - L
 UNLIMITED = 2**30  # a side of a window; usually all positions and sizes are smaller
 
 

@@ -169,8 +169,10 @@ def runs_on(code: str, capability: tuple[int, int]) -> bool:
     """Whether a GPU of this compute capability runs sm_90a (machine code) or compute_100 (PTX)."""
     ((kind, major, minor, exact),) = re.findall(r"^(sm|compute)_(\d+)(\d)([af]?)$", code)
     built = int(major), int(minor)
-    if exact:
+    if exact == "a":
         return built == capability
+    if exact == "f":  # and later GPUs of the same family
+        return built[0] == capability[0] and built <= capability
     return built <= capability and (kind == "compute" or built[0] == capability[0])
 
 

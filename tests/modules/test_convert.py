@@ -296,6 +296,12 @@ BAD = {
         lambda: convert.awd_lstm({"rnns.0.linear.weight": torch.ones(1)}),
         r"awd_lstm: state must have weight_ih",
     ),
+    "no decoder": (
+        lambda: convert.awd_lstm(
+            {n: t for n, t in AwdLstm(9, True, True).checkpoint().items() if n != "decoder.bias"}
+        ),
+        r"awd_lstm: state must have decoder\.bias, got encoder\.weight, ",
+    ),
 }
 
 

@@ -141,6 +141,31 @@ def test_a_product_of_whole_numbers_is_exact():
     assert torch.equal(fused.linear(x, W), (x.long() @ W.int8.long().T).float())
 
 
+def test_a_product_in_fp64_is_one_of_fp64_without_gradients():
+    x = torch.randn(4, 65, dtype=torch.float64) * 1e40
+    W = Int8Weight.from_float(torch.randn(7, 65, dtype=torch.float64))
+    with torch.no_grad():
+        torch.testing.assert_close(fused.linear(x, W), x @ W.dequantize().T)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 60])
+@pytest.mark.parametrize("scale", [1e-30, 1e-33, 1e-36])
+def test_rows_of_tiny_numbers_are_as_exact_as_others(rows, scale):
+    x, W = torch.randn(rows, 65) * scale, Int8Weight.from_float(torch.randn(9, 65))
+    exact = x.double() @ (W.int8.double() * W.scale.double()[:, None]).T
+    error = (fused.linear(x, W).double() - exact).abs()
+    magnitude = x.double().abs() @ (W.int8.double().abs() * W.scale.double()[:, None]).T
+    assert (error <= 2**-20 * magnitude).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_product_of_large_numbers_and_a_small_weight_is_finite(rows):
+    x, W = torch.randn(rows, 65) * 1e34, Int8Weight.from_float(torch.randn(9, 65) * 1e-6)
+    with torch.no_grad():
+        found = fused.linear(x, W)
+    torch.testing.assert_close(found, (x.double() @ W.dequantize().double().T).float())
+
+
 @pytest.mark.parametrize("K", [1, 64, 650])
 def test_infinite_numbers_and_nan_stay_in_their_rows(K):
     x = torch.randn(6, K)

@@ -76,6 +76,42 @@ def test_nan_in_a_gate_reaches_the_result_with_a_capped_input_gate(gate, own):
     assert torch.equal(y.isnan(), expected.isnan())
 
 
+def gradients_of_cell_weights(op, call, dy, **options):
+    """The gradients of each operand from the fused operator and from the reference."""
+    found = []
+    for ops in (fused, reference):
+        leaves = {name: t.clone().requires_grad_() for name, t in call.items()}
+        getattr(ops, op)(**leaves, **options)[0].backward(dy)
+        found.append({name: t.grad for name, t in leaves.items()})
+    return found
+
+
+@pytest.mark.parametrize("own", [torch.float32, torch.float64], ids=str)
+def test_an_infinite_gradient_of_a_capped_input_gate_reaches_one_gate(own):
+    call = {name: t[:1] if name == "x" else t for name, t in lstm_call().items()}
+    call = {name: t.to(own) for name, t in call.items()}
+    call["c0"].zero_()  # the gradient of the forget gate is that of the cap alone
+    call["W_hh"].zero_()
+    dy = torch.zeros(1, B, H, dtype=own)
+    dy[0, 0] = torch.inf
+    options = {"Q": None, "R": None, "rounds": 0, "cap_input_gate": True}
+    found, expected = gradients_of_cell_weights("mogrifier_lstm", call, dy, **options)
+    assert expected["b"].isfinite().any()
+    torch.testing.assert_close(found["b"], expected["b"], equal_nan=True)
+
+
+@pytest.mark.parametrize("own", [torch.float32, torch.float64], ids=str)
+def test_the_gradient_of_a_rectified_unit_that_is_nan_is_that_of_relu(own):
+    torch.manual_seed(0)
+    shapes = {"x": (1, B, X), "W_ih": (H, X), "W_hh": (H, H), "b": (H,), "h0": (B, H)}
+    call = {name: torch.randn(shape).to(own) for name, shape in shapes.items()}
+    call["b"][2] = torch.nan
+    dy = torch.randn(1, B, H).to(own)
+    found, expected = gradients_of_cell_weights("rnn", call, dy, relu=True)
+    assert expected["b"][2] != 0
+    torch.testing.assert_close(found["b"], expected["b"])
+
+
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_a_state_that_is_dropped_has_no_part_in_the_gradients_of_weights(rounds):
     call = lstm_call()

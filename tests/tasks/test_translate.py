@@ -417,7 +417,7 @@ def test_contradicting_options_are_errors(run, language_model, error_of, monkeyp
     assert "--columns requires --dynamic, which is not given" in of_eval(
         "ptb", language_model, "--columns", 2
     )
-    assert "--temperature must be above 0, got 0" in of_eval(
+    assert "--temperature must be a finite number above 0, got 0" in of_eval(
         "ptb", language_model, "--temperature", 0
     )
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fusedseq import cli
+from fusedseq.data import word2vec
 from fusedseq.data.vocabulary import Vocabulary
 from fusedseq.data.word2vec import read_word2vec, write_word2vec
 from fusedseq.tasks import words
@@ -157,6 +158,19 @@ def test_nearest_words_have_the_largest_cosine(run, capsys):
 def test_invalid_options_are_errors(run, capsys, more, message):
     assert cli.main(["vectors", str(run), *more]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_interrupted_export_leaves_the_file_that_was_there(run, tmp_path, monkeypatch):
+    file = tmp_path / "vectors.txt.gz"
+    file.write_text("before")
+
+    def entry(word, vector):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(word2vec, "_text_entry", entry)
+    assert cli.main(["vectors", str(run), "--out", str(file)]) == 130
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert file.read_text() == "before"
 
 
 def test_an_unknown_word_is_a_warning_where_something_is_left_to_do(run, capsys, tmp_path):

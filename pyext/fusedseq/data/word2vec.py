@@ -2,9 +2,10 @@
 
 import gzip
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, cast
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def read_word2vec(path: Path, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
     Errors: ValueError, which names the file, for another format, damage, vectors of different
     sizes, numbers that are not finite, or a file without a vector of any word.
     """
-    name, _ = _name_and_opener(path)
+    name = _format_name(path)
     try:
         with opened(path) as file:
             entries = _binary_entries(file) if name.endswith(".bin") else _text_entries(file)
@@ -51,9 +52,9 @@ def read_word2vec(path: Path, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
     return weight, found
 
 
-def _name_and_opener(path: Path) -> tuple[str, Any]:
-    """Returns the file's name without .gz, and the function that opens it."""
-    return (path.stem, gzip.open) if path.suffix == ".gz" else (path.name, open)
+def _format_name(path: Path) -> str:
+    """Returns the file's name without .gz; its ending says which format the file has."""
+    return path.stem if path.suffix == ".gz" else path.name
 
 
 def _select(entries: Iterable[Entry], vocabulary: Vocabulary) -> Iterator[tuple[int, Tensor]]:
@@ -110,11 +111,15 @@ def _binary_vector(numbers: bytes) -> Tensor:
     return torch.frombuffer(bytearray(numbers), dtype=torch.float32)
 
 
-def write_word2vec(path: Path, words: Sequence[str], weight: Tensor) -> None:
+def write_word2vec(
+    path: Path, words: Sequence[str], weight: Tensor, file: IO[bytes] | None = None
+) -> None:
     """Writes word vectors in the format that `read_word2vec` infers from the file's name.
 
     words: n strings without whitespace
     weight: (n, E), written as float32; the numbers of a text file are exact
+    file: an open file that is written in place of the one at `path`, which then only gives the
+        format
     Errors: ValueError for other words or another number of rows.
     """
     if len(words) != len(weight):
@@ -125,12 +130,16 @@ def write_word2vec(path: Path, words: Sequence[str], weight: Tensor) -> None:
     broken = [word for word in words if not word or any(letter.isspace() for letter in word)]
     if broken:
         raise ValueError(f"write_word2vec: words must be without blanks, got {broken[0]!r}")
-    name, opener = _name_and_opener(path)
-    entry = _binary_entry if name.endswith(".bin") else _text_entry
-    with opener(path, "wb") as file:
-        file.write(f"{len(words)} {weight.size(1)}\n".encode())
+    compressed = path.suffix == ".gz"
+    entry = _binary_entry if _format_name(path).endswith(".bin") else _text_entry
+    with ExitStack() as stack:
+        out: IO[bytes] = stack.enter_context(open(path, "wb")) if file is None else file
+        if compressed:
+            made = gzip.GzipFile(filename="", fileobj=out, mode="wb")
+            out = cast(IO[bytes], stack.enter_context(made))
+        out.write(f"{len(words)} {weight.size(1)}\n".encode())
         for word, vector in zip(words, weight.detach().to("cpu", torch.float32), strict=True):
-            file.write(entry(word, vector))
+            out.write(entry(word, vector))
 
 
 def _text_entry(word: str, vector: Tensor) -> bytes:

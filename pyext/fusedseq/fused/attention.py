@@ -29,6 +29,8 @@ NO_OPTIONS: Named = {
     "max_seqlen_k": 0,
 }
 NO_WINDOW = attention_checks.NO_WINDOW
+# The operator's `offset` that stands for S - L: see csrc/ops/attention_call.h.
+AT_END = -(2**63)
 
 
 def attention(
@@ -136,13 +138,13 @@ def attention(
         key_rows = check.int64(key_rows)
         attention_checks.key_rows(key_rows, q, k, S)
         attention_checks.no_gradients(q, k, v, bias, relative_keys, sinks)
-    offset = S - q.size(2) if offset is None else offset
-    attention_checks.offset(offset)
+    position = S - q.size(2) if offset is None else offset  # of the first query
+    attention_checks.offset(position)
     if key_lengths is not None:
         key_lengths = check.lengths(OP, "key_lengths", key_lengths, q, "q", q.size(0), S, "S")
     sizes = (q.size(0), q.size(1), q.size(2), S)
     mask, bias, alibi, rope = attention_checks.terms(
-        q, sizes, offset, mask, bias, alibi, relative_keys, rope, rope_interleaved, sinks
+        q, sizes, position, mask, bias, alibi, relative_keys, rope, rope_interleaved, sinks
     )
     scale, dropout, softcap = attention_checks.settings(q, scale, causal, dropout, softcap)
     window_left, window_right = NO_WINDOW if window is None else attention_checks.window(window)
@@ -160,7 +162,7 @@ def attention(
         "relative_keys": relative_keys,
         "rope": rope,
         "rope_interleaved": rope_interleaved,
-        "offset": offset,
+        "offset": AT_END if offset is None else offset,
         "key_rows": key_rows,
         "dropout": dropout,
         "seed": tensor_seed if dropout else None,
@@ -262,6 +264,7 @@ def gradient(named: Named, grads: Gradients, needed: frozenset[str]) -> Gradient
 
 def oracle(named: Named) -> Tensor:
     named = named | {"window": (named["window_left"], named["window_right"])}
+    named["offset"] = None if named["offset"] == AT_END else named["offset"]
     if named["cu_seqlens_q"] is None:
         return call_reference(reference.attention, named)  # type: ignore[no-any-return]
     rows = {name: named[name].squeeze(0).transpose(0, 1) for name in ("q", "k", "v")}

@@ -15,6 +15,11 @@ def is_on(device_type: str) -> bool:
     return device_type not in WITHOUT_AUTOCAST and torch.is_autocast_enabled(device_type)
 
 
+def is_dtype(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether autocast is on and casts to this dtype."""
+    return is_on(device_type) and torch.get_autocast_dtype(device_type) == dtype
+
+
 def cast(device_type: str, *tensors: Any) -> tuple[Any, ...]:
     """The tensors, with floating-point ones other than fp64 cast to autocast's dtype, as torch does
     for matrix products. None stays None.

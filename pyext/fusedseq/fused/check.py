@@ -13,6 +13,8 @@ from torch._C import _get_dispatch_mode as get_mode
 from torch._C import _TorchDispatchModeKey as ModeKey
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fusedseq.fused import autocast
+
 # The modes under which tensors have no data, or under which reading it would be recorded.
 TRACING = (ModeKey.FAKE, ModeKey.PROXY)
 CPU: dict[str, tuple[torch.dtype, ...]] = {"cpu": (torch.float32, torch.float64, torch.bfloat16)}
@@ -61,8 +63,9 @@ def like(
         wanted = " or ".join(
             str(dtype).removeprefix("torch.") for dtype in known or (torch.float32,)
         )
+        by = ", to which autocast casts it" * autocast.is_dtype(first.device.type, first.dtype)
         raise TypeError(
-            f"{op}: {first_name} must be {wanted} on {first.device.type}, got {first.dtype}"
+            f"{op}: {first_name} must be {wanted} on {first.device.type}, got {first.dtype}{by}"
         )
     for name, value in others.items():
         if value is None and name in optional:

@@ -307,6 +307,8 @@ def _unchecked_int8(op: str, values: tuple[Any, ...]) -> Any:
     weights = [W for W in values if type(W) is Int8Weight]
     if not weights or x.device.type not in DEVICES or autocast.is_on(x.device.type):
         return NotImplemented
+    if x.dtype == torch.float64:  # as in has_product
+        return NotImplemented
     # Without this, each attribute of a weight takes a call of its __torch_function__.
     with torch._C.DisableTorchFunctionSubclass():
         dtype = x.dtype

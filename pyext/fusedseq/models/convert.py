@@ -239,6 +239,10 @@ def awd_lstm(
             "awd_lstm: state must have weight_ih, weight_hh, bias_ih and bias_hh of each of its "
             f"LSTM layers, rnns.0 to rnns.{layers - 1}, got {', '.join(state)}"
         )
+    if missing := {"encoder.weight", "decoder.weight", "decoder.bias"} - state.keys():
+        raise ValueError(
+            f"awd_lstm: state must have {', '.join(sorted(missing))}, got {', '.join(state)}"
+        )
     hidden = tuple(ours[f"recurrent.weight_hh_l{l}"].size(1) for l in range(layers))
     V, E = state["encoder.weight"].shape
     tied = state["decoder.weight"].shape == (V, E) and torch.equal(

@@ -8,6 +8,7 @@ from fusedseq.data.escapes import escaped
 from fusedseq.data.word2vec import write_word2vec
 from fusedseq.tasks.adaptation.word_vectors import nearest, trained
 from fusedseq.tasks.commands.arguments import named_file
+from fusedseq.tasks.training.files import replaced
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         text = ", ".join(f"{other} {cosine:.3f}" for other, cosine in near)
         print(escaped(f"{word}: {text}"))
     if args.out is not None:
-        with named_file("--out"):
-            write_word2vec(args.out, vocabulary.words, weight)
+        with named_file("--out"), replaced(args.out, "wb") as file:
+            write_word2vec(args.out, vocabulary.words, weight, file)
         print(f"written: {len(weight):,} vectors of {weight.size(1)} numbers in {args.out}")
     return 0 if known or args.out is not None else 2

@@ -4,6 +4,7 @@ Example: fusedseq eval ptb RUN --temperature auto --dynamic sgd --lr 1
 """
 
 import argparse
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,8 +68,8 @@ def check(settings: Any, splits: Sequence[str], args: argparse.Namespace) -> Non
     """Raises ValueError where options contradict each other, the settings, or are out of range."""
     dynamic_evaluation(args)
     t = args.temperature
-    if t not in (None, "auto") and not t > 0:
-        raise ValueError(f"--temperature must be above 0, got {t}")
+    if t not in (None, "auto") and not 0 < t < math.inf:
+        raise ValueError(f"--temperature must be a finite number above 0, got {t}")
     if t not in (None, 1.0) and settings.model.splits:
         raise ValueError(f"--temperature must be 1 for a model with splits, got {t}")
 

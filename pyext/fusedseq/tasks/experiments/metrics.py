@@ -11,10 +11,13 @@ ABOUT_A_RUN = {
     "parameters": "parameters",
 }
 # The metrics of test splits that are shown for an experiment without reported values.
-TESTS = ("perplexity", "loss", "accuracy", "token_accuracy", "sequence_accuracy", "bleu")
+TESTS = (
+    *("perplexity", "loss", "accuracy", "token_accuracy", "sequence_accuracy"),
+    *("bleu", "bleu_unsmoothed", "sacrebleu", "chrf"),
+)
 # {metric: other metrics that are shown with it and that no source reports}
 COMPANIONS = {
-    "bleu": ("sacrebleu", "chrf"),
+    "bleu": ("bleu_unsmoothed", "sacrebleu", "chrf"),
     "perplexity": ("tempered_perplexity", "dynamic_perplexity"),  # of `fusedseq eval`'s options
     "vote_accuracy": ("accuracy",),
 }

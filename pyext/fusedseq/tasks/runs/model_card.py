@@ -117,6 +117,7 @@ def model_card(result: dict[str, Any]) -> str:
 def body(result: dict[str, Any]) -> str:
     """The model card without its front matter."""
     about, name = ABOUT[result["task"]], f"{result['task']}/{result['preset']}"
+    name += f" ({result['label']})" if result.get("label") else ""
     parameters = metrics.text("parameters", result["parameters"]).removeprefix("parameters ")
     limits = [about.data_limits] if is_documented(result) and about.data_limits else []
     facts, versions = result["machine"], result["versions"]
@@ -124,9 +125,10 @@ def body(result: dict[str, Any]) -> str:
         f"- Data: {data_text(result)}",
         f"- Command: `{result['command']}`",
         f"- Length: {', '.join(metrics.budget(result)[:1])}",
+        *([f"- Note: {result['note']}"] if result.get("note") else []),
         f"- Machine: {metrics.hardware(result)}; instruction set {facts['isa']}",
         f"- Versions: fusedseq {versions['fusedseq']}, torch {versions['torch']}; commit "
-        f"{result['commit']}",
+        f"{result['commit']}{' and changes to it' if result.get('dirty') else ''}",
     ]
     return f"""# {name}
 
