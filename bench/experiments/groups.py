@@ -57,4 +57,4 @@ def measured(experiment, group):
 
 def deviation(name, value):
     """Returns a standard deviation with two digits, in the unit of its metric."""
-    return f"{100 * value:.2g} %" if name.endswith("accuracy") else f"{value:.2g}"
+    return f"{100 * value:.2g} points" if name.endswith("accuracy") else f"{value:.2g}"

@@ -26,14 +26,22 @@ Smoke runs have [a page of their own](smoke_runs.md).
 
 Each experiment with a reproduction has a line here; its page has the runs with other settings, the
 losses of every epoch as curves, translations, commands and machines. The weights are not
-committed; the commands make them. Only a training "in full" is
-that of the source report; any other value is not comparable with the reported one.
+committed; the commands make them. Only a training "in full" has
+all epochs and every setting that the source report gives; any other value is not comparable with
+the reported one.
 
 Metrics are those of the weights with the lowest validation loss, where the reports have those of
-the last epoch. *tempered perplexity* is the perplexity at the softmax temperature, of 0.5 to 2,
+the last epoch; only the training loss is that of the last epoch here too, with dropout.
+*tempered perplexity* is the perplexity at the softmax temperature, of 0.5 to 2,
 that is best on the validation split (Melis et al., 2020, search 0.8 to 1), *dynamic perplexity*
-that of dynamic evaluation (Krause et al., 2018). *bleu* is from 0 to 1, *sacrebleu* and *chrf* are
-from 0 to 100.
+that of dynamic evaluation (Krause et al., 2018).
+
+*bleu*, from 0 to 1, is the mean of NLTK's BLEU of each sentence, smoothed by its method1, over the
+words of the vocabulary, so that `<UNK>` matches `<UNK>`. *bleu_unsmoothed* is the same without
+smoothing, which is NLTK's default. The reports do not say which of the two they used: beside the
+second, no reported BLEU is reached. *sacrebleu* and *chrf*, from 0 to 100, are those of the whole
+test set, on the text as it was tokenized (`tok:none`), of en-fr in lower case; they are not
+comparable with published values of sacreBLEU.
 """
 SMOKE_RUNS = f"""{GENERATED}
 # Smoke runs
@@ -49,6 +57,8 @@ The reproductions are on [the page of results](results.md). {COMMANDS}
 """
 # The results with a model card among the pages.
 CARDS = ("en-fr-base", "ptb-mogrifier-fast", "ptb-mogrifier-wide", "reverse-tuned-found")
+# Metrics that depend on the machine.
+TIMES = ("seconds", "seconds per epoch")
 SMOKE_HEAD = ("experiment", "steps", "validation loss", "changed settings", "machine", "command")
 
 
@@ -99,6 +109,8 @@ def overview_cells(experiment, group):
     training = [task_pages.budget(group[0])]
     if changed := groups.changed_settings(group[0]):
         training.append(metrics.counted(len(changed), "settings") + " changed")
+    if any(name in TIMES for name in metrics.names_of(experiment, group[0])):
+        training.append(f"on {task_pages.where(group[0])}")
     return (
         groups.name_of(experiment, group),
         ", ".join(metrics.of_experiment(experiment)),

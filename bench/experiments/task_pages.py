@@ -49,12 +49,15 @@ COLUMNS = """\
 - *Measured* has ours. Runs that differ in their seed alone are one line, with the mean and the
   standard deviation.
 - *Training* says how much of the experiment's own training was done, and every setting that
-  differs. Only a run with "in full" had the training of the source report; any other value shows
-  what the reduced training reaches, and is not comparable with the reported one."""
+  differs. Only a run with "in full" had all epochs and every setting that the source report gives;
+  any other value shows what the reduced training reaches, and is not comparable with the reported
+  one. What a report does not give is our choice, for en-fr the learning rate, the batch and the
+  width of the feed-forward layers.
+- The [overview](../results.md) says which weights the metrics are of, and which BLEU is meant."""
 COMMANDS = (
     "`DATA` in a command is the directory of the data sets. The result files in "
-    "`bench/results/experiments` have all settings, the versions, the commit and the loss of every "
-    "epoch."
+    "`bench/results/experiments` have all settings, the versions, the loss of every epoch and, but "
+    "for four early runs of reverse/base, the commit."
 )
 HEAD = ("experiment", "reported", "measured", "training")
 
@@ -119,8 +122,13 @@ def notes(group):
 
 
 def budget(result):
-    """Returns how much of the experiment's own training the run did."""
-    done, steps = result["epochs"], metrics.counted(result["steps"], "steps")
+    """Returns how much of the experiment's own training the run did.
+
+    The steps of an epoch that was not finished have no part in the weights that were evaluated.
+    """
+    done, last = result["epochs"], (result["validations"] or [{}])[-1]
+    ended = last["step"] if last.get("epoch") == done else result["steps"]
+    steps = metrics.counted(ended, "steps")
     presets = task_module(result["task"]).PRESETS
     # A configuration that a study found is no preset: its own settings say how long it trains.
     preset = presets.get(result["preset"])
@@ -172,9 +180,26 @@ def encodings(found):
         "The same model with each encoding, from one seed and with the same batches: the loss of "
         f"the validation data after each epoch, in order of that after epoch {shared}, the last "
         "one that all have. Values of `test bleu` are comparable after as many epochs. How much "
-        "two seeds differ was not measured."
+        "two seeds differ was not measured." + where_trained(runs) + beside_base(found)
     )
     return [f"## Encodings of positions\n\n{about}", markdown_table([head, *lines])]
+
+
+def where_trained(runs):
+    """Returns a sentence on runs of CPUs among those of GPUs, unless all are of one kind."""
+    on_cpu = [run["settings"]["model"]["positions"] for run in runs if not run["machine"]["gpu"]]
+    if len(on_cpu) in (0, len(runs)):
+        return ""
+    return f" Trained on a CPU: {', '.join(on_cpu)}; the others on a GPU."
+
+
+def beside_base(found):
+    """Returns a sentence on the run base, which has sinusoidal positions too, where it exists."""
+    for experiment, group in found:
+        if group[0]["preset"] == "base" and "label" not in group[0]:
+            bleu = metrics.number("bleu", group[0]["test"]["bleu"])
+            return f" {experiment.name}, the model of `sinusoidal` in fp32, has a BLEU of {bleu}."
+    return ""
 
 
 def samples(found):
@@ -213,11 +238,15 @@ def command_cells(experiment, group):
 
 def machine(result):
     """Returns where a run was trained, and how long."""
-    facts, seconds = result["machine"], metrics.duration(result["seconds"])
+    return f"{where(result)}; {metrics.duration(result['seconds'])} of training"
+
+
+def where(result):
+    """Returns the GPU of a run, or its CPU with its threads and cores."""
+    facts = result["machine"]
     threads = metrics.counted(facts["threads"], "threads")
     cores = metrics.counted(facts["cores"], "cores")
-    where = facts["gpu"] or f"{facts['cpu']}, {threads} on {cores}"
-    return f"{where}; {seconds} of training"
+    return facts["gpu"] or f"{facts['cpu']}, {threads} on {cores}"
 
 
 def command(result):

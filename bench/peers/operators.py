@@ -48,14 +48,16 @@ def measure(case, peers, measuring_seconds):
 
 
 def difference(got, expected):
-    """Returns the largest difference over the tensors, each as a part of its largest element."""
+    """Returns the largest difference over the tensors, each as a part of its largest element; NaN
+    if one is.
+    """
     assert len(got) == len(expected)
     parts = []
     for a, b in zip(got, expected, strict=True):
         assert a.shape == b.shape, (a.shape, b.shape)
         scale = b.abs().max().clamp(min=torch.finfo(b.dtype).tiny)
         parts.append(float((a - b).abs().max() / scale))
-    return max(parts)
+    return torch.tensor(parts).max().item()
 
 
 def check(peer, case, got, expected):

@@ -146,7 +146,7 @@ def versions(results):
     for _, result in sorted(results.items()):
         packages = [p for peer in result["peers"] for p in installed.PEERS[peer][1]]
         names = ", ".join(f"{p} {result['versions'][p]}" for p in ["torch", *packages])
-        commit = (result["commit"] or "unknown")[:12]
+        commit = measurements.commit(result)
         processor = measurements.processor(result["machine"])
-        parts.append(f"{processor}, {names}, commit `{commit}`, {result['date'][:10]}.")
+        parts.append(f"{processor}, {names}, commit {commit}, {result['date'][:10]}.")
     return " ".join(parts)

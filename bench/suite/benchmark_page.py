@@ -8,9 +8,9 @@ HEAD = """# Benchmarks
 ![Speed-ups over PyTorch](assets/speedup-light.svg#only-light)
 ![Speed-ups over PyTorch](assets/speedup-dark.svg#only-dark)
 
-Every number is from a result file in `bench/results`, which has the commit, the versions and the
-time of every round. `make bench` measures the operators again on your machine, in about 11 minutes
-on 2 cores. [GPU status](gpu-status.md) has what was measured on a GPU.
+The numbers in the tables are from result files in `bench/results`, which have the commit, the
+versions and the time of every round. `make bench` measures the operators again on your machine, in
+about 11 minutes on 2 cores. [GPU status](gpu-status.md) has what was measured on a GPU.
 """
 GAINS = """## Gains at a glance
 
@@ -25,13 +25,20 @@ METHOD = """## How it is measured
   and has no time.
 - **Interleaved.** In every round each provider runs once, in an order that rotates. A time is the
   median of its rounds, a gain the ratio of two such medians, so that whatever disturbs the machine
-  disturbs all providers.
+  disturbs all providers. There are 5 to 101 rounds, by the time of a call. The steps of a training
+  have batches of different lengths, so that there a gain is the median of the ratios of the rounds,
+  whose steps have the same batch.
 - **eager** is the PyTorch that an experienced user writes, with torch's own dropouts. **torch** is
   torch's own fused operator where there is one: `torch.nn.LSTM`'s,
   `F.scaled_dot_product_attention`, `F.linear_cross_entropy` with the fastest of its chunk sizes,
   `torch.optim.ASGD` in its foreach form; for the embedding, a gather whose rows are masked
   afterwards. **compiled** is torch.compile of eager; of a recurrence only the step
-  is compiled, because torch.compile unrolls a loop over steps, which takes minutes.
+  is compiled, because torch.compile unrolls a loop over steps, which takes minutes. Only the Zen 5
+  has results of it, for some cases; most gains there are smaller over it than over eager, of the
+  embedding and of `activation_regularization` much smaller.
+- **Memory.** Fused operators reuse freed memory (`FUSEDSEQ_CACHE_MB`), where torch's allocator
+  returns large blocks to the system and gets them back as pages to be filled with zeros. That is
+  part of the gain of operators that move memory, as the dropouts do.
 - **forward+backward** is one call and the gradients of all its float inputs.
 - **Roofline limits** are measured in the same run: for cases limited by arithmetic, the best
   product of two 2048 × 2048 matrices, by `torch.mm` (which targets mean) and by the product inside
@@ -41,10 +48,10 @@ METHOD = """## How it is measured
 - **Peak memory** is that of one call: results, saved tensors, gradients and workspace, without the
   inputs. What a recurrence saves for backward is its gates and states.
 - A case with a star was disturbed: other processes used more than 0.1 core while it was measured.
-- A case with ‡ was measured on cores that shared no cache, with MKL as installed or unthrottled:
-  most of the time a cache line took more than 100 ns from one to the other, where cores with a
-  common cache take some 35. The host of a virtual machine may place its processors in either way,
-  and change it at any time. A call whose threads exchange much, as those of a recurrence do, is
+- A case with ‡ was measured, with MKL as installed or unthrottled, on cores between which a cache
+  line took more than 100 ns most of the time, where cores with a common cache take some 35. They
+  shared no cache, or, on Emerald Rapids, where a line takes some 80 ns, were slow by chance. The
+  host of a virtual machine may place its processors in either way, and change it at any time. A call whose threads exchange much, as those of a recurrence do, is
   slower then. Cases measured before 28 November 2026, 10:00, do not say which of the two it was.
 """
 
@@ -91,4 +98,4 @@ def ratio_of_operator(machine, case, mode):
 
 def ratio_of_step(machine, preset, mode):
     pair = machine.presets[mode].get(preset)
-    return pair and pair[1]["ratio"]["fused / baselines"]
+    return pair and measurements.step_speedup(pair[1])

@@ -6,8 +6,10 @@ same clock. All of them therefore see the same machine, whatever else is running
 `--mkl both` this includes the baselines in a second process, in which MKL is unthrottled.
 """
 
+import gc
 import signal
 from collections import deque
+from contextlib import contextmanager
 from statistics import median
 
 import pytest
@@ -122,6 +124,11 @@ def time_rounds(calls, benchmark, session):
     exchanges = session.line_exchange.every(0.3)
 
     def time_others():
+        # pytest-benchmark does so while it times `fused`.
+        with without_garbage_collection():
+            time_others_now()
+
+    def time_others_now():
         # The second process has its turn at the start of a round, and now and then the exchange. An
         # untimed call then wakes the threads of this process: the first call after a pause takes up
         # to some milliseconds more.
@@ -146,6 +153,18 @@ def time_rounds(calls, benchmark, session):
     benchmark.pedantic(timed, setup=time_others, rounds=min(MAX_ROUNDS, max(MIN_ROUNDS, rounds)))
     fused_times = list(benchmark.stats.stats.data)
     return {"fused": fused_times, **times}, neighbours.busy(), exchanges.times
+
+
+@contextmanager
+def without_garbage_collection():
+    """Python's garbage collector does not run in the block."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def check(case, args, kwargs):

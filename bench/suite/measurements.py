@@ -134,6 +134,15 @@ def speedup(entry):
     return metrics.gain(entry, name), name
 
 
+def step_speedup(entry):
+    """Returns the gain of a training step over the faster of the PyTorch models that were measured.
+
+    Of those, chunked-loss has torch's own F.linear_cross_entropy.
+    """
+    ratios = (entry["ratio"].get(f"fused / {name}") for name in ("baselines", "chunked-loss"))
+    return min(ratio for ratio in ratios if ratio is not None)
+
+
 def commits(pairs):
     """Returns the dates and commits at which entries were measured, in order and in words.
 
@@ -142,7 +151,12 @@ def commits(pairs):
     results = {result["date"]: result for result, _ in pairs}
     return ", ".join(
         dict.fromkeys(
-            f"{date[:10]} at commit `{(result['commit'] or 'unknown')[:12]}`"
-            for date, result in sorted(results.items())
+            f"{date[:10]} at commit {commit(result)}" for date, result in sorted(results.items())
         )
     )
+
+
+def commit(result):
+    """Returns the commit of a result in Markdown, and whether its sources had been changed."""
+    text = f"`{(result['commit'] or 'unknown')[:12]}`"
+    return text + " with changes" * bool(result.get("dirty"))

@@ -5,14 +5,14 @@ from bench.training import speed
 
 MISSED = """## Targets that are missed, and why
 
-Baselines are as installed, or with MKL unthrottled; bf16 cases have tables of their own below. The
-limit is the gain that the case would have if it took no more time than the roofline limit
-allows: than its products at the rate of the fastest product of two 2048 × 2048 matrices of that
-run, or than the copy of a tensor of its size. The column after it says at which part of that rate
-the whole case, with all that is not a product or a copy, would have to run to meet the target. The
-last column, of training steps that were profiled, is the gain of a fused step that consists of
-nothing but its products, as fast as they are, and in brackets which part of such a step's speed the
-target needs; see "Where the time of a training step goes".
+Baselines are as installed, or with MKL unthrottled. The limit is the gain that the case would have
+if it took no more time than the roofline limit allows: than its products at the rate of the fastest
+product of two 2048 × 2048 matrices of that run, or than the copy of a tensor of its size. The
+column after it says at which part of that rate the whole case, with all that is not a product or a
+copy, would have to run to meet the target. The last column, of training steps that were profiled,
+is the gain of a fused step that consists of nothing but its products, as fast as they are, and in
+brackets which part of such a step's speed the target needs; see "Where the time of a training step
+goes".
 """
 
 

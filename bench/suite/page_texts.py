@@ -76,9 +76,15 @@ FAMILIES = {
 TRAINING = """## Training steps
 
 Whole training steps at the sizes of the source reports, on the real texts. "baselines" is the same
-model in plain PyTorch, with torch's own dropouts and attention, "compiled" that under
-`torch.compile`; neither is the oracle, which is slower. Items are numbers, words, contexts or
-tokens. `python -m bench.training.compare speed --data DATA` measures the steps again.
+model in plain PyTorch, with torch's own dropouts and attention, and with `F.linear` and
+`F.cross_entropy` as its loss, which keep all logits. "chunked-loss" is that with torch's
+`F.linear_cross_entropy` where it can compute the loss, with the fastest of its chunk sizes; a
+machine without this column was measured before it existed, and by the times of the loss alone it
+would take much of the gain of the Transformers in fp32, on Zen 5 all of that of words/base with MKL
+unthrottled. "compiled" is "baselines" under `torch.compile`, of ptb each operator alone and an LSTM
+as a loop of compiled steps, which is slower than torch's own LSTM. None is the oracle, which is
+slower. Items are numbers, words, contexts or tokens. `python -m bench.training.compare speed --data
+DATA` measures the steps again.
 """
 # Explanations that belong to one machine's results.
 REMARKS = {
@@ -135,8 +141,8 @@ kernels are nearly at the limit of its arithmetic, and a faster product gains li
   step waits. What is left is the rate of the products.
 - **Attention with 5 positions and batch 8, and of one query**: the smallest calls of all,
   `L1-B1-N1-D4` in training and `L1-S1-B1-N1-D4` in inference, have nothing to compute. They take
-  two thirds or more of the time of those with 5 positions and a width of up to 512, and half of
-  that of one query over 200 keys: the time of the host from Python to the kernel, of which much is
+  55 to 70 % of the time of those with 5 positions and a width of up to 512, and half of that of one
+  query over 200 keys: the time of the host from Python to the kernel, of which much is
   autograd's own in training. In inference the smallest call of torch is the faster one.
 - **Whole models after `accelerate`**: the products are most of a step, and torch's are nearly as
   fast. In fp32 a gain of 1.5 needs the whole step, with its attention, norms and dropouts, at about

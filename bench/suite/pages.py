@@ -27,9 +27,13 @@ TITLE = "Speed-up over PyTorch on a CPU"
 # {what README.md calls them: (the measurements' attribute, a pattern of the cases' names)}
 RANGES = {
     "A plain LSTM": ("fp32", r"lstm-T\d+-B\d+-\d+-\d+"),
+    "A plain LSTM, forward alone": ("fp32", r"lstm-T\d+-B\d+-\d+-\d+-forward"),
     "A GRU": ("fp32", r"gru-T\d+-B\d+-\d+-\d+"),
     "A bidirectional LSTM": ("fp32", r"bidirectional_lstm-T\d+-B\d+-\d+-\d+"),
     "Attention of 5 positions and batch 8": ("fp32", r"attention-L5-B8-N1-D\d+"),
+    "Attention of one query": ("fp32", r"attention-L1-S.*"),
+    "`linear`": ("fp32", r"linear-.*"),
+    "Output layer and loss": ("fp32", r"linear_cross_entropy-.*"),
     "In bf16 a plain LSTM": ("bf16", r"lstm-T\d+-B\d+-\d+-\d+-bfloat16"),
     "In bf16 a Mogrifier LSTM of batches from 20 on": (
         "bf16",
@@ -59,7 +63,7 @@ def training_speedups(machine, labels):
     for preset, label in labels.items():
         if preset in machine.presets["as-installed"]:
             value, unthrottled = (
-                machine.presets[mode][preset][1]["ratio"]["fused / baselines"]
+                measurements.step_speedup(machine.presets[mode][preset][1])
                 if preset in machine.presets[mode]
                 else None
                 for mode in ("as-installed", "unthrottled")

@@ -160,8 +160,8 @@ def table(rows):
 
 def section(result):
     """Returns the parts of a machine's page about a result."""
-    commit = (result["commit"] or "unknown")[:12]
-    facts = f"Kernels for {result['machine']['isa']}, commit `{commit}`, {result['date'][:10]}."
+    commit = measurements.commit(result)
+    facts = f"Kernels for {result['machine']['isa']}, commit {commit}, {result['date'][:10]}."
     parts = [TITLE, table(result["rows"])]
     if found := recurrence_shares.lines(result["rows"]):
         head = ["recurrence", "dtype", *recurrence_shares.GROUPS]

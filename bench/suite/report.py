@@ -185,11 +185,11 @@ def show(result):
 
 def compare(old, new, threshold):
     """Prints what became slower by more than `threshold`; returns whether anything did."""
-    if (
-        old["machine"]["cpu"] != new["machine"]["cpu"]
-        or old["machine"]["gpu"] != new["machine"]["gpu"]
-    ):
+    if any(old["machine"][part] != new["machine"][part] for part in ("cpu", "gpu")):
         print(f"compared with another machine: {old['machine']['gpu'] or old['machine']['cpu']}")
+    for part in ("threads", "isa"):
+        if (before := old["machine"].get(part)) != new["machine"].get(part):
+            print(f"compared with other {part}: {before}")
     lines, unmatched = metrics.slower(old, new, threshold)
     for name, before, after, ratio in lines:
         times = f"{three_digits(before * 1e3)} ms -> {three_digits(after * 1e3)} ms"
@@ -202,15 +202,15 @@ def compare(old, new, threshold):
 
 
 def finish(result, out, name, old, threshold):
-    """Shows the result and writes it to out/name.json and out/name.png.
+    """Writes the result to out/name.json, shows it, and draws it into out/name.png.
 
     Returns whether something is slower than in the file `old`, which may be the file that is
     written.
     """
     old = json.loads(Path(old).read_text()) if old else None
-    show(result)
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    show(result)
     print(f"written: {out / name}.json" + picture(result, out / f"{name}.png"))
     return compare(old, result, threshold) if old else False
 

@@ -10,7 +10,7 @@ from collections import Counter
 
 from fusedseq.fused.flops import FORMULAS, nothing
 
-from bench.suite import metrics, report
+from bench.suite import measurements, metrics, report
 
 MULTIPLIES = [
     op for op, (count, _) in FORMULAS.items() if count is not nothing and op != "attention"
@@ -94,7 +94,7 @@ def section(profiles):
         result["date"]: result for of_mode in profiles.values() for result, _ in of_mode.values()
     }
     measured = dict.fromkeys(
-        f"{date[:10]} at commit `{(result['commit'] or 'unknown')[:12]}`"
+        f"{date[:10]} at commit {measurements.commit(result)}"
         for date, result in sorted(results.items())
     )
     return [

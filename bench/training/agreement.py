@@ -1,5 +1,7 @@
 """Measures whether two operator sets have the same training losses."""
 
+import math
+
 import torch
 
 from bench.training.operator_sets import Run
@@ -18,6 +20,8 @@ def measure_agreement(args, preset, task):
     losses, worst, yardstick = [], (0.0, 0), 0.0
     for step in range(1, args.steps + 1):
         losses.append([run.step()[0].item() for run in runs])
+        if not all(map(math.isfinite, losses[-1])):
+            raise ValueError(f"{preset}: a loss of step {step} is not finite: {losses[-1]}")
         if perturbed:
             yardstick = max(yardstick, abs(perturbed.step()[0].item() - losses[-1][-1]))
         worst = max(worst, (max(losses[-1]) - min(losses[-1]), step))

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import fusedseq
+import torch
 from fusedseq.tasks.catalog import task_module
 from fusedseq.tasks.experiments.documented import EXPERIMENTS
 from fusedseq.tasks.training import override
@@ -65,9 +66,9 @@ def parse(argv):
         nargs="+",
         choices=CHOICES,
         metavar="SET[:PRECISION]",
-        help="operator sets: fused, reference, baselines or compiled, with :bf16 or :fp32 for "
-        "another precision than training.precision (default: fused, and what the mode compares "
-        "it with)",
+        help="operator sets: fused, reference, baselines, chunked-loss (baselines with torch's "
+        "F.linear_cross_entropy) or compiled, with :bf16 or :fp32 for another precision than "
+        "training.precision (default: fused, and what the mode compares it with)",
     )
     parser.add_argument("--steps", type=int, help="agree: steps (200); speed: least rounds (5)")
     parser.add_argument(
@@ -102,6 +103,8 @@ def main(argv=None):
     if args.mode == "table":
         print(markdown(json.loads((args.out or result_file(facts, args, "speed")).read_text())))
         return 0
+    # torch.compile would run plain PyTorch, without an error, after eight compilations.
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     args.ops = args.ops or OPERATOR_SETS[args.mode]
     args.steps = args.steps or STEPS[args.mode]
     out = args.out or result_file(facts, args, args.mode)

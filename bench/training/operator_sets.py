@@ -15,6 +15,7 @@ SETS = {
     "fused": "fusedseq.fused",
     "reference": "fusedseq.reference",
     "baselines": "bench.suite.baselines",
+    "chunked-loss": "bench.suite.chunked_loss",
     # The whole loss is compiled; `with_operators` says why ptb takes bench.suite.compiled instead.
     "compiled": "bench.suite.baselines",
 }

@@ -34,7 +34,10 @@ def measure_speed(args, preset, task):
         time.perf_counter() - begin < args.seconds and rounds < MAX_ROUNDS
     ):
         for run in runs[:: 1 if rounds % 2 else -1]:
-            steps[run.name].append(run.step()[1:])
+            loss, *timed = run.step()
+            if not loss.isfinite():
+                raise ValueError(f"{preset}: the loss of {run.name} is {loss.item()}")
+            steps[run.name].append(tuple(timed))
         rounds += 1
     entry = medians(task, args, steps) | {
         "warm-up seconds": warmups,

@@ -37,12 +37,12 @@ def linear_cross_entropy(
     return loss.reshape(target.shape) if reduction == "none" else loss
 
 
-def linear_cross_entropy_chunked(x, W, target, b=None, chunk=None):
+def linear_cross_entropy_chunked(x, W, target, b=None, chunk=None, **more):
     """torch's F.linear_cross_entropy (since 2.13); chunk: rows at once, None: its default."""
     options = torch.nn.LinearCrossEntropyOptions(
         **{} if chunk is None else {"batch_chunk_size": chunk, "chunking_method": None}
     )
-    return F.linear_cross_entropy(x, W, target, linear_bias=b, options=options)
+    return F.linear_cross_entropy(x, W, target, linear_bias=b, options=options, **more)
 
 
 class FastestChunk:
@@ -53,17 +53,17 @@ class FastestChunk:
     def __init__(self):
         self.chunk = None
 
-    def __call__(self, *args):
+    def __call__(self, *args, **options):
         if self.chunk is None:
-            self.chunk = min(self.CHUNKS, key=lambda chunk: self._seconds(args, chunk))
-        return linear_cross_entropy_chunked(*args, chunk=self.chunk)
+            self.chunk = min(self.CHUNKS, key=lambda chunk: self._seconds(args, options, chunk))
+        return linear_cross_entropy_chunked(*args, chunk=self.chunk, **options)
 
-    def _seconds(self, args, chunk):
+    def _seconds(self, args, options, chunk):
         """The faster of two calls; the operator computes its gradients together with the loss."""
         times = []
         for _ in range(2):
             start = time.perf_counter()
-            linear_cross_entropy_chunked(*args, chunk=chunk)
+            linear_cross_entropy_chunked(*args, chunk=chunk, **options)
             times.append(time.perf_counter() - start)
         return min(times)
 
