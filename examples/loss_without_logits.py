@@ -1,8 +1,9 @@
-"""Computes the loss of a large output layer without its logits in memory.
+"""Computes the loss of a large output layer without keeping its logits.
 
 The usual way multiplies hidden states (rows, E) by the output weight (V, E) and gives the logits
 (rows, V) to cross_entropy. These logits and their gradient are often the largest tensors of a
-language model. `linear_cross_entropy` computes the logits in blocks and never stores all of them.
+language model. `linear_cross_entropy` computes the logits in chunks of at most
+some 160 MiB, together with their gradients, and keeps none for backward.
 """
 
 import torch
@@ -25,7 +26,8 @@ expected = F.cross_entropy(logits, target)
 expected_gradients = torch.autograd.grad(expected, (x, weight, bias))
 
 print(f"loss: {loss:.6f} fused, {expected:.6f} by torch")
-print(f"not stored: logits of {logits.nbytes / 2**20:.0f} MiB, and their gradient of the same size")
+size = f"{logits.nbytes / 2**20:.0f} MiB"
+print(f"not kept for backward: logits of {size}, and their gradient of the same size")
 torch.testing.assert_close(loss, expected)
 for name, ours, theirs in zip(("x", "weight", "bias"), gradients, expected_gradients, strict=True):
     print(f"gradient of {name}: largest difference {(ours - theirs).abs().max():.0e}")

@@ -51,8 +51,9 @@ METHOD = """## How it is measured
 - A case with ‡ was measured, with MKL as installed or unthrottled, on cores between which a cache
   line took more than 100 ns most of the time, where cores with a common cache take some 35. They
   shared no cache, or, on Emerald Rapids, where a line takes some 80 ns, were slow by chance. The
-  host of a virtual machine may place its processors in either way, and change it at any time. A call whose threads exchange much, as those of a recurrence do, is
-  slower then. Cases measured before 28 November 2026, 10:00, do not say which of the two it was.
+  host of a virtual machine may place its processors in either way, and change it at any time. A
+  call whose threads exchange much, as those of a recurrence do, is slower then. Cases measured
+  before 28 November 2026, 10:00, do not say which of the two it was.
 """
 
 

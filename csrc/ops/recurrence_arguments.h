@@ -42,7 +42,7 @@ FUSEDSEQ_DECLARE(LstmLayer, LSTM_LAYER)
   FIELD(double, zoneout_c)
 
 // A layer whose state is h alone. G is the number of its gates and Z that of its biases for each
-// hidden unit: gates_of and slots_of.
+// hidden unit: gates_of and biases_of.
 #define HIDDEN_STATE_LAYER(FIELD)                                        \
   FIELD(Tensor, W_ih)            /* (G H, X) */                          \
   FIELD(Tensor, W_hh)            /* (G H, H) */                          \

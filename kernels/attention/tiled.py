@@ -14,8 +14,9 @@ of the result. Decoding (L <= 4) with long caches: see split.py. On an H200 290 
 Keys and values may come by tensor descriptors in place of pointers (DESCRIBED_LOADS), and then
 warps of their own may load them (SPECIALIZED_LOADS). Triton 3.7.1 compiles both for sm_100. For
 sm_90 it ignores the second with 8 warps, and fails with 4 ("PassManager::run failed", in
-NVGPUWarpSpecialization); for sm_120 it fails (in NVWSInsertAref). They are no default, since
-nothing has timed them: a table of measured tiles chooses them, see plan.py.
+NVGPUWarpSpecialization); for sm_120 it fails (in NVWSInsertAref). They are no default:
+calls of L 512 took longer with descriptors on an H200, with the time in Python. A table of measured
+tiles may choose them, see plan.py.
 """
 
 import triton

@@ -3,16 +3,31 @@ plain PyTorch in `fusedseq.reference`, modules in `fusedseq.nn`.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusedseq import _load
 from fusedseq._load import empty_cache
 
 __version__ = "0.1.0"
-MODULES = "fused", "nn", "reference"
+MODULES = "decoding", "fused", "models", "nn", "optim", "reference"
 __all__ = [*MODULES, "accelerate", "dropout_mask", "empty_cache", "quantize_"]
 
+if TYPE_CHECKING:  # what __getattr__ imports
+    from fusedseq import decoding as decoding
+    from fusedseq import fused as fused
+    from fusedseq import models as models
+    from fusedseq import nn as nn
+    from fusedseq import optim as optim
+    from fusedseq import reference as reference
+    from fusedseq.acceleration import accelerate
+    from fusedseq.fused import dropout_mask
+    from fusedseq.quantization import quantize_
+
 _load.require_environment()
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 // The cross-entropy of logits z = (x W^T + b) / temperature and its gradients, by blocks of columns
 // of the vocabulary. gemm.h computes a block of logits, whose statistics are taken while it is in
-// the L2 cache. The logits of all rows and columns are never in memory at once.
+// the L2 cache. At most a chunk of the logits is in memory: see MAX_LOGITS_BYTES.
 //
 //   - Without gradients a block of logits is used for the statistics only.
 //   - With gradients the logits of a chunk of rows stay in memory, at most about MAX_LOGITS_BYTES,

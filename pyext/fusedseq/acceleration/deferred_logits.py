@@ -92,6 +92,11 @@ class DeferredLogits(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             now = versions(self.hidden, self.weight, self.bias)
             changed = any(versions(self)) or now != self.versions
+        if changed and (self.has_loss or self.origin.has_loss):
+            raise RuntimeError(
+                "accelerate: the logits of an output layer, whose loss was computed without them, "
+                "must be read before its parameters change, as by optimizer.step()"
+            )
         if changed:
             raise RuntimeError(
                 "accelerate: the input and the parameters of an output layer must stay unchanged "

@@ -48,7 +48,9 @@ def load(
         splits = synthetic_pairs.splits("fr", seed=seed)
     else:
         files = locate("en-fr", CHOICES, data, FOLDERS)
-        splits = {split: read_parallel(*files[2 * i : 2 * i + 2]) for i, split in enumerate(SPLITS)}
+        pairs = zip(SPLITS, files[::2], files[1::2], strict=True)
+        with named_data("en-fr", data):
+            splits = {split: read_parallel(en, fr) for split, en, fr in pairs}
     dropped: dict[str, int] = {}
     for split in SPLITS:
         splits[split], gaps = without_gaps(splits[split])

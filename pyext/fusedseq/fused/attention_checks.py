@@ -110,8 +110,8 @@ def key_rows(key_rows: Tensor, q: Tensor, k: Tensor, S: int) -> None:
 def no_gradients(*tensors: Any) -> None:
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         raise RuntimeError(
-            f"{OP}: key_rows is for inference and must come without gradients, got q, k, v, "
-            "bias or relative_keys that requires one"
+            f"{OP}: key_rows is for inference and must come without gradients, got q, k, v, bias, "
+            "relative_keys or sinks that requires one"
         )
 
 

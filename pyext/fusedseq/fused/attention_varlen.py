@@ -59,6 +59,13 @@ def attention_varlen(
     cu_seqlens_k, max_seqlen_k = boundaries("k", cu_seqlens_k, max_seqlen_k, k)
     B = cu_seqlens_q.size(0) - 1
     check.shape(OP, "cu_seqlens_k", cu_seqlens_k, "(B + 1,)", (B + 1,))
+    (_, N, D), (keys, N_kv, D_of_k) = q.shape, k.shape
+    if D_of_k != D or (N % N_kv if N_kv else N):
+        raise ValueError(
+            f"{OP}: k must be (keys, N_kv, D) with D = {D} and an N_kv that divides N = {N}, got "
+            f"{tuple(k.shape)}"
+        )
+    check.shape(OP, "v", v, "(keys, N_kv, D)", (keys, N_kv, D))
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))  # (1, N, rows, D)
     attention_checks.shapes(q, k, v, None)
     offset = 0

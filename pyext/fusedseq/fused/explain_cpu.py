@@ -51,7 +51,7 @@ CPU_KERNELS = {
     "linear": ("csrc/cpu/gemm/linear.h", "the matrix product of the recurrences"),
     "linear_cross_entropy": (
         "csrc/cpu/losses/linear_cross_entropy.h",
-        "blocks of logits, never all of them in memory",
+        "chunks of logits, of at most some 160 MiB",
     ),
     "locked_dropout": ("csrc/cpu/pointwise/dropout.h", "one mask for all steps"),
     "lstm": (

@@ -28,8 +28,9 @@ def linear_cross_entropy(
     reduction: str = "mean",
     return_details: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Computes `fusedseq.reference.linear_cross_entropy` without the (N, V) logits in memory:
-    blocks of logits are computed, used and discarded. On a CPU, rows whose target is
+    """Computes `fusedseq.reference.linear_cross_entropy` without keeping the (N, V) logits.
+
+    They are computed in chunks, which are discarded in forward. On a CPU, rows whose target is
     ignore_index cost nothing.
 
     With gradients, a CPU keeps the logits of a chunk of rows: V numbers for each row, of 4 bytes (8

@@ -1,2 +1,3 @@
-"""Ways in to other libraries, each in a package of its own name. None is imported by the rest of
-fusedseq, and each needs its library only when it is used."""
+"""Ways in to other libraries, each in a package of its own name, which needs its library only when
+it is used. Of the rest of fusedseq, `acceleration` alone imports one, when a model of that library
+is accelerated."""

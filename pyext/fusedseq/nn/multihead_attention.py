@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fusedseq import fused
 from fusedseq.nn.attention_options import (
@@ -40,14 +41,14 @@ class MultiheadAttention(nn.Module):
     positions: a module that tells the logits the positions: an ALiBi, RelativeBias, RelativeKeys or
         Rotary; None for none
     scale: factor of the logits, by default 1/sqrt(E / N)
-    window: (left, right): a query sees at most so many keys before and behind its position; None
+    window: (left, right): a query sees at most so many keys before and after its position; None
         for all
     softcap: above 0, a logit x becomes softcap * tanh(x / softcap); 0 for none
     sinks: whether there is a parameter `sinks` (N,), initialized to 0: logits that the softmax of
         every query has beside those of its keys, with a value of zero
     need_weights: the default of `forward`'s argument of this name. True makes this module return
         the probabilities where torch's does, in code that calls it as torch's and uses its second
-        result; `fusedseq.models.convert.attention` sets it
+        result; `fusedseq.models.convert.attention` sets it. Packed sequences are an error then
     device, dtype: of the parameters, as in torch    ops: `fusedseq.fused` or `fusedseq.reference`
     Errors: ValueError if N does not divide E, for a dropout outside [0, 1], and for add_bias_kv or
     add_zero_attn.
@@ -127,7 +128,10 @@ class MultiheadAttention(nn.Module):
                 else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             )
             self.register_parameter(name, parameter)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+        # As in torch's module: torch.ao.quantization.quantize_dynamic leaves it as it is.
+        self.out_proj = NonDynamicallyQuantizableLinear(
+            embed_dim, embed_dim, bias=bias, device=device, dtype=dtype
+        )
         self.positions, self.scale = positions, scale
         self.window, self.softcap = window, softcap
         zeros = torch.zeros(num_heads, device=device, dtype=dtype) if sinks else None
@@ -231,6 +235,7 @@ class MultiheadAttention(nn.Module):
         NotImplementedError under torch.jit.trace for what it cannot record, masks, is_causal,
         positions, dropout, window, softcap, sinks and cache, which torch.export takes.
         """
+        need_weights = self.need_weights if need_weights is None else need_weights
         if cu_seqlens is not None or getattr(query, "is_nested", False):
             unknown = key_padding_mask, attn_mask, key_lengths, cache, need_weights or None
             if any(option is not None for option in unknown):
@@ -244,8 +249,11 @@ class MultiheadAttention(nn.Module):
                     f"{causal_alignment!r}"
                 )
             return self._packed(query, key, value, is_causal, cu_seqlens, max_seqlen), None
+        if max_seqlen is not None:
+            raise ValueError(
+                f"MultiheadAttention: max_seqlen must be None without cu_seqlens, got {max_seqlen}"
+            )
         self._check(query, key, value, cache)
-        need_weights = self.need_weights if need_weights is None else need_weights
         if query.dim() == 2:
             inputs = with_batch(self._batch_dim, query, key, value)
             # Not self.forward, which a subclass may have given other arguments.

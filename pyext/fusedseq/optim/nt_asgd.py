@@ -283,6 +283,11 @@ def check_group(group: dict[str, Any]) -> None:
     """Requires settings and dtypes of a parameter group that a step can use."""
     for name in ("lr", "weight_decay"):
         check_number(name, group[name])
+    if any(type(p).__module__.startswith("torch.distributed.") for p in group["params"]):
+        raise TypeError(
+            "NTASGD: parameters must be whole in each process, as DistributedDataParallel has "
+            "them, got a DTensor, as fully_shard makes: torch.optim.ASGD takes those"
+        )
     wrong = [p.dtype for p in group["params"] if p.dtype not in DTYPES]
     if wrong:
         raise TypeError(f"NTASGD: parameters must be float32, float64 or bfloat16, got {wrong[0]}")

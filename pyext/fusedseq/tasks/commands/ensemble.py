@@ -72,16 +72,19 @@ def _run(args: argparse.Namespace) -> None:
     splits = split_names(args.splits, module.Task.splits)
     out = args.out or Path("runs") / args.task / f"ensemble-{args.seed}"
     check_out(out)
-    recipes = [
-        recipe(args, module, preset, args.seed + i)
-        for i, preset in enumerate(args.members.split(",") if args.members else module.ENSEMBLE)
-    ]
+    members = args.members.split(",") if args.members else module.ENSEMBLE
+    if args.seed + len(members) > 2**64:
+        raise ValueError(
+            f"--seed must leave a seed below 2**64 for each of the {len(members)} members, got "
+            f"{args.seed}"
+        )
+    recipes = [recipe(args, module, preset, args.seed + i) for i, preset in enumerate(members)]
     folders = [out / f"{i + 1}-{r.preset}" for i, r in enumerate(recipes)]
-    members = [carry_out(r, folder) for r, folder in zip(recipes, folders, strict=True)]
-    trained = [member for member in members if member is not None]
+    results_of = [carry_out(r, folder) for r, folder in zip(recipes, folders, strict=True)]
+    trained = [result for result in results_of if result is not None]
     if len(trained) < len(members):
         raise ValueError(
-            f"another process is training {folders[members.index(None)]}: "
+            f"another process is training {folders[results_of.index(None)]}: "
             "run this command again when it has ended"
         )
     models = ensemble(

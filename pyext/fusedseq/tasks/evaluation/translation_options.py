@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fusedseq.data.escapes import escaped
+from fusedseq.tasks.training.files import refuse_special
 from fusedseq.tasks.translation.scoring import samples, translate_split, write_table
 from fusedseq.tasks.translation.search import Search
 from fusedseq.tasks.translation.task import SOURCES
@@ -53,13 +54,17 @@ def add_arguments(group: Any) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raises OSError that names the place where --csv cannot be written, before the translation."""
+    """Raises OSError or ValueError, which names the place, where --csv cannot be written.
+
+    It is called before the translation, which takes long.
+    """
     if path.is_dir():
         raise IsADirectoryError(EISDIR, "--csv must be a file, and this is a directory", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(ENOENT, "--csv: there is no such directory", str(path.parent))
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(EACCES, "--csv: this directory is not writable", str(path.parent))
+    refuse_special(path)
 
 
 def check(settings: Any, splits: Sequence[str], args: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from fusedseq.tasks.runs.restore import check_sizes, load_run
 from fusedseq.tasks.runs.result import data_name, of_run, parameter_count, read_result
 from fusedseq.tasks.training import Trainer, as_dict, named_settings
 from fusedseq.tasks.training.checkpoint import load_checkpoint
-from fusedseq.tasks.training.files import replaced
+from fusedseq.tasks.training.files import remove_unfinished, replaced
 from fusedseq.tasks.training.former_names import with_current_names
 from fusedseq.tasks.training.lock import LOCK, new_directory, try_lock
 from fusedseq.tasks.training.plots import plot
@@ -64,9 +64,10 @@ def begin(recipe: Recipe, out: Path, saved: dict | None = None, **options: Any) 
     trainer = Trainer(task, r.settings.training, out, label=label, **options)
     if saved:
         trainer.load_state_dict(saved)
-        _check_longer(trainer)
+        best = None
         if trainer.schedule.best is not None:
-            load_checkpoint(out / BEST)  # without which `finish` would fail at the end
+            best = load_checkpoint(out / BEST)  # without which `finish` would fail at the end
+        _check_longer(trainer, best)
     if trainer.processes.first:
         text = (
             f"{r.task}/{r.preset}: {parameter_count(task.model):,} parameters, {r.ops} operators "
@@ -86,9 +87,15 @@ def _start(recipe: Recipe, task: Any, saved: dict | None) -> dict[str, str]:
     return {"from": run_name(recipe.start)}
 
 
-def _check_longer(trainer: Trainer) -> None:
-    """Raises ValueError where a run has already been trained longer than its settings allow."""
+def _check_longer(trainer: Trainer, best: dict | None) -> None:
+    """Raises ValueError where a run has already been trained longer than its settings allow.
+
+    best: its best checkpoint, if any, which a process that was killed may have written last
+    """
     done = {"epochs": trainer.epoch + bool(trainer.index), "steps": trainer.step}
+    position = (best or {}).get("position")
+    if position and position["step"] > trainer.step:
+        done = {"epochs": position["epoch"] + 1, "steps": position["step"]}
     for name, trained in done.items():
         limit = getattr(trainer.settings, name)
         if limit is not None and limit < trained:
@@ -221,6 +228,9 @@ def carry_out(recipe: Recipe, out: Path) -> dict[str, Any] | None:
         saved = load_run(out / LAST, to_resume=True) if (out / LAST).exists() else None
         done = _finished(recipe, out, saved)
         if done is not None:
+            remove_unfinished(out)
+            if not (out / CARD).exists():  # a kill after the result was written
+                write_card(out, done)
             print(f"{out} is finished: nothing is left to do", flush=True)
             return done
         trainer = begin(recipe, out, saved)

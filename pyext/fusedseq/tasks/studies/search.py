@@ -70,7 +70,9 @@ def run_trial(trials: Trials, trial: Any, recipe: Recipe) -> str:
         task: Any = trainer.task
         trials.require_data(task.description()["fingerprint"])
         for number, loss in enumerate(trainer.schedule.losses):  # of an earlier process
-            trial.report(loss, number)
+            if prunes(number, {"loss": loss}):
+                trials.prune(trial)
+                return "pruned"
         why = trainer.fit()
         if why == "interrupted":
             raise KeyboardInterrupt

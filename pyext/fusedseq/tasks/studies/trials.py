@@ -173,7 +173,9 @@ class Trials:
         The sampler's seed depends on the number of trials, so that no two processes draw the same
         values, and a resumed study continues as an uninterrupted one.
         """
-        seed = int(np.random.SeedSequence([self.seed, len(self.taken())]).generate_state(1)[0])
+        seed = int(
+            np.random.SeedSequence([self.seed % 2**64, len(self.taken())]).generate_state(1)[0]
+        )
         with warnings.catch_warnings(
             action="ignore", category=optuna.exceptions.ExperimentalWarning
         ):

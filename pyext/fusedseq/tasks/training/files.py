@@ -96,15 +96,43 @@ def finish(file: IO[Any], temporary: str, path: Path) -> None:
         os.close(directory)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Removes the unfinished files of a process that was killed while it wrote into a directory.
+
+    No other process may be writing there.
+    """
+    for stale in folder.glob(TEMPORARY):
+        with suppress(OSError):
+            stale.unlink()
+
+
 def refuse_special(path: Path) -> None:
     """Raises ValueError where `path` exists and is neither a regular file nor a link to one.
 
-    A link to a device, such as /dev/stdout, is refused: a file would take its place.
+    A link to a device, and one that leads through /dev or /proc, such as /dev/stdout, is refused: a
+    file would take its place.
     """
+    if leads_to_system(path):
+        raise ValueError(f"{path} must be a regular file, got one of /dev or /proc")
     with suppress(OSError):  # it does not exist, or the link leads nowhere
         for mode in (os.lstat(path).st_mode, os.stat(path).st_mode):
             if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
                 raise ValueError(f"{path} must be a regular file, got {kind_of(mode)}")
+
+
+def leads_to_system(path: Path) -> bool:
+    """Returns whether a path, or a symbolic link on the way from it, is in /dev or /proc.
+
+    /dev/stdout is a link to /proc/self/fd/1, which is a link to the file that it was redirected to.
+    """
+    place, seen = os.path.abspath(path), 0
+    while True:
+        folder = os.path.realpath(os.path.dirname(place)) + "/"
+        if folder.startswith(("/dev/", "/proc/")) and not folder.startswith("/dev/shm/"):
+            return True
+        if not os.path.islink(place) or seen > 40:
+            return False
+        place, seen = os.path.join(folder, os.readlink(place)), seen + 1
 
 
 def refuse_link(directory: Path) -> None:

@@ -102,7 +102,12 @@ def override(settings: S, assignments: Iterable[str]) -> S:
             raise ValueError(f"--set must be key=value, got {assignment!r}")
         section, name = full_key(settings, key).split(".")
         hint = typing.get_type_hints(type(getattr(settings, section)))[name]
-        value = text if hint is str else _literal(text)  # averaging=none is a string, not None
+        if hint is str:  # averaging=none is a string, not None
+            value: Any = text
+        elif hint == str | None:  # of which 7 is a file, too
+            value = None if text.lower() == "none" else text
+        else:
+            value = _literal(text)
         sections.setdefault(section, {})[name] = _convert(value, hint, f"{section}.{name}")
     return varied(settings, **sections)
 

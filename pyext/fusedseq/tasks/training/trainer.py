@@ -13,7 +13,7 @@ from fusedseq.tasks.training.checkpoint import load_checkpoint, save_checkpoint
 from fusedseq.tasks.training.compiling import compile_training
 from fusedseq.tasks.training.errors import CheckpointError, TrainingError
 from fusedseq.tasks.training.failures import explained, is_out_of_memory, last_good
-from fusedseq.tasks.training.files import TEMPORARY, write_json
+from fusedseq.tasks.training.files import remove_unfinished, write_json
 from fusedseq.tasks.training.gradient import Gradient
 from fusedseq.tasks.training.learning_rate import lr_factor
 from fusedseq.tasks.training.lock import run_directory
@@ -207,9 +207,7 @@ class Trainer:
     def _opened_log(self) -> Log | NoLog:
         if not self.processes.first:
             return NoLog()
-        for stale in self.out.glob(TEMPORARY):  # of a process that was killed while writing
-            if not stale.is_dir() or stale.is_symlink():
-                stale.unlink()
+        remove_unfinished(self.out)
         if text := packages.remark(getattr(self.task, "packages", {})):
             print(text, flush=True)
         return Log(self.out, self.task.unit, self.step)
