@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # what __getattr__ imports
     from fusedseq import nn as nn
     from fusedseq import optim as optim
     from fusedseq import reference as reference
-    from fusedseq.acceleration import accelerate
-    from fusedseq.fused import dropout_mask
-    from fusedseq.quantization import quantize_
+    from fusedseq.acceleration import accelerate as accelerate
+    from fusedseq.fused.dropout_mask import dropout_mask as dropout_mask
+    from fusedseq.quantization import quantize_ as quantize_
 
 _load.require_environment()
 

@@ -208,6 +208,16 @@ def test_a_change_in_place_before_the_loss_is_an_error(changed):
         F.cross_entropy(logits, torch.zeros(B, dtype=torch.int64))
 
 
+def test_logits_that_are_read_after_the_step_say_when_to_read_them():
+    decoder = nn.Sequential(nn.Linear(E, V))
+    fusedseq.accelerate(decoder, loss=nn.CrossEntropyLoss())
+    logits = decoder(torch.randn(B, E))
+    F.cross_entropy(logits, torch.zeros(B, dtype=torch.int64)).backward()
+    torch.optim.SGD(decoder.parameters(), 0.1).step()
+    with pytest.raises(RuntimeError, match="must be read before its parameters change"):
+        logits.argmax(-1)
+
+
 def test_logits_changed_in_place_do_not_reach_code_that_would_miss_it():
     logits = accelerated(Model())(torch.arange(V))
     logits.mul_(2)

@@ -378,3 +378,29 @@ def test_arguments_that_packed_sequences_do_not_have_are_refused(options):
     x = torch.randn(11, 8)
     with pytest.raises(ValueError, match="must be None for packed sequences"):
         nn.MultiheadAttention(8, 2)(x, x, x, cu_seqlens=here(CU_SEQLENS), **options)
+
+
+def test_a_module_that_returns_weights_refuses_packed_sequences():
+    x = torch.randn(11, 8)
+    module = nn.MultiheadAttention(8, 2, need_weights=True)
+    with pytest.raises(ValueError, match="must be None for packed sequences"):
+        module(x, x, x, cu_seqlens=here(CU_SEQLENS))
+    y, weights = module(x, x, x, need_weights=False, cu_seqlens=here(CU_SEQLENS))
+    assert y.shape == x.shape
+    assert weights is None
+
+
+def test_the_longest_length_belongs_to_packed_sequences():
+    x = torch.randn(5, 3, 8)
+    with pytest.raises(ValueError, match=r"max_seqlen must be None without cu_seqlens, got 5"):
+        nn.MultiheadAttention(8, 2)(x, x, x, max_seqlen=5)
+
+
+@pytest.mark.cpu
+def test_torchs_dynamic_quantization_leaves_the_output_layer_as_it_is():
+    """As that of torch's own module. torch rounds the layers of the block beside it."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32).eval().float()
+    x = torch.randn(5, 3, 16, dtype=torch.float32)
+    quantized = torch.ao.quantization.quantize_dynamic(layer, {torch.nn.Linear})
+    torch.testing.assert_close(quantized(x), layer(x), rtol=0.1, atol=0.1)
+    assert torch.equal(quantized.self_attn(x, x, x)[0], layer.self_attn(x, x, x)[0])

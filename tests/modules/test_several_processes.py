@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from fusedseq import nn
+from fusedseq import nn, optim
 from fusedseq.models.translator import Translator
 from torch.distributed.fsdp import fully_shard
 
@@ -61,3 +61,9 @@ def test_a_forget_bias_is_not_lost_in_sharded_parameters(kind, process_group):
     for sharded, given in ((module, ()), (plain, (1.0,))):
         with pytest.raises(ValueError, match="must come before the parameters are sharded"):
             sharded.reset_parameters(*given)
+
+
+def test_sharded_parameters_of_ntasgd_are_refused_by_name(process_group):
+    module = fully_shard(nn.LSTM(3, 4))
+    with pytest.raises(TypeError, match=r"^NTASGD: parameters must be whole in each process, "):
+        optim.NTASGD(module.parameters(), 0.1)

@@ -322,3 +322,16 @@ def test_heads_without_elements():
     q, k = torch.zeros(5, 2, 0), torch.zeros(4, 2, 0)
     boundaries = torch.tensor([0, 2, 5]), torch.tensor([0, 3, 4])
     assert fused.attention_varlen(q, k, k, *boundaries).shape == q.shape
+
+
+@pytest.mark.parametrize(
+    ("k", "message"),
+    [
+        ((5, 2, 4), r"k must be \(keys, N_kv, D\) with D = 8 and an N_kv that divides N = 2, got "),
+        ((5, 3, 8), r"k must be \(keys, N_kv, D\) with D = 8 and an N_kv that divides N = 2, got "),
+    ],
+)
+def test_a_wrong_shape_is_named_as_it_was_given(k, message, device):
+    q, k = torch.randn(5, 2, 8, device=device), torch.randn(k, device=device)
+    with pytest.raises(ValueError, match=r"^attention_varlen: " + message):
+        fused.attention_varlen(q, k, k, *(2 * [here(torch.tensor([0, 5]))]))

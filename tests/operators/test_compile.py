@@ -229,6 +229,30 @@ def test_the_lengths_of_attention_are_dynamic(positions, device):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_lengths_of_cross_attention_are_dynamic(is_causal, device):
+    """Their difference is none that is compiled for."""
+    module = nn.MultiheadAttention(6, 3).to(device)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=counter)
+    for L, S in ((5, 7), (4, 9), (3, 6), (8, 8), (2, 20)):
+        q, k = torch.randn(L, 4, 6, device=device), torch.randn(S, 4, 6, device=device)
+        found = compiled(q, k, k, is_causal=is_causal)[0]
+        torch.testing.assert_close(found, module(q, k, k, is_causal=is_causal)[0])
+    assert counter.frame_count <= 2
+
+
+def test_the_gradient_of_attention_whose_lengths_differ(device):
+    module = nn.MultiheadAttention(6, 3).to(device)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
+    gradients = []
+    q, k = torch.randn(3, 4, 6, device=device), torch.randn(7, 4, 6, device=device)
+    for function in (compiled, module):
+        y = function(q, k, k, is_causal=True)[0]
+        gradients.append(torch.autograd.grad(y.square().sum(), module.in_proj_weight)[0])
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("padding_idx", [None, 2])
 def test_embedding_module(padding_idx, device):
     module = nn.Embedding(11, 4, padding_idx, dropout=0.5).to(device)

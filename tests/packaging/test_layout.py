@@ -316,3 +316,13 @@ def test_paths_in_text_exist():
         for found in {*paths.findall(path.read_text())} - made_by_tests - placeholders:
             exists = (ROOT / found).exists() or any(other.startswith(found) for other in tracked)
             assert exists, f"{name} names {found}"
+
+
+def test_the_package_shows_what_it_has():
+    """Its parts are imported at the first use, of which a shell and a type checker must know."""
+    import fusedseq
+
+    names = dir(fusedseq)
+    assert {"accelerate", "dropout_mask", "quantize_", "decoding", "models", "optim"} <= {*names}
+    for name in names:
+        assert getattr(fusedseq, name) is not None

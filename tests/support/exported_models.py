@@ -32,6 +32,18 @@ class SourceEncoder(torch.nn.Module):
         return self.model.encode(source, lengths)
 
 
+class TargetDecoder(torch.nn.Module):
+    """target (B, L) and the encoder's memory (B, S, 16) -> the logits of the next words."""
+
+    def __init__(self):
+        super().__init__()
+        settings = TranslatorSettings(embedding=16, heads=2, layers=2, feedforward=32)
+        self.model = Translator(30, 30, settings)
+
+    def forward(self, target, memory):
+        return self.model.decode(target, memory)
+
+
 class Steps(torch.nn.Module):
     """x (T, B, 8) and lengths (B,) -> y and the final state."""
 
@@ -44,7 +56,7 @@ class Steps(torch.nn.Module):
         return y, h, c
 
 
-T, B = Dim("T", min=2, max=64), Dim("B", min=2, max=64)
+T, B, S = (Dim(name, min=2, max=64) for name in ("T", "B", "S"))
 # {name: (model, inputs for (length, batch), dynamic dimensions of the inputs)}
 MODELS = {
     "language model": (Words, lambda t, b: (torch.randint(50, (t, b)),), ({0: T, 1: B},)),
@@ -52,6 +64,11 @@ MODELS = {
         SourceEncoder,
         lambda t, b: (torch.randint(1, 30, (b, t)), torch.arange(t, t - b, -1)),
         ({0: B, 1: T}, {0: B}),
+    ),
+    "decoder": (
+        TargetDecoder,
+        lambda t, b: (torch.randint(1, 30, (b, t)), torch.randn(b, 2 * t + 1, 16)),
+        ({0: B, 1: T}, {0: B, 1: S}),
     ),
     "lstm": (
         Steps,

@@ -53,6 +53,21 @@ def test_a_run_does_not_become_shorter(run, more, message, capsys):
     assert train(run, "--resume", "--steps", "3") == 0
 
 
+def test_a_run_whose_best_weights_are_newer_than_its_checkpoint_does_not_become_shorter(
+    tmp_path, capsys
+):
+    """As after a kill between the two files of an epoch's end."""
+    sets = [word for change in TINY for word in ("--set", change)]
+    assert train(tmp_path, "--epochs", "1", *sets) == 0
+    before = (tmp_path / "last.safetensors").read_bytes()
+    assert train(tmp_path, "--resume", "--epochs", "2") == 0
+    capsys.readouterr()
+    (tmp_path / "last.safetensors").write_bytes(before)
+    assert train(tmp_path, "--resume", "--epochs", "1") == 2
+    assert "training.epochs must be at least 2, which the run" in capsys.readouterr().err
+    assert train(tmp_path, "--resume", "--epochs", "2") == 0
+
+
 def test_a_run_without_a_checkpoint_is_started_by_its_preset_alone(tmp_path, capsys):
     assert train(tmp_path, "--resume", "--steps", "1") == 2
     error = capsys.readouterr().err

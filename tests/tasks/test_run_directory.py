@@ -252,6 +252,19 @@ def test_a_device_is_refused(tmp_path):
     assert (tmp_path / "link").is_symlink()
 
 
+def test_a_link_to_an_open_file_is_refused(tmp_path):
+    """As /dev/stdout is one of a command whose output goes to a file."""
+    with open(tmp_path / "out", "w") as out:
+        os.symlink(f"/proc/self/fd/{out.fileno()}", tmp_path / "stdout")
+        os.symlink("stdout", tmp_path / "link")
+        for name in ("stdout", "link"):
+            with pytest.raises(
+                ValueError, match="must be a regular file, got one of /dev or /proc"
+            ):
+                files.write_json(tmp_path / name, {})
+            assert (tmp_path / name).is_symlink()
+
+
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     path = tmp_path / "file"
     files.write_json(path, {"a": 1})

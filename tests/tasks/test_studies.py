@@ -192,6 +192,33 @@ def test_the_median_pruner_ends_trials_that_do_not_improve(tmp_path):
     assert {row["epochs"] for row in pruned} <= {"2", "3"}
 
 
+def test_a_trial_that_is_interrupted_as_it_is_pruned_stays_pruned(tmp_path, monkeypatch):
+    monkeypatch.setitem(
+        trials.PRUNERS, "median", lambda: optuna.pruners.ThresholdPruner(upper=0, n_warmup_steps=1)
+    )
+    original = searching.begin
+
+    def begin(*args, on_validation, **options):
+        def hook(number, metrics):
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            return on_validation(number, metrics)
+
+        return original(*args, on_validation=hook, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(searching, "begin", begin)
+        assert search(tmp_path, total=1, epochs=5) == 130
+    assert search(tmp_path, total=1, epochs=5) == 1  # no trial is complete
+    rows = by_number(tmp_path)
+    assert [(row["state"], row["epochs"]) for row in rows] == [("failed", "2"), ("pruned", "2")]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64 - 1])
+def test_every_seed_of_the_command_line_draws_trials(tmp_path, seed):
+    assert search(tmp_path, f"--seed={seed}", total=1, epochs=1) == 0
+
+
 def test_a_loss_that_is_not_finite_fails_its_trial_alone(tmp_path):
     lr = ("--space", "lr=1e30,.01", "--space", "mask=true")
     assert search(tmp_path, *lr, total=2) == 0

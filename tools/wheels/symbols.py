@@ -19,7 +19,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
 ALLOWED = tomllib.loads(Path(__file__).with_name("allowed.toml").read_text())
 
 
@@ -125,12 +124,13 @@ def check(path: Path) -> list[str]:
 
 
 def folders_in(library: Path) -> list[str]:
-    """Returns a sentence for each folder of this machine that a library names.
+    """Returns a sentence for each folder of the environment that a library names.
 
-    Headers name their file in the texts of assertions, see csrc/rules.ninja.
+    Headers name their file in the texts of assertions, see csrc/rules.ninja. (nvcc has the folder of
+    the sources in the lines that profilers show.)
     """
     content = library.read_bytes()
-    folders = {str(ROOT), sys.prefix, sys.base_prefix, str(Path.home())}
+    folders = {sys.prefix, sys.base_prefix}
     return [
         f"{library.name}: names the folder {folder} of the machine that compiled it"
         for folder in sorted(folders - {"/", "/usr", "/usr/local"})

@@ -28,7 +28,8 @@ NO_OPTIONS: Named = {
     "max_seqlen_q": 0,
     "max_seqlen_k": 0,
 }
-NO_WINDOW = attention_checks.NO_WINDOW
+# The inputs of packed sequences, in a call of others.
+UNPACKED: Named = {"cu_seqlens_q": None, "cu_seqlens_k": None, "max_seqlen_q": 0, "max_seqlen_k": 0}
 # The operator's `offset` that stands for S - L: see csrc/ops/attention_call.h.
 AT_END = -(2**63)
 
@@ -104,52 +105,7 @@ def attention(
                 return out
         except autograd.SwitchedOff:
             pass
-    check.tensor(OP, "q", q)
-    if q.is_nested:
-        given: Named = {
-            "q": q,
-            "k": k,
-            "v": v,
-            "scale": scale,
-            "causal": causal,
-            "key_lengths": key_lengths,
-            "mask": mask,
-            "bias": bias,
-            "alibi": alibi,
-            "relative_keys": relative_keys,
-            "rope": rope,
-            "rope_interleaved": rope_interleaved,
-            "offset": offset,
-            "key_rows": key_rows,
-            "dropout": dropout,
-            "seed": seed,
-            "window": window,
-            "softcap": softcap,
-            "sinks": sinks,
-        }
-        return nested.attention(given)
-    q, k, v, bias, relative_keys, sinks = autocast.cast(
-        q.device.type, q, k, v, bias, relative_keys, sinks
-    )
-    others = {"k": k, "v": v, "bias": bias, "relative_keys": relative_keys, "sinks": sinks}
-    check.like(OP, q, "q", ("bias", "relative_keys", "sinks"), dtypes=DTYPES, **others)
-    S = attention_checks.shapes(q, k, v, key_rows)
-    if key_rows is not None:
-        key_rows = check.int64(key_rows)
-        attention_checks.key_rows(key_rows, q, k, S)
-        attention_checks.no_gradients(q, k, v, bias, relative_keys, sinks)
-    position = S - q.size(2) if offset is None else offset  # of the first query
-    attention_checks.offset(position)
-    if key_lengths is not None:
-        key_lengths = check.lengths(OP, "key_lengths", key_lengths, q, "q", q.size(0), S, "S")
-    sizes = (q.size(0), q.size(1), q.size(2), S)
-    mask, bias, alibi, rope = attention_checks.terms(
-        q, sizes, position, mask, bias, alibi, relative_keys, rope, rope_interleaved, sinks
-    )
-    scale, dropout, softcap = attention_checks.settings(q, scale, causal, dropout, softcap)
-    window_left, window_right = NO_WINDOW if window is None else attention_checks.window(window)
-    tensor_seed = check.seed(OP, seed, q.device)
-    named: Named = {
+    given: Named = {
         "q": q,
         "k": k,
         "v": v,
@@ -162,21 +118,48 @@ def attention(
         "relative_keys": relative_keys,
         "rope": rope,
         "rope_interleaved": rope_interleaved,
-        "offset": AT_END if offset is None else offset,
+        "offset": offset,
         "key_rows": key_rows,
         "dropout": dropout,
-        "seed": tensor_seed if dropout else None,
-        "window_left": window_left,
-        "window_right": window_right,
+        "seed": seed,
+        "window": window,
         "softcap": softcap,
         "sinks": sinks,
-        "cu_seqlens_q": None,
-        "cu_seqlens_k": None,
-        "max_seqlen_q": 0,
-        "max_seqlen_k": 0,
     }
-    out = autograd.call_by_name(OP, named)[0]
+    check.tensor(OP, "q", q)
+    if q.is_nested:
+        return nested.attention(given)
+    out = autograd.call_by_name(OP, given | UNPACKED | inputs(given))[0]
     return out
+
+
+def inputs(given: Named) -> Named:
+    """Checks the arguments of `attention`; returns the operator's inputs that differ from them."""
+    q, key_rows, key_lengths = given["q"], given["key_rows"], given["key_lengths"]
+    names = "q", "k", "v", "bias", "relative_keys", "sinks"  # which have one dtype
+    cast = autocast.cast(q.device.type, *(given[name] for name in names))
+    named: Named = dict(zip(names, cast, strict=True))
+    q, k, v = cast[:3]
+    others = {name: named[name] for name in names[1:]}
+    check.like(OP, q, "q", ("bias", "relative_keys", "sinks"), dtypes=DTYPES, **others)
+    S = attention_checks.shapes(q, k, v, key_rows)
+    if key_rows is not None:
+        named["key_rows"] = check.int64(key_rows)
+        attention_checks.key_rows(named["key_rows"], q, k, S)
+        attention_checks.no_gradients(*cast)
+    position = S - q.size(2) if given["offset"] is None else given["offset"]  # of the first query
+    attention_checks.offset(position)
+    named["offset"] = AT_END if given["offset"] is None else given["offset"]
+    if key_lengths is not None:
+        named["key_lengths"] = check.lengths(
+            OP, "key_lengths", key_lengths, q, "q", q.size(0), S, "S"
+        )
+    sizes = (q.size(0), q.size(1), q.size(2), S)
+    named |= attention_checks.terms(q, sizes, position, given | named)
+    named |= attention_checks.settings(q, given)
+    tensor_seed = check.seed(OP, given["seed"], q.device)
+    named["seed"] = tensor_seed if named["dropout"] else None
+    return named
 
 
 autograd.restarting.add(attention.__code__)

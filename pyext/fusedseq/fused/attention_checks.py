@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fusedseq.fused import check
+from fusedseq.fused.schema import Named
 
 OP = "attention"
 NO_WINDOW = -1, -1
@@ -14,48 +15,49 @@ INFINITY = float("inf")
 MAX_OFFSET = 2**62  # as in csrc/ops/attention_call.h: positions are 64-bit integers
 
 
-def terms(
-    q: Tensor,
-    sizes: tuple[int, int, int, int],
-    offset: int,
-    mask_: Tensor | None,
-    bias: Tensor | None,
-    alibi: Tensor | None,
-    relative_keys_: Tensor | None,
-    rope_: Tensor | None,
-    rope_interleaved: bool,
-    sinks: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    """Checks the tensors of a call beside q, k and v. Returns mask, bias, alibi and rope as the
-    registered operator takes them.
+def terms(q: Tensor, sizes: tuple[int, int, int, int], offset: int, given: Named) -> Named:
+    """Checks the tensors of a call beside q, k and v: alibi, sinks, relative_keys, mask, bias and
+    rope. Returns those that the registered operator takes in another form.
 
-    sizes: (B, N, L, S)
+    sizes: (B, N, L, S)    offset: the position of the first query    given: the arguments by name
     """
-    alibi = constant("alibi", alibi, q)
+    alibi, sinks = constant("alibi", given["alibi"], q), given["sinks"]
     if alibi is not None:
         check.shape(OP, "alibi", alibi, "(N,)", (sizes[1],))
     if sinks is not None:
         check.shape(OP, "sinks", sinks, "(N,)", (sizes[1],))
-    relative_keys(relative_keys_, q)
-    check.flag(OP, "rope_interleaved", rope_interleaved)
-    shown, added = mask(mask_, q, sizes), broadcast("bias", bias, sizes)
-    return shown, added, alibi, rope(rope_, q, sizes, offset)
+    relative_keys(given["relative_keys"], q)
+    check.flag(OP, "rope_interleaved", given["rope_interleaved"])
+    return {
+        "mask": mask(given["mask"], q, sizes),
+        "bias": broadcast("bias", given["bias"], sizes),
+        "alibi": alibi,
+        "rope": rope(given["rope"], q, sizes, offset),
+    }
 
 
-def settings(
-    q: Tensor, scale: Any, causal: Any, dropout: float, softcap: Any
-) -> tuple[float, float, float]:
-    """Checks the numbers of a call. Returns scale, dropout and softcap."""
-    check.probability(OP, "dropout", dropout)
+def settings(q: Tensor, given: Named) -> Named:
+    """Checks the numbers of a call. Returns those that the registered operator takes: scale,
+    dropout, softcap, window_left and window_right.
+    """
+    scale, softcap = given["scale"], given["softcap"]
+    check.probability(OP, "dropout", given["dropout"])
     if scale is None:
         scale = q.size(-1) ** -0.5 if q.size(-1) else 1.0
     check.number(OP, "scale", scale)
-    check.flag(OP, "causal", causal)
+    check.flag(OP, "causal", given["causal"])
     if softcap != 0:
         check.number(OP, "softcap", softcap)
         if not 0 <= softcap < INFINITY:
             raise ValueError(f"{OP}: softcap must be at least 0 and finite, got {softcap}")
-    return float(scale), float(dropout), float(softcap)
+    left, right = NO_WINDOW if given["window"] is None else window(given["window"])
+    return {
+        "scale": float(scale),
+        "dropout": float(given["dropout"]),
+        "softcap": float(softcap),
+        "window_left": left,
+        "window_right": right,
+    }
 
 
 def window(window: Any) -> tuple[int, int]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fusedseq.fused import attention_checks, autocast, autograd, check
-from fusedseq.fused.attention import DTYPES, NO_WINDOW
+from fusedseq.fused.attention import DTYPES
 from fusedseq.fused.schema import Named
 
 OP = "attention_varlen"
@@ -68,21 +68,13 @@ def attention_varlen(
     check.shape(OP, "v", v, "(keys, N_kv, D)", (keys, N_kv, D))
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))  # (1, N, rows, D)
     attention_checks.shapes(q, k, v, None)
-    offset = 0
     known = rope is not None and check.is_readable(cu_seqlens_q)
     if known and (cu_seqlens_q.diff() > cu_seqlens_k.diff()).any():
         raise ValueError(
             f"{OP}: every sequence must have at least as many keys as queries with rope, got one "
             "with fewer"
         )
-    sizes = (B, q.size(1), max_seqlen_q, max_seqlen_k)
-    mask, bias, alibi, rope = attention_checks.terms(
-        q, sizes, offset, mask, bias, alibi, relative_keys, rope, rope_interleaved, sinks
-    )
-    scale, dropout, softcap = attention_checks.settings(q, scale, causal, dropout, softcap)
-    window_left, window_right = NO_WINDOW if window is None else attention_checks.window(window)
-    tensor_seed = check.seed(OP, seed, q.device)
-    named: Named = {
+    given: Named = {
         "q": q,
         "k": k,
         "v": v,
@@ -95,12 +87,10 @@ def attention_varlen(
         "relative_keys": relative_keys,
         "rope": rope,
         "rope_interleaved": rope_interleaved,
-        "offset": offset,
+        "offset": 0,
         "key_rows": None,
         "dropout": dropout,
-        "seed": tensor_seed if dropout else None,
-        "window_left": window_left,
-        "window_right": window_right,
+        "window": window,
         "softcap": softcap,
         "sinks": sinks,
         "cu_seqlens_q": cu_seqlens_q,
@@ -108,6 +98,10 @@ def attention_varlen(
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
     }
+    sizes = (B, q.size(1), max_seqlen_q, max_seqlen_k)
+    named = given | attention_checks.terms(q, sizes, 0, given) | attention_checks.settings(q, given)
+    tensor_seed = check.seed(OP, seed, q.device)
+    named["seed"] = tensor_seed if named["dropout"] else None
     out: Tensor = autograd.call_by_name("attention", named)[0]
     return out.squeeze(0).transpose(0, 1)
 

@@ -237,7 +237,7 @@ class Recurrent(nn.Module):
             first. For an x without a batch dimension, they have none either: (num_layers, H), or
             (H_l,) for each layer
         lengths: (B,) int64 or int32, or a list, in [0, T]: steps after a sequence's length leave
-            its state unchanged and output zeros
+            its state unchanged and output zeros. Of a list, compiled code is compiled anew
         hx: another name of `state`, which torch's modules have
         starts: (T, B) bool, (B, T) with `batch_first`: where true, a new sequence starts in the
             row, and the state before that step is zero; in the reverse direction, before the last

@@ -92,10 +92,11 @@ def _check_longer(trainer: Trainer, best: dict | None) -> None:
 
     best: its best checkpoint, if any, which a process that was killed may have written last
     """
-    done = {"epochs": trainer.epoch + bool(trainer.index), "steps": trainer.step}
-    position = (best or {}).get("position")
-    if position and position["step"] > trainer.step:
-        done = {"epochs": position["epoch"] + 1, "steps": position["step"]}
+    position = {"epoch": trainer.epoch, "index": trainer.index, "step": trainer.step}
+    newest = (best or {}).get("position")
+    if newest and newest["step"] > position["step"]:
+        position = newest
+    done = {"epochs": position["epoch"] + bool(position["index"]), "steps": position["step"]}
     for name, trained in done.items():
         limit = getattr(trainer.settings, name)
         if limit is not None and limit < trained:

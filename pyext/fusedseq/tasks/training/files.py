@@ -112,12 +112,12 @@ def refuse_special(path: Path) -> None:
     A link to a device, and one that leads through /dev or /proc, such as /dev/stdout, is refused: a
     file would take its place.
     """
-    if leads_to_system(path):
-        raise ValueError(f"{path} must be a regular file, got one of /dev or /proc")
     with suppress(OSError):  # it does not exist, or the link leads nowhere
         for mode in (os.lstat(path).st_mode, os.stat(path).st_mode):
             if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
                 raise ValueError(f"{path} must be a regular file, got {kind_of(mode)}")
+    if leads_to_system(path):
+        raise ValueError(f"{path} must be a regular file, got one of /dev or /proc")
 
 
 def leads_to_system(path: Path) -> bool:
