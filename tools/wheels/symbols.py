@@ -126,8 +126,8 @@ def check(path: Path) -> list[str]:
 def folders_in(library: Path) -> list[str]:
     """Returns a sentence for each folder of the environment that a library names.
 
-    Headers name their file in the texts of assertions, see csrc/rules.ninja. (nvcc has the folder of
-    the sources in the lines that profilers show.)
+    Headers name their file in the texts of assertions, see csrc/rules.ninja. (nvcc has the folder
+    of the sources in the lines that profilers show.)
     """
     content = library.read_bytes()
     folders = {sys.prefix, sys.base_prefix}
