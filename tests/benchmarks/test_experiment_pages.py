@@ -118,12 +118,17 @@ def test_a_smoke_run_shows_no_accuracy():
 def test_a_budget_is_in_full_only_without_changes():
     training = {"epochs": 20, "steps": None}
     result = {"task": "reverse", "preset": "base", "steps": 2500, "changes": {}}
-    result["settings"] = {"training": training}
+    result |= {"settings": {"training": training}, "validations": []}
     assert task_pages.budget(result | {"epochs": 20}) == "20 epochs (2,500 steps), in full"
     assert task_pages.budget(result | {"epochs": 5}) == "5 of 20 epochs (2,500 steps)"
     assert task_pages.budget(result | {"epochs": 60}) == "60 epochs instead of 20 (2,500 steps)"
     changed = result | {"epochs": 20, "changes": {"model.scale": "head"}}
     assert task_pages.budget(changed) == "20 epochs (2,500 steps)"
+    # The steps after the last epoch's validation have no part in the weights.
+    stopped = result | {"epochs": 5, "validations": [{"epoch": 5, "step": 2400}]}
+    assert task_pages.budget(stopped) == "5 of 20 epochs (2,400 steps)"
+    seldom = result | {"epochs": 20, "validations": [{"epoch": 18, "step": 2250}]}
+    assert task_pages.budget(seldom) == "20 epochs (2,500 steps), in full"
 
 
 def test_the_committed_pages_are_up_to_date():
@@ -137,7 +142,8 @@ def test_the_committed_pages_are_up_to_date():
 
 def test_no_page_has_a_path_of_a_machine():
     for name, text in pages.of_results(results.committed()).items():
-        text = text.replace("(../assets/", "(").replace("(../smoke_runs.md", "(")
+        for page in ("assets/", "smoke_runs.md", "results.md"):
+            text = text.replace(f"(../{page}", "(")
         assert not re.search(r"/(home|work|tmp|root)/|\.\./|--data (?!DATA\b)", text), name
 
 
@@ -163,7 +169,7 @@ def test_runs_of_several_seeds_are_one_line():
     assert groups.name_of(experiment, alone) == "reverse/base (wide-seed-0-again)"
     assert groups.measured(experiment, group) == [
         "test loss 0.6 ± 0.14",
-        "test token_accuracy 62 % ± 2.8 %",
+        "test token_accuracy 62 % ± 2.8 points",
     ]
 
 

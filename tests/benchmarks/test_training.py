@@ -8,6 +8,7 @@ import pytest
 import torch
 from fusedseq.tasks.catalog import TASKS, task_module
 
+from bench.suite import baselines, chunked_loss, measurements
 from bench.training import compare, speed
 from bench.training.operator_sets import Run, prototype
 
@@ -112,3 +113,28 @@ def test_targets_are_of_tasks_or_presets():
     }
     assert {*speed.TARGETS} <= known
     assert not speed.verdicts("ptb/lstm", {"ratio": {"fused / baselines": 3.0}})
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="torch 2.13 has the operator"
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ignore_index": 0, "label_smoothing": 0.1, "reduction": "sum"}, {"reduction": "none"}],
+    ids=str,
+)
+def test_the_loss_in_chunks_is_the_other_baselines_loss(options):
+    x, W, b = torch.randn(2, 30, 8), torch.randn(50, 8), torch.randn(50)
+    target = torch.randint(50, (2, 30))
+    losses = [
+        ops.linear_cross_entropy(x, W, target, b, **options) for ops in (chunked_loss, baselines)
+    ]
+    torch.testing.assert_close(*losses)
+    assert chunked_loss.linear is baselines.linear
+
+
+def test_the_gain_of_a_step_is_over_the_faster_model():
+    entry = {
+        "ratio": {"fused / baselines": 1.5, "fused / chunked-loss": 1.1, "fused / compiled": 1}
+    }
+    assert measurements.step_speedup(entry) == 1.1

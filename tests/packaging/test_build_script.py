@@ -3,7 +3,10 @@ and the number of jobs; and what the Makefile and CI say about a build.
 """
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -202,3 +205,23 @@ def test_the_linker_runs_again_after_a_change_of_its_script(build_script, tmp_pa
     links = [line for line in ninja._lines if re.match(r"build \S+\.so: link ", line)]
     assert len(links) == 3
     assert all(line.endswith(" | csrc/linux/local_symbols.map") for line in links)
+
+
+def stamp(folder, **variables):
+    """What tools/build_stamp.py prints in `folder` with more environment variables."""
+    command = [sys.executable, str(ROOT / "tools/build_stamp.py")]
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_stamp_of_a_build_depends_on_what_the_build_depends_on(tmp_path):
+    found = {
+        stamp(tmp_path, FUSEDSEQ_CUDA=cuda, CXX=cxx)
+        for cuda in ("0", "1")
+        for cxx in ("", "clang++")
+    }
+    assert len(found) == 4
+    assert all(re.fullmatch(r"\.stamps/\d+\n", line) for line in found)
+    assert stamp(tmp_path) == stamp(tmp_path)

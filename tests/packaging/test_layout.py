@@ -77,7 +77,7 @@ FOLDERS = {
 FILES = {
     "csrc": {"build.py", "rules.ninja"},
     "tests": {"__init__.py", "conftest.py"},
-    "tools": {"__init__.py"},
+    "tools": {"__init__.py", "build_stamp.py"},
 }
 # Pages that are not in the repository, which no file may cite.
 OUTSIDE = re.compile(
