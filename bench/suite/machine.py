@@ -57,7 +57,7 @@ def cpu_seconds_of_others(companion=None):
         jiffies = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
         jiffies_of_companion = 0
         if companion:
-            # The fields behind the name in parentheses: state, ..., utime and stime.
+            # The fields after the name in parentheses: state, ..., utime and stime.
             fields = Path(f"/proc/{companion}/stat").read_text().rpartition(")")[2].split()
             jiffies_of_companion = int(fields[11]) + int(fields[12])
     except OSError:

@@ -106,7 +106,7 @@ def far_apart(entry):
 
 
 def marked(*entries):
-    """Returns the marks behind the name of a line with these entries, of which some may be None:
+    """Returns the marks after the name of a line with these entries, of which some may be None:
     a star if other processes disturbed one, and ‡ if one was measured on cores far apart."""
     known = [entry for entry in entries if entry is not None]
     return " *" * any(map(disturbed, known)) + " ‡" * any(map(far_apart, known))

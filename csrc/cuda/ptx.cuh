@@ -110,7 +110,7 @@ __device__ __forceinline__ float of_next_lane(float v) {
 __device__ __forceinline__ void pause() {}
 
 // Makes the compiler compute a value before the next of these functions: it would otherwise move
-// the computation behind a wait, next to where the value is used.
+// the computation after a wait, next to where the value is used.
 template <class T>
 __device__ __forceinline__ void compute_now(T*& p) {
   asm volatile("" : "+l"(p));

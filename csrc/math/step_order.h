@@ -5,7 +5,7 @@
 
 namespace fusedseq {
 
-// Whether step t is behind the end of row b's sequence. What x and dy hold there is never used, not
+// Whether step t is past the end of row b's sequence. What x and dy hold there is never used, not
 // even as a factor of zero: it may be NaN or infinite.
 HD bool has_ended(const int64_t* lengths, int64_t t, int64_t b) {
   return lengths && t >= lengths[b];

@@ -43,7 +43,7 @@ constexpr int64_t MAX_HEAD = int64_t(1) << 40;
   FIELD(OptionalTensor, sinks)        /* (N,) */                            \
   FIELD(double, softcap)              /* 0: none */                         \
   FIELD(int64_t, window_left)         /* keys before a position; -1: all */ \
-  FIELD(int64_t, window_right)        /* keys behind a position; -1: all */ \
+  FIELD(int64_t, window_right)        /* keys after a position; -1: all */  \
   FIELD(OptionalTensor, cu_seqlens_q) /* (B + 1,) int64 */                  \
   FIELD(OptionalTensor, cu_seqlens_k) /* (B + 1,) int64 */                  \
   FIELD(int64_t, max_seqlen_q)                                              \

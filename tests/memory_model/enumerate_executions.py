@@ -175,7 +175,7 @@ def values(program, effects, sources):
     """All values; None if some would appear out of thin air (8.10.4) or a comparison fails.
 
     A write depends on the register that is its operand, and on nothing else: a loop that waits
-    orders no write behind it. So more executions are possible than if it did.
+    orders no write after it. So more executions are possible than if it did.
     """
     known = Values({}, {})
     pending = [e.index for e in program.events if e.accesses]

@@ -45,7 +45,7 @@ def test_the_bits_are_those_of_the_operator_with_options(sizes, type_, scale):
     q, k, v = tensors(*sizes, type_)
     y, names = called(q, k, v, scale=scale)
     assert names == ["attention_plain_inference"]
-    # No key is behind so wide a window.
+    # No key is past so wide a window.
     wanted, names = called(q, k, v, scale=scale, window=(sizes[4], sizes[4]))
     assert names == ["attention"]
     assert torch.equal(y, wanted)

@@ -219,7 +219,7 @@ def test_transforms_do_not_meet_cudnn(cudnn, op):
 
 
 def test_what_lies_behind_a_length_does_not_overflow(cudnn):
-    """The state of ReLUs grows with each step; cuDNN would compute those behind a length, too."""
+    """The state of ReLUs grows with each step; cuDNN would compute those past a length, too."""
     T, H = 300, 3
     x, h0 = torch.randn(T, 2, H), torch.ones(2, H)
     W_ih, W_hh = torch.randn(H, H), (3 * torch.eye(H)).requires_grad_()

@@ -1,4 +1,4 @@
-"""The lengths of the recurrences: what lies behind a length never matters, the forms in which
+"""The lengths of the recurrences: what lies past a length never matters, the forms in which
 lengths are given, also to attention, and empty batches.
 """
 

@@ -1,4 +1,4 @@
-"""What the persistent kernels execute between a wait for other blocks and the loads behind it."""
+"""What the persistent kernels execute between a wait for other blocks and the loads after it."""
 
 import json
 import re

@@ -1,11 +1,11 @@
-"""How many instructions the persistent kernels execute between a wait and the loads behind it, and
+"""How many instructions the persistent kernels execute between a wait and the loads after it, and
 how many of these loads they start before they multiply.
 
 For every wait for an exchanged vector: the instructions of sm_90a from the load that polls a flag
 to the first load of the vector, in the order of the machine code, all of them on the critical path
 (the call of give_up is not: it is jumped over).
 wait_table.json has the recorded counts for each version of nvcc, and under "before" those of the
-kernels whose addresses, zeros and first weights were computed behind the wait (only of the variants
+kernels whose addresses, zeros and first weights were computed after the wait (only of the variants
 that existed then). Under the version of nvcc with ", loads" are the numbers of loads of the vector,
 16 bytes each, that stand in a row before a product with what they load. Kernels that exchange words
 poll the vector itself, and have no such wait.

@@ -1,4 +1,4 @@
-"""What lies behind the lengths of sequences does not matter to the CUDA kernels of the recurrences:
+"""What lies past the lengths of sequences does not matter to the CUDA kernels of the recurrences:
 the loop, the persistent kernels and the wavefront, on the simulated GPU.
 """
 

@@ -108,7 +108,7 @@ def lengths_of(T, B):
 
 
 def starts_of(T, B):
-    """Also behind the ends of sequences, where they do not count."""
+    """Also past the ends of sequences, where they do not count."""
     return torch.rand(T, B, generator=torch.Generator().manual_seed(T + B)) < 0.4
 
 

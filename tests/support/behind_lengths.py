@@ -1,4 +1,4 @@
-"""What lies behind the lengths of sequences, and that it does not matter to a recurrence."""
+"""What lies past the lengths of sequences, and that it does not matter to a recurrence."""
 
 from itertools import chain
 
@@ -10,12 +10,12 @@ FORBIDDEN = (float("nan"), float("inf"), -float("inf"), 3e38)
 
 
 def behind(lengths, T):
-    """Returns whether each step is behind its sequence's length: (T, B, 1)."""
+    """Returns whether each step is past its sequence's length: (T, B, 1)."""
     return (torch.arange(T)[:, None] >= torch.as_tensor(lengths))[:, :, None]
 
 
 def filled(t, past, value):
-    """A copy of t (T, B, .) with `value` behind the lengths; None fills all of FORBIDDEN."""
+    """A copy of t (T, B, .) with `value` past the lengths; None fills all of FORBIDDEN."""
     values = torch.tensor(FORBIDDEN if value is None else (value,))
     values = values.repeat(t.numel() // len(values) + 1)[: t.numel()].view(t.shape)
     return torch.where(past.to(t.device), values.to(t.device, t.dtype), t.detach())
@@ -24,7 +24,7 @@ def filled(t, past, value):
 def outcome(function, args, kwargs, past, value, higher=False):
     """Returns the results of a recurrence, its gradients, and with `higher` second derivatives.
 
-    args[0] is x. x, and the gradient of every y, have `value` behind the lengths.
+    args[0] is x. x, and the gradient of every y, have `value` past the lengths.
     past: as returned by `behind`
     """
     x, *others = args
@@ -49,7 +49,7 @@ def outcome(function, args, kwargs, past, value, higher=False):
 
 
 def assert_does_not_matter(function, args, kwargs, lengths, value=None, higher=False):
-    """Asserts that `value` behind the lengths gives the bits that zeros there give, in results and
+    """Asserts that `value` past the lengths gives the bits that zeros there give, in results and
     gradients; that all of them are finite; and that y and the gradient of x are 0 there.
     """
     past = behind(lengths, len(args[0]))

@@ -5,7 +5,7 @@ from fusedseq import kernels
 from torch import Tensor
 
 # The options of a call of attention that has none, as its operators take them: those between v and
-# the seed, without key_rows, and those behind the scale.
+# the seed, without key_rows, and those after the scale.
 BEFORE_SEED = (None, None, None, None, None, None, True)
 BEHIND_SCALE = (False, 0, 0.0, None, 0.0, -1, -1, None, None, 0, 0)
 

@@ -119,7 +119,7 @@ def test_compute_capability_90_alone_has_tiles_of_its_own():
         (70, 200, 64, 1, ["causal", "window"]),
         (70, 200, 64, 2, ["window", "softcap", "sinks"]),
         (40, 131, 10, 2, []),  # rows of 20 bytes have no descriptor
-        (70, 200, 64, 2, ["lengths"]),  # nor have keys behind a length
+        (70, 200, 64, 2, ["lengths"]),  # nor have keys past a length
     ],
 )
 def test_keys_loaded_by_descriptors_give_the_same_bits(

@@ -107,7 +107,7 @@ def assert_same(first, second, inputs):
 
 
 def heads(B, N, L, D, dtype=torch.bfloat16, offset=0):
-    """Returns a (B, N, L, D) tensor stored as (B, L, N, D), `offset` elements behind an address
+    """Returns a (B, N, L, D) tensor stored as (B, L, N, D), `offset` elements after an address
     that is a multiple of 16."""
     numbers = torch.randn(B * L * N * D + offset, dtype=dtype)
     return numbers[offset:].view(B, L, N, D).transpose(1, 2)

@@ -28,7 +28,7 @@ struct Int8Product {
   const float* bias;   // (N,) or null
   float* C;            // (M, ldc)
   int64_t ldc;
-  bool whole_vectors;  // whether to write zeros behind column N of C, unless it accumulates
+  bool whole_vectors;  // whether to write zeros past column N of C, unless it accumulates
   bool accumulate;
 };
 // A function that computes such a product without converting W first.

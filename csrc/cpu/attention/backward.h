@@ -132,7 +132,7 @@ class AttentionBackward {
     int64_t end = 0;
     if (a.dsinks) static_cast<T*>(a.dsinks)[row] = 0;
     if (n) {
-      // e, dP and their sums. Where e is 0, dP is not used: it may be anything behind the last key.
+      // e, dP and their sums. Where e is 0, dP is not used: it may be anything past the last key.
       Vec<T> exp_sums = zero, totals = zero;
       T* const slopes = a.softcap ? (T*)w.slopes : nullptr;
       p.each_logit(s, w.qr + i * p.Rp, slopes, b, h, i0 + i, seen, [&](int64_t j, Vec<T> x) {

@@ -108,7 +108,7 @@ struct AttentionOperands : AttentionProblem<E> {
     return {staged, De, 1};
   }
 
-  // to (De, ld) = the transpose of x (rows, De), staged along; the columns behind `rows` are zero
+  // to (De, ld) = the transpose of x (rows, De), staged along; the columns past `rows` are zero
   // up to a whole vector.
   void transpose_rows(const X* x, int64_t rows, int64_t ld, X* to) const {
     for (int64_t j = 0; j < rows; j += LANES<X>)
@@ -137,7 +137,7 @@ struct AttentionOperands : AttentionProblem<E> {
 
   // Returns x (rows, ld), of which `columns` are used, as the left operand of a product whose sum
   // runs along the rows. Where X is a pair, the rows are overwritten with pairs. LANES numbers
-  // behind x may be read.
+  // past x may be read.
   LeftOperand<X> left_along(T* x, int64_t rows, int64_t ld, int64_t columns) const {
     if constexpr (PAIRS)
       for (int64_t i = 0; i < rows; ++i) {

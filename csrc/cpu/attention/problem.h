@@ -204,7 +204,7 @@ struct AttentionProblem {
   }
 
   // Calls f(j, logits of keys base + j, base + j + 1, ...) for each vector of the row of query i. A
-  // logit is -inf where a key is hidden and behind the last key.
+  // logit is -inf where a key is hidden and past the last key.
   // s (count(),): the products q k^T, which are overwritten. f may write to s from j on.
   // qr (R,): the products of q with relative_keys.
   // slopes (count(),): gets the derivatives of softcap, or null.

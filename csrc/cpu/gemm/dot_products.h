@@ -27,7 +27,7 @@ HD bool fills_vectors(int64_t K) {
   return depth<E>(K) % LANES<E> == 0 || depth<E>(K) >= 4 * LANES<E>;
 }
 
-// c[m][n] += the lanes of A[m] . B[n], of elements k and those that `load` reads behind it.
+// c[m][n] += the lanes of A[m] . B[n], of elements k and those that `load` reads after it.
 template <int M, class E, class Load>
 HD void add_lanes(int64_t k, const E* A, int64_t lda, const E* const* B, Load load,
                   Vec<Sum<E>> (&c)[M][DOT_COLUMNS<E>]) {

@@ -68,7 +68,7 @@ HD void dot_tile(int64_t K, const float* A, int64_t lda, const int8_t* const* B,
       sums[m * N + n] = c[m][n];
 }
 
-// Writes zeros behind the last column of C, up to whole vectors, where the product asks for them.
+// Writes zeros past the last column of C, up to whole vectors, where the product asks for them.
 HD void fill_last_vectors(const cpu::Int8Product& p) {
   if (!p.whole_vectors || p.accumulate) return;
   for (int64_t m = 0; m < p.M; ++m)

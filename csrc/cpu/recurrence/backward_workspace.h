@@ -42,7 +42,7 @@ struct BackwardWorkspace {
   Buffer<T> dgate[MAX_ROUNDS];     // (T, B, ld_out)  of the rounds' pre-activations
   Buffer<T> dfactors[MAX_ROUNDS];  // (T, B, ldr)  of the products with F
 
-  // The operands of the products, recomputed. x_operand[0] is x with zeros behind the ends of the
+  // The operands of the products, recomputed. x_operand[0] is x with zeros past the ends of the
   // sequences; only where the product for dW_ih reads it, see reads_masked_x.
   Buffer<T> x_operand[MAX_ROUNDS / 2 + 2];  // (T, B, ldx)  x after i rounds on it
   Buffer<T> h_operand[MAX_ROUNDS / 2 + 2];  // (T, B, ldp)  h after i rounds on it

@@ -9,7 +9,7 @@
 // after the gates. Where the batch has many rows and the weights are small, each part owns rows of
 // the batch instead, of which it computes all columns, and no step has a barrier: see shares_rows.
 // The loop allocates no memory, except for the digits of weights in 8 bits. A cell with layer
-// normalization needs all columns of a row: after a barrier behind the products each part computes
+// normalization needs all columns of a row: after the products and a barrier each part computes
 // the cells of its rows of the batch. A projection is one more product at the end of a step, with a
 // barrier before and after it.
 //
@@ -213,13 +213,13 @@ class RecurrentForward {
     add_gates(p, first, rows, s.X, x, of, z, INPUTS, false, weights.of_h(0, p));
   }
 
-  // The inputs' part of the gates of a block of steps, from step t on. The rows behind the end of a
+  // The inputs' part of the gates of a block of steps, from step t on. The rows past the end of a
   // sequence are computed too, and not used.
   void add_inputs(const Part& p, int64_t t, int64_t steps) {
     add_products_of_x(p, 0, steps * s.B, {r.x + t * s.B * s.X, s.X}, z_of(p, t));
   }
 
-  // The pre-activations of step t, which is in the present block, and of the steps behind it. Where
+  // The pre-activations of step t, which is in the present block, and of the steps after it. Where
   // the cells need whole rows, they are computed where the gates are kept.
   Strip<T> z_of(const Part& p, int64_t t) const {
     if (Cell::WHOLE_ROWS) return {w.kept.gates(t, p.first_kept), SLOTS * s.Hp, s.Hp, 0};
@@ -353,12 +353,12 @@ class RecurrentForward {
   }
 
   void store_last_state(const Part& p) {
-    const int64_t behind = nth_step(r, s.steps - 1) + 1;
+    const int64_t end = nth_step(r, s.steps - 1) + 1;
     for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b) {
       for (int64_t j = p.state.begin; j < p.state.end; j += LANES<T>)
         Vec<T>::load(p.h_carried.at(b, j)).store(r.h + b * s.P + j, s.P - j);
       for (int64_t j = p.cell_units.begin; Cell::HAS_C && j < p.cell_units.end; j += LANES<T>)
-        Vec<T>::load(c_of(p, behind, b, j)).store(r.c + b * s.H + j, s.H - j);
+        Vec<T>::load(c_of(p, end, b, j)).store(r.c + b * s.H + j, s.H - j);
     }
   }
 };

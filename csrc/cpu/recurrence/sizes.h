@@ -147,7 +147,7 @@ struct Share {
   int64_t parts() const { return end - begin; }
 };
 
-// Returns the units from j on of x in row b at step t, or zeros behind the end of the sequence.
+// Returns the units from j on of x in row b at step t, or zeros past the end of the sequence.
 template <class T>
 HD Vec<T> load_input(const cpu::Recurrence<T>& r, int64_t t, int64_t b, int64_t j) {
   if (has_ended(r.lengths, t, b)) return Vec<T>(T(0));

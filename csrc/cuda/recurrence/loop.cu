@@ -121,7 +121,7 @@ class Forward {
   }
 
   // Without rounds, the input product of the `hoisted` steps from the n-th one on, when those of
-  // the ones before it are used up. It includes rows behind the ends of sequences, which
+  // the ones before it are used up. It includes rows past the ends of sequences, which
   // cell_kernel does not use. The product's rows are in the order of x, also in reverse.
   const char* input_product(const Product& product, int64_t n) const {
     if (r.rounds || n % hoisted) return nullptr;

@@ -170,7 +170,7 @@ template <class S>
 struct RoundGradient {
   using C = typename Computing<S>::type;
   int64_t width, padded;  // of the operand that the round scales
-  // The operand before dropout and rounds: x, which counts as zero behind a sequence's end, or null
+  // The operand before dropout and rounds: x, which counts as zero past a sequence's end, or null
   // for the state before the step.
   const S* x;       // (B, width)
   const S *h0, *y;  // (B, width), (T, B, width)

@@ -45,7 +45,7 @@ struct RoundForward {
   const C* before;        // (B, padded)  the operand before this round
   Mask state;             // dropout of the operand, in its first round
   const int64_t* seed;
-  const int64_t* lengths;  // (B,) or null: x counts as zero behind the end of a sequence
+  const int64_t* lengths;  // (B,) or null: x counts as zero past the end of a sequence
   int64_t t;
   C* after;    // (B, padded)  out: the operand
   S* operand;  // (B, ld)  out: its part of [x | h]

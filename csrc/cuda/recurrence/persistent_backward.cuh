@@ -95,10 +95,10 @@ struct BackwardBlock {
   const OwnedColumns columns_x, columns_h;
   const X own_x;
   const H own_h;
-  uint32_t epoch;                            // of the newest vector
-  uint32_t uses_gates, uses_x, uses_h;       // with words, the numbers of the newest of each kind
-  const S *Q_x, *Q_h;                        // weights of round 0 and 1; of rounds 2, 3, ... behind
-  SharedWeights<S> W_ih, W_hh;               // (4H, columns): row 4 j + gate
+  uint32_t epoch;                       // of the newest vector
+  uint32_t uses_gates, uses_x, uses_h;  // with words, the numbers of the newest of each kind
+  const S *Q_x, *Q_h;           // weights of round 0 and 1; those of rounds 2, 3, ... follow
+  SharedWeights<S> W_ih, W_hh;  // (4H, columns): row 4 j + gate
   ResidentWeights<V, 1> resident_W_ih;       // of resident k-steps the first 8 columns of W_ih,
   SharedWeights<S> rest_W_ih;                // and the other columns
   float dx[X::COUNT], dh[H::COUNT];          // gradients of what the rounds and gates read
@@ -167,7 +167,7 @@ struct BackwardBlock {
 
 // ---- before the first step
 
-// The block's columns of the weights of rounds first, first + 2, ... Returns the address behind
+// The block's columns of the weights of rounds first, first + 2, ... Returns the address after
 // them. K, width: rows and columns of such a weight
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ S* BackwardBlock<S, V, LINKED>::load_rounds(S* to, int first,
@@ -203,7 +203,7 @@ __device__ __forceinline__ void BackwardBlock<S, V, LINKED>::load_weights() {
     return w_ih[(int64_t(k % 4) * H + k / 4) * X + n];
   };
   if (rounds) {
-    // What is left of the resident k-steps is behind the other k-steps.
+    // What is left of the resident k-steps is after the other k-steps.
     const int steps = p.gates.k_steps - V::RESIDENT * V::SPLIT;
     rest_W_ih = {to + steps * columns_x.count * K_STEP<S>,
                  columns_x.count < 8 ? 0 : columns_x.count - 8};

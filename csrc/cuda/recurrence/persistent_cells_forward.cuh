@@ -76,7 +76,7 @@ struct CellsForwardBlock {
 
 // ---- before the first step
 
-// The block's columns of W_hh, which are all of its shared memory but for the partial sums behind
+// The block's columns of W_hh, which are all of its shared memory but for the partial sums after
 // them.
 template <class S, class V>
 __device__ __forceinline__ void CellsForwardBlock<S, V>::load_weights() {

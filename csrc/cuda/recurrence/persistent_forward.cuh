@@ -181,7 +181,7 @@ struct ForwardBlock {
 
 // ---- before the first step
 
-// The block's columns of the weights of rounds first, first + 2, ... Returns the address behind
+// The block's columns of the weights of rounds first, first + 2, ... Returns the address after
 // them.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ S* ForwardBlock<S, V, LINKED>::load_rounds(S* to, int first,
@@ -238,7 +238,7 @@ __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::load_state() {
   }
 }
 
-// Loads x of step t to next_x, or zeros past the last step and behind the end of a sequence. In the
+// Loads x of step t to next_x, or zeros past the last step and past the end of a sequence. In the
 // second layer of a wavefront x is the first layer's y, for which the group waits.
 template <class S, class V, bool LINKED>
 __device__ __forceinline__ void ForwardBlock<S, V, LINKED>::fetch_x(int64_t t) {

@@ -7,7 +7,7 @@
 //
 // With V::RESIDENT > 0, shared memory is too small for W_ih. Of each warp's slice of the k-steps,
 // the first V::RESIDENT have the weights of the first RESIDENT_COLUMNS columns in registers. Shared
-// memory then holds the other k-steps, and behind them what is left of the resident k-steps: their
+// memory then holds the other k-steps, and after them what is left of the resident k-steps: their
 // columns from RESIDENT_COLUMNS on.
 #pragma once
 #include <cuda_runtime.h>
@@ -31,7 +31,7 @@ __device__ __forceinline__ KSlice k_slice(int k_steps, int warp) {
 enum class Neighbours { rows, columns };
 
 // Copies a weight matrix to shared memory, all threads of the block together.
-// element(n, k): the weight of column n and row k.    Returns the address behind the weights.
+// element(n, k): the weight of column n and row k.    Returns the address after the weights.
 template <class V, int RESIDENT, int RESIDENT_COLUMNS, Neighbours NEIGHBOURS, class S, class F>
 __device__ __forceinline__ S* load_to_shared(S* to, int columns, int K, F element) {
   constexpr int A = K_STEP<S>;

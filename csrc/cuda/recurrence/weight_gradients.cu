@@ -24,7 +24,7 @@ struct Operands {
   const int64_t* lengths;
   const uint8_t* starts;
   int64_t width, padded;
-  // The operand before any round: x, which counts as zero behind a sequence's end, or null for the
+  // The operand before any round: x, which counts as zero past a sequence's end, or null for the
   // state before each step.
   const S* x;       // (T, B, width)
   const S *h0, *y;  // (B, width), (T, B, width)
@@ -178,7 +178,7 @@ class Gradients {
   static const S* in(const void* p) { return static_cast<const S*>(p); }
   int64_t rounds_on(int side) const { return (r.rounds + 1 - side) / 2; }  // 0: x, 1: h
 
-  // Whether the gradient of W_ih needs a copy of x, with zeros behind the ends of the sequences: x
+  // Whether the gradient of W_ih needs a copy of x, with zeros past the ends of the sequences: x
   // may be NaN where dz is 0. With rounds, the recomputed operands have zeros there already.
   bool masks_x() const { return r.lengths && !r.rounds && g.dW_ih; }
 

@@ -69,7 +69,7 @@ def attention(
     `attention_varlen` then, which has no key_lengths, offset and key_rows, and the result is nested
     as q.
 
-    Keys and values behind key_lengths are never read: they may be uninitialized memory. Other
+    Keys and values past key_lengths are never read: they may be uninitialized memory. Other
     masked keys, masked by `mask` or by causality, must be finite, as their probability 0 times inf
     or NaN is NaN. (The oracle requires this of all keys.)
 

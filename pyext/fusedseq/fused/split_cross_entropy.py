@@ -54,7 +54,7 @@ def split_cross_entropy(
     bias, *tail_biases = [None] * len(sizes) if b is None else b.split(sizes)
     of_rows = "none" if reduction == "none" else "sum"
 
-    tombstone = splits[0] - 1 + part  # in the head, behind its words
+    tombstone = splits[0] - 1 + part  # in the head, after its words
     in_head = torch.where(is_target, torch.where(part == 0, target, tombstone), IGNORED)
     head = torch.cat([words, tombstones])
     bias_of_head = head_bias(bias, tombstone_bias, words, tombstones)

@@ -38,7 +38,7 @@ def attention(
     scale: factor of the logits, by default 1 / sqrt(D)
     offset: the position of the first query, where key j is at position j; by default S - L, which
         aligns the last query with the last key
-    causal: whether a key behind the query's position is masked
+    causal: whether a key after the query's position is masked
     key_lengths: (B,) in [0, S], the number of valid keys of each batch entry: an int64 or int32
         tensor on the device of q or on the CPU, or a list of ints
     mask: bool, broadcastable to (B, N, L, S), true where the key is visible
