@@ -89,6 +89,12 @@ def test_attention_without_a_batch_dimension_equals_torch(kind, batch_first, ops
 # Integers and lists
 
 
+def test_int32_targets_of_the_output_layer_equal_int64(ops):
+    loss = nn.LinearCrossEntropyLoss(E, 9, ops=ops)
+    x, target = torch.randn(L, B, E), torch.randint(9, (L, B))
+    assert torch.equal(loss(x, target.int()), loss(x, target))
+
+
 @pytest.mark.parametrize("splits", [(), (4,)], ids=["plain", "split"])
 def test_int32_targets_equal_int64(splits, ops):
     loss = nn.SplitCrossEntropy(E, splits, ops=ops)

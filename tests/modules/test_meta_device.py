@@ -31,6 +31,7 @@ MODULES = {  # {name: (a class of fusedseq.nn, its arguments, its options)}
     "TransformerDecoderLayer": (nn.TransformerDecoderLayer, (8, 2, 6), {"norm_first": True}),
     "ResidualLayerNorm": (nn.ResidualLayerNorm, (8,), {}),
     "SplitCrossEntropy": (nn.SplitCrossEntropy, (4, (3, 5)), {}),
+    "LinearCrossEntropyLoss": (nn.LinearCrossEntropyLoss, (4, 7), {"bias": True}),
     "Embedding": (nn.Embedding, (9, 4, 2), {}),
     "LearnedPositions": (nn.LearnedPositions, (9, 4), {}),
     "SinusoidalPositions": (nn.SinusoidalPositions, (4,), {}),

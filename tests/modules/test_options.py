@@ -55,13 +55,13 @@ MODULES = [
 ]
 SIZES = {"input_size": 6, "hidden_size": 6, "d_model": 6, "nhead": 3, "embed_dim": 6}
 SIZES |= {"num_heads": 3, "num_embeddings": 9, "embedding_dim": 6, "normalized_shape": 6}
-SIZES |= {"in_features": 6, "max_positions": 9, "max_distance": 16, "head_dim": 4}
+SIZES |= {"in_features": 6, "num_classes": 9, "max_positions": 9, "max_distance": 16, "head_dim": 4}
 OTHERS = {"num_layers": 3, "output": "sum", "splits": (2, 4), "activation": "tanh", "rank": 2}
 OTHERS |= {"padding_idx": 2, "forget_bias": 1.0, "kdim": 4, "vdim": 5, "ignore_index": 0}
 OTHERS |= {"scale": 0.5, "eps": 0.25, "layer_norm_eps": 0.25, "rounds": 3, "max_distance": 99}
-OTHERS |= {"proj_size": 1, "nonlinearity": "relu"}
+OTHERS |= {"proj_size": 1, "nonlinearity": "relu", "reduction": "sum"}
 OTHERS |= {"base": 500, "max_positions": 33, "num_buckets": 16, "dim_feedforward": 8}
-NOT_OPTIONS = {"ops", "device", "dtype", "positions", "add_bias_kv", "add_zero_attn"}
+NOT_OPTIONS = {"ops", "device", "dtype", "positions", "weight", "add_bias_kv", "add_zero_attn"}
 
 
 # The repr of Rotary leaves out max_positions, which is only the first size of a growing table.

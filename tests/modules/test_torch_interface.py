@@ -29,6 +29,7 @@ RENAMED = {
     "RNN": {"input": "x", "hx": "state"},
     "Embedding": {"input": "ids"},
     "Dropout": {"input": "x"},
+    "LinearCrossEntropyLoss": {"input": "x"},
 }
 # Arguments whose defaults differ: by default, our attention returns no probabilities, and key and
 # value are query. The activation is the name of torch's function.

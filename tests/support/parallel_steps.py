@@ -218,6 +218,12 @@ OBJECTIVES: dict[str, tuple[Any, Any, Any, tuple[str, ...]]] = {
         lambda: (*ids(), *lengths(), *ids()),
         ("encoder.layers.0", "embedding"),
     ),
+    "LinearCrossEntropyLoss": (
+        lambda: nn.LinearCrossEntropyLoss(E, V, bias=True),
+        lambda module, y, target: module(y, target),
+        lambda: (*x(), torch.randint(V, (B, T))),
+        (),
+    ),
     "SplitCrossEntropy": (
         OutputLayer,
         lambda module, y, target: module(y, target),

@@ -13,6 +13,7 @@ from fusedseq.nn.gru import GRU
 from fusedseq.nn.key_value_cache import KeyValueCache
 from fusedseq.nn.layer_norm_gru import LayerNormGRU
 from fusedseq.nn.layer_norm_lstm import LayerNormLSTM
+from fusedseq.nn.linear_cross_entropy_loss import LinearCrossEntropyLoss
 from fusedseq.nn.lstm import LSTM
 from fusedseq.nn.mogrifier_lstm import MogrifierLSTM
 from fusedseq.nn.multihead_attention import MultiheadAttention
@@ -36,6 +37,7 @@ __all__ = [
     "LayerNormGRU",
     "LayerNormLSTM",
     "LearnedPositions",
+    "LinearCrossEntropyLoss",
     "LockedDropout",
     "MogrifierLSTM",
     "MultiheadAttention",

@@ -1,0 +1,66 @@
+"""nn.LinearCrossEntropyLoss: an output layer with its loss, beside torch's modules."""
+
+import pytest
+import torch
+from fusedseq import nn
+from torch.nn import functional as F
+
+E, V = 6, 11
+
+
+def inputs():
+    torch.manual_seed(0)
+    target = torch.randint(V, (3, 4))
+    target[0, 1] = -100
+    return torch.randn(3, 4, E), target
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_it_is_the_loss_of_a_linear_layer(bias, reduction, ops):
+    x, target = inputs()
+    weight = torch.rand(V)
+    options = {"reduction": reduction, "label_smoothing": 0.1}
+    module = nn.LinearCrossEntropyLoss(E, V, bias=bias, weight=weight, **options, ops=ops)
+    expected = F.cross_entropy(module.linear(x).flatten(0, 1), target.flatten(), weight, **options)
+    loss = module(x, target)
+    assert loss.shape == (target.shape if reduction == "none" else ())
+    torch.testing.assert_close(loss.flatten(), expected.flatten())
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="it is in torch 2.13")
+@pytest.mark.parametrize("bias", [False, True])
+def test_it_loads_the_state_dict_of_torchs_module(bias):
+    x, target = inputs()
+    theirs = torch.nn.LinearCrossEntropyLoss(E, V, bias=bias, weight=torch.rand(V))
+    ours = nn.LinearCrossEntropyLoss(E, V, bias=bias, weight=torch.zeros(V))
+    ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(
+        ours(x, target), theirs(x.flatten(0, 1), target.flatten()), check_dtype=False
+    )
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+
+
+def test_a_tied_weight_has_one_gradient(ops):
+    x, target = inputs()
+    embedding = nn.Embedding(V, E)
+    module = nn.LinearCrossEntropyLoss(E, V, ops=ops)
+    module.linear.weight = embedding.weight
+    module(embedding(target.clamp_min(0)) + x, target).backward()
+    assert embedding.weight.grad is module.linear.weight.grad
+    assert len({*torch.nn.ModuleList([embedding, module]).parameters()}) == 1
+
+
+def test_options_are_those_of_the_operator():
+    x, target = inputs()
+    plain = nn.LinearCrossEntropyLoss(E, V)
+    for option, value in (("z_loss", 0.1), ("temperature", 2.0), ("ignore_index", 3)):
+        module = nn.LinearCrossEntropyLoss(E, V, **{option: value})
+        module.load_state_dict(plain.state_dict())
+        given = target.clamp_min(0)
+        assert module(x, given) != plain(x, given), option
+
+
+def test_wrong_class_weights_are_refused():
+    with pytest.raises(ValueError, match=r"weight must be \(num_classes,\) = \(11,\), got \(3,\)"):
+        nn.LinearCrossEntropyLoss(E, V, weight=torch.ones(3))
