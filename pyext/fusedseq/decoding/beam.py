@@ -38,7 +38,7 @@ def beam_search(
     The hypotheses of a sentence are different from each other.
     model: a Translator in eval mode    source: (B, S) int64    source_lengths: (B,) int64
     start, end: the ids at the beginning and the end of a target
-    max_length: the largest number of words of a translation, counting END: an int, or (B,) int64
+    max_length: the largest number of words of a translation, with `end`: an int, or (B,) int64
     beam: K, hypotheses of each sentence
     length_penalty: alpha of `penalty`, at least 0; 0 ranks by log-probability
     n_best: at most K
@@ -47,22 +47,68 @@ def beam_search(
 
     A step keeps the K best of all continuations. A hypothesis that ends stays in the beam, so fewer
     active ones remain: a beam of 1 is greedy decoding, and at most K hypotheses are found. At
-    `max_length` all active ones end, with END's own log-probability, so every result is a sentence
+    `max_length` all active ones end, with the log-probability of `end`, so every result is a sentence
     of the model. The search of a sentence stops as soon as no active hypothesis can be among the
     n_best (log-probabilities only decrease, and the penalty is at most that of `max_length`), which
     loses nothing.
-    PAD and START are never generated; their probability is not distributed to other words. A
-    sentence's result does not depend on the other sentences of the batch, except where rounding
+    Padding and `start` are never generated; their probability is not distributed to other words.
+    A sentence's result does not depend on the other sentences of the batch, except where rounding
     decides between two hypotheses.
     Errors: ValueError for a model in training mode or with probabilities that are not finite, and
     for arguments out of range; TypeError for arguments of other types, and numbers that are not
     whole.
     """
+    settings = _checked(model, beam, start, end, length_penalty, n_best)
+    limits = _limits(source, source_lengths, max_length)
+    last_steps = set(limits.tolist())
+    if not last_steps:
+        return []
+    memory = model.encode(source, source_lengths)
+    beam, start, end = settings.beam, settings.start, settings.end
+    inputs = _Inputs(model, memory, source_lengths, max(last_steps), beam)
+    use_cache = model.has_cache if cached is None else cached
+    decode: _Decoder = _CachedDecoder(inputs) if use_cache else _PrefixDecoder(inputs)
+    never = torch.tensor([PADDING, start], device=source.device)
+    beams = Beams(limits, settings)
+    for length in range(1, max(last_steps) + 1):
+        rows = beams.active()
+        if not len(rows):
+            break
+        logits = model.logits(decode(beams, rows))  # (R, V)
+        log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        log_probs.index_fill_(1, never, NO_HYPOTHESIS)
+        if length in last_steps:
+            # Sentences at their max_length may only continue with `end`.
+            last = (limits == length)[rows // beam, None]
+            is_word = torch.arange(log_probs.size(1), device=rows.device) != end
+            log_probs.masked_fill_(last & is_word, NO_HYPOTHESIS)
+        beams.extend(rows, *largest(log_probs, beam))
+    return beams.results()
+
+
+def _checked(
+    model: Translator, beam: int, start: int, end: int, length_penalty: float, n_best: int
+) -> SearchSettings:
+    """Checks the model and the numbers of a search; returns the numbers."""
     beam = check.whole_number("beam_search", "beam", beam)
     n_best = check.whole_number("beam_search", "n_best", n_best)
     start = check.whole_number("beam_search", "start", start)
     end = check.whole_number("beam_search", "end", end)
     check.number("beam_search", "length_penalty", length_penalty)
+    if model.training:
+        raise ValueError("beam_search: model must be in eval mode, got one in training mode")
+    if beam < 1:
+        raise ValueError(f"beam_search: beam must be at least 1, got {beam}")
+    if not 1 <= n_best <= beam:
+        raise ValueError(f"beam_search: n_best must be from 1 to beam = {beam}, got {n_best}")
+    if not 0 <= length_penalty < math.inf:
+        raise ValueError(f"beam_search: length_penalty must be at least 0, got {length_penalty}")
+    _check_ids(len(model.output_bias), start=start, end=end)
+    return SearchSettings(beam, start, end, length_penalty, n_best)
+
+
+def _limits(source: Tensor, source_lengths: Tensor, max_length: int | Tensor) -> Tensor:
+    """Checks the sentences and their largest lengths; returns the latter, (B,)."""
     check.tensor("beam_search", "source", source)
     if source_lengths is not None:
         check.tensor("beam_search", "source_lengths", source_lengths)
@@ -72,8 +118,6 @@ def beam_search(
         raise TypeError(
             f"beam_search: max_length must be of whole numbers, got a tensor of {max_length.dtype}"
         )
-    _check(model, beam, length_penalty, n_best)
-    _check_ids(len(model.output_bias), start=start, end=end)
     limits = torch.as_tensor(max_length, device=source.device)
     if limits.shape not in ((), (len(source),)):
         raise ValueError(
@@ -81,42 +125,9 @@ def beam_search(
             f"{tuple(limits.shape)}"
         )
     limits = limits.expand(len(source))
-    last_steps = set(limits.tolist())
-    if not last_steps:
-        return []
-    if min(last_steps) < 1:
-        raise ValueError(f"beam_search: max_length must be at least 1, got {min(last_steps)}")
-    memory = model.encode(source, source_lengths)
-    inputs = _Inputs(model, memory, source_lengths, max(last_steps), beam)
-    use_cache = model.has_cache if cached is None else cached
-    decode: _Decoder = _CachedDecoder(inputs) if use_cache else _PrefixDecoder(inputs)
-    never = torch.tensor([PADDING, start], device=source.device)
-    beams = Beams(limits, SearchSettings(beam, start, end, length_penalty, n_best))
-    for length in range(1, max(last_steps) + 1):
-        rows = beams.active()
-        if not len(rows):
-            break
-        logits = model.logits(decode(beams, rows))  # (R, V)
-        log_probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-        log_probs.index_fill_(1, never, NO_HYPOTHESIS)
-        if length in last_steps:
-            # Sentences at their max_length may only continue with END.
-            last = (limits == length)[rows // beam, None]
-            is_word = torch.arange(log_probs.size(1), device=rows.device) != end
-            log_probs.masked_fill_(last & is_word, NO_HYPOTHESIS)
-        beams.extend(rows, *largest(log_probs, beam))
-    return beams.results()
-
-
-def _check(model: Translator, beam: int, alpha: float, n_best: int) -> None:
-    if model.training:
-        raise ValueError("beam_search: model must be in eval mode, got one in training mode")
-    if beam < 1:
-        raise ValueError(f"beam_search: beam must be at least 1, got {beam}")
-    if not 1 <= n_best <= beam:
-        raise ValueError(f"beam_search: n_best must be from 1 to beam = {beam}, got {n_best}")
-    if not 0 <= alpha < math.inf:
-        raise ValueError(f"beam_search: length_penalty must be at least 0, got {alpha}")
+    if len(limits) and limits.min() < 1:
+        raise ValueError(f"beam_search: max_length must be at least 1, got {int(limits.min())}")
+    return limits
 
 
 def _check_ids(vocabulary: int, **ids: int) -> None:

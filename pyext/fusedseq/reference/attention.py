@@ -56,7 +56,8 @@ def attention(
     key_rows: (B, S) int64 or int32, the row of k and v that holds key j of a batch entry: a beam
         search's table, which saves copying its caches; k and v may then have any number of rows
     dropout: probability in [0, 1] that a softmax probability is dropped
-    seed: seed of the dropout's mask, `dropout_mask` of shape (B, N, L, S)
+    seed: seed of the dropout's mask, `dropout_mask` of shape (B, N, L, S). Calls with one seed, as
+        with the default, draw one mask
     window: (left, right): a query at position p sees keys p - left to p + right (Beltagy et al.,
         2020); None or -1: all on that side. With `causal` right is 0
     softcap: above 0, a logit x becomes softcap * tanh(x / softcap) (Gemma 2, 2024), after the scale

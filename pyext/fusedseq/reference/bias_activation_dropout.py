@@ -26,7 +26,7 @@ def bias_activation_dropout(
     b: (D,) or None
     activation: "relu", "gelu" (Hendrycks & Gimpel, 2016), "gelu_tanh" (its tanh approximation) or
         "tanh"
-    p, seed: as in `dropout`
+    p, seed: as in `dropout`. Calls with one seed, as with the default, draw one mask
     returns (..., D)
     """
     return dropout(ACTIVATIONS[activation](x if b is None else x + b), p, seed)

@@ -13,7 +13,7 @@ def embedding(
     ids: int64 or int32 of any shape, in [0, V)
     W: (V, E)
     p: probability in [0, 1] that a word is dropped
-    seed: as in `dropout_mask`
+    seed: as in `dropout_mask`. Calls with one seed, as with the default, draw one mask
     sparse: whether W's gradient is a sparse tensor of the rows used, as in
         torch.nn.Embedding(sparse=True)
     returns (*ids.shape, E)

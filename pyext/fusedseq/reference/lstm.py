@@ -50,7 +50,7 @@ def lstm(
         never written to
     variational: whether the mask has one value per row of W_hh
     training: whether weight_drop applies, and zoneout at random
-    seed: as in `dropout_mask`
+    seed: as in `dropout_mask`. Calls with one seed, as with the default, draw one mask
     returns y: (T, B, H), (h, c): (B, H) each
     """
     if training and weight_drop:

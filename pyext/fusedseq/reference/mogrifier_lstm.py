@@ -69,7 +69,7 @@ def mogrifier_lstm(
         2017)
     weight_drop, variational: as in `lstm`
     training: whether the dropouts apply; without it a zoneout is replaced by its expectation
-    seed: as in `dropout_mask`
+    seed: as in `dropout_mask`. Calls with one seed, as with the default, draw one mask
     returns y: (T, B, H), (h, c): (B, H) each
     """
     if training and input_dropout:

@@ -23,7 +23,8 @@ def residual_layer_norm(
     x: (..., D)
     residual: (..., D), or None for 0
     weight, bias: (D,), or None for 1 and 0
-    p, seed: the dropout of x, as in `dropout`
+    p, seed: the dropout of x, as in `dropout`. Calls with one seed, as with the default, draw one
+        mask
     eps: added to the biased variance
     prenorm: whether to return s too, as the residual of the next sublayer (Wang et al., 2019)
     returns y: (..., D), or with prenorm (y, s)
