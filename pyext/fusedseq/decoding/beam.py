@@ -47,10 +47,10 @@ def beam_search(
 
     A step keeps the K best of all continuations. A hypothesis that ends stays in the beam, so fewer
     active ones remain: a beam of 1 is greedy decoding, and at most K hypotheses are found. At
-    `max_length` all active ones end, with the log-probability of `end`, so every result is a sentence
-    of the model. The search of a sentence stops as soon as no active hypothesis can be among the
-    n_best (log-probabilities only decrease, and the penalty is at most that of `max_length`), which
-    loses nothing.
+    `max_length` all active ones end, with the log-probability of `end`, so every result is a
+    sentence of the model. The search of a sentence stops as soon as no active hypothesis can be
+    among the n_best (log-probabilities only decrease, and the penalty is at most that of
+    `max_length`), which loses nothing.
     Padding and `start` are never generated; their probability is not distributed to other words.
     A sentence's result does not depend on the other sentences of the batch, except where rounding
     decides between two hypotheses.
