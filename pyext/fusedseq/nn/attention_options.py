@@ -3,7 +3,7 @@ dimension, masks, positions and lengths; and the attention probabilities, which 
 stores.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,21 +13,74 @@ from fusedseq.nn.key_value_cache import KeyValueCache
 from fusedseq.nn.relative_positions import RelativePositions
 
 
+class Masking(NamedTuple):
+    """Which keys a query attends to: the arguments of `MultiheadAttention.forward`."""
+
+    attn_mask: Tensor | None
+    key_padding_mask: Tensor | None
+    key_lengths: Any
+    is_causal: bool
+    causal_alignment: str | None
+
+    def given(self) -> dict[str, Any]:
+        """Returns the arguments but for the alignment, None for one that masks nothing."""
+        return {
+            "attn_mask": self.attn_mask,
+            "key_padding_mask": self.key_padding_mask,
+            "key_lengths": self.key_lengths,
+            "is_causal": self.is_causal or None,
+        }
+
+    def with_batch(self, device: torch.device) -> "Masking":
+        """Returns the arguments for inputs that got a batch dimension of 1."""
+        padding = self.key_padding_mask
+        return self._replace(
+            key_padding_mask=None if padding is None else padding[None],
+            key_lengths=one_length(self.key_lengths, device),
+        )
+
+    def first_position(self, L: int, S: int, cache: KeyValueCache | None) -> int:
+        """Returns the position of the first of L queries among S keys."""
+        alignment = self.causal_alignment
+        if alignment is None:
+            as_torch = self.is_causal and self.attn_mask is not None and cache is None
+            alignment = "start" if as_torch else "end"
+        if alignment not in ("start", "end"):
+            raise ValueError(
+                f"MultiheadAttention: causal_alignment must be 'start' or 'end', got {alignment!r}"
+            )
+        if alignment == "start" and cache is not None:
+            raise ValueError(
+                "MultiheadAttention: causal_alignment must be 'end' with a cache, whose last keys "
+                "are those of the queries, got 'start'"
+            )
+        return S - L if alignment == "end" else 0
+
+    def check_packed(self, cache: KeyValueCache | None, need_weights: bool) -> None:
+        """Raises ValueError for an option that packed sequences do not have."""
+        masks = self.key_padding_mask, self.attn_mask, self.key_lengths
+        if any(option is not None for option in (*masks, cache)) or need_weights:
+            raise ValueError(
+                "MultiheadAttention: key_padding_mask, attn_mask, key_lengths, cache and "
+                "need_weights must be None for packed sequences, got one"
+            )
+        if self.causal_alignment not in (None, "end"):
+            raise ValueError(
+                "MultiheadAttention: causal_alignment must be 'end' for packed sequences, got "
+                f"{self.causal_alignment!r}"
+            )
+
+
 def logit_terms(
-    q: Tensor,
-    S: int,
-    offset: int,
-    attn_mask: Tensor | None,
-    key_padding_mask: Tensor | None,
-    positions: RelativePositions | None,
+    q: Tensor, S: int, offset: int, masking: Masking, positions: RelativePositions | None
 ) -> dict[str, Any]:
     """Returns the operator's mask and bias, and the arguments of the positions module.
 
     q: (B, N, L, D)    S: number of keys    offset: position of the first query
-    attn_mask, key_padding_mask: as in `MultiheadAttention.forward`
     positions: the module's ALiBi, RelativeBias, RelativeKeys or Rotary, or None
     """
     B, N, L, _ = q.shape
+    attn_mask, key_padding_mask = masking.attn_mask, masking.key_padding_mask
     terms: dict[str, Any] = {}
     if attn_mask is not None:
         required = {2: (L, S), 3: (B * N, L, S)}.get(attn_mask.dim())
@@ -79,20 +132,6 @@ def one_length(key_lengths: Any, device: torch.device) -> Tensor | None:
     return length.reshape(1)
 
 
-def first_position(alignment: Any, L: int, S: int, cache: KeyValueCache | None) -> int:
-    """Returns the position of the first of L queries among S keys."""
-    if alignment not in ("start", "end"):
-        raise ValueError(
-            f"MultiheadAttention: causal_alignment must be 'start' or 'end', got {alignment!r}"
-        )
-    if alignment == "start" and cache is not None:
-        raise ValueError(
-            "MultiheadAttention: causal_alignment must be 'end' with a cache, whose last keys are "
-            "those of the queries, got 'start'"
-        )
-    return S - L if alignment == "end" else 0
-
-
 def check_traced(**options: Any) -> None:
     """Raises NotImplementedError for an option that is not None while torch.jit.trace records.
 
@@ -125,8 +164,8 @@ def check_mask(name: str, mask: Tensor, symbols: str, required: tuple[int, ...] 
         )
 
 
-def probabilities(q: Tensor, k: Tensor, options: dict[str, Any], average: bool) -> Tensor:
-    """Returns the attention probabilities after dropout: (B, N, L, S), or their mean (B, L, S).
+def probabilities(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
+    """Returns the attention probabilities after dropout: (B, N, L, S).
 
     They are the oracle's result for the identity matrix as values.
     q: (B, N, L, D)    k: (B, N, S, D)    options: other arguments of the operator `attention`
@@ -134,4 +173,4 @@ def probabilities(q: Tensor, k: Tensor, options: dict[str, Any], average: bool) 
     S = k.size(2)
     identity = torch.eye(S, dtype=q.dtype, device=q.device).expand(*k.shape[:3], S)
     weights: Tensor = reference.attention(q, k, identity, **options)
-    return weights.mean(1) if average else weights
+    return weights

@@ -9,10 +9,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fusedseq import fused
 from fusedseq.nn.attention_options import (
+    Masking,
     check_traced,
-    first_position,
     logit_terms,
-    one_length,
     probabilities,
     with_batch,
 )
@@ -236,67 +235,60 @@ class MultiheadAttention(nn.Module):
         positions, dropout, window, softcap, sinks and cache, which torch.export takes.
         """
         need_weights = self.need_weights if need_weights is None else need_weights
+        masking = Masking(attn_mask, key_padding_mask, key_lengths, is_causal, causal_alignment)
         if cu_seqlens is not None or getattr(query, "is_nested", False):
-            unknown = key_padding_mask, attn_mask, key_lengths, cache, need_weights or None
-            if any(option is not None for option in unknown):
-                raise ValueError(
-                    "MultiheadAttention: key_padding_mask, attn_mask, key_lengths, cache and "
-                    "need_weights must be None for packed sequences, got one"
-                )
-            if causal_alignment not in (None, "end"):
-                raise ValueError(
-                    "MultiheadAttention: causal_alignment must be 'end' for packed sequences, got "
-                    f"{causal_alignment!r}"
-                )
+            masking.check_packed(cache, need_weights)
             return self._packed(query, key, value, is_causal, cu_seqlens, max_seqlen), None
         if max_seqlen is not None:
             raise ValueError(
                 f"MultiheadAttention: max_seqlen must be None without cu_seqlens, got {max_seqlen}"
             )
         self._check(query, key, value, cache)
-        if query.dim() == 2:
+        if query.dim() == 3:
+            y, probability = self._attend(query, key, value, masking, cache, need_weights)
+        else:
             inputs = with_batch(self._batch_dim, query, key, value)
-            # Not self.forward, which a subclass may have given other arguments.
-            y, weights = MultiheadAttention.forward(
-                self,
-                *inputs,
-                None if key_padding_mask is None else key_padding_mask[None],
-                need_weights,
-                attn_mask,
-                average_attn_weights,
-                is_causal,
-                key_lengths=one_length(key_lengths, query.device),
-                causal_alignment=causal_alignment,
-                cache=cache,
-            )
-            return y.squeeze(self._batch_dim), None if weights is None else weights[0]
+            masking = masking.with_batch(query.device)
+            y, probability = self._attend(*inputs, masking, cache, need_weights)
+            y = y.squeeze(self._batch_dim)
+        if probability is None:
+            return y, None
+        weights = probability.mean(1) if average_attn_weights else probability
+        return y, weights if query.dim() == 3 else weights[0]
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        masking: Masking,
+        cache: KeyValueCache | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns y and, if need_weights, the probabilities of each head, of inputs with a batch
+        dimension, which `forward` describes.
+        """
         if torch.jit.is_tracing():
             check_traced(
-                attn_mask=attn_mask,
-                key_padding_mask=key_padding_mask,
-                key_lengths=key_lengths,
+                **masking.given(),
                 cache=cache,
-                is_causal=is_causal or None,
                 positions=self.positions,
                 dropout=(self.training and self.dropout) or None,
                 **self._logit_options(),
             )
         q, k, v = self._heads(query, key, value)
         L, S = q.size(2), (0 if k is None else k.size(2)) + (0 if cache is None else cache.length)
-        if causal_alignment is None:
-            as_torch = is_causal and attn_mask is not None and cache is None
-            causal_alignment = "start" if as_torch else "end"
-        offset = first_position(causal_alignment, L, S, cache)
+        offset = masking.first_position(L, S, cache)
         options: dict[str, Any] = {
             "scale": self.scale,
-            "causal": is_causal,
-            "key_lengths": key_lengths,
+            "causal": masking.is_causal,
+            "key_lengths": masking.key_lengths,
         }
         if offset != S - L:
             options["offset"] = offset
         options |= self._logit_options()
         # Before the cache takes the keys, as it may refuse a mask.
-        options |= logit_terms(q, S, offset, attn_mask, key_padding_mask, self.positions)
+        options |= logit_terms(q, S, offset, masking, self.positions)
         held = 0 if cache is None else cache.length
         if cache is not None:
             if k is not None and v is not None:
@@ -304,8 +296,7 @@ class MultiheadAttention(nn.Module):
             k, v, options["key_rows"] = cache.held()
         assert k is not None, "_check requires a key or a cache"
         assert v is not None, "_check requires a value or a cache"
-        if self.training and self.dropout:
-            options |= {"dropout": self.dropout, "seed": draw_seed(q.device)}
+        options |= self._draws(q.device)
         try:
             # (B, L, E), a view: the operator's result is laid out in memory as (B, L, N, D)
             y = self._attention(q, k, v, **options).transpose(1, 2).flatten(2)
@@ -314,8 +305,14 @@ class MultiheadAttention(nn.Module):
                 cache.length = held  # without the keys of a call that was refused
             raise
         y = self._linear(y, self.out_proj.weight, self.out_proj.bias)
-        weights = probabilities(q, k, options, average_attn_weights) if need_weights else None
-        return y if self.batch_first else y.transpose(0, 1), weights
+        found = probabilities(q, k, options) if need_weights else None
+        return y if self.batch_first else y.transpose(0, 1), found
+
+    def _draws(self, device: torch.device) -> dict[str, Any]:
+        """Returns the operator's arguments of a dropout that is active."""
+        if not (self.training and self.dropout):
+            return {}
+        return {"dropout": self.dropout, "seed": draw_seed(device)}
 
     def _logit_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {}
@@ -356,8 +353,7 @@ class MultiheadAttention(nn.Module):
                 )
             most_q = most_k = longest(cu_q) if most_q is None else most_q
             options |= self.positions.options(most_q, most_q, 0)
-        if self.training and self.dropout:
-            options |= {"dropout": self.dropout, "seed": draw_seed(q.device)}
+        options |= self._draws(q.device)
         q, k, v = (t.squeeze(0).transpose(0, 1) for t in (q, k, v))
         y = self._attention_varlen(q, k, v, cu_q, cu_k, most_q, most_k, **options).flatten(1)
         y = self._linear(y, self.out_proj.weight, self.out_proj.bias)
