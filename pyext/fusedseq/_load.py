@@ -24,7 +24,7 @@ def environment_problem() -> str | None:
     torch is not imported.
     """
     wanted = ".".join(map(str, TORCH))
-    found = importlib.metadata.version("torch") if importlib.util.find_spec("torch") else None
+    found = torch_version()
     if found is None:
         return (
             f"fusedseq: needs torch >= {wanted}, found none in {sys.prefix}: pip install "
@@ -42,6 +42,20 @@ def environment_problem() -> str | None:
             "link to it, and is neither: install again from a copy that has symbolic links"
         )
     return None
+
+
+def torch_version() -> str | None:
+    """The version of the torch that would be imported, or None."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        return None
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:  # a copy without its metadata
+        file = Path(spec.origin or "").with_name("version.py")
+        text = file.read_text() if file.is_file() else ""
+        found = re.search(r"^__version__ = '(.*)'", text, re.MULTILINE)
+        return found[1] if found else None
 
 
 def require_environment() -> None:
@@ -204,7 +218,9 @@ def empty_cache() -> int:
 
 @functools.cache
 def build_info() -> dict[str, Any]:
-    """What csrc/build.py recorded of the build of _ops.so; empty if nothing is recorded."""
-    path = PACKAGE / "build_info.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+    """What csrc/build.py recorded of the build of _ops.so; empty if nothing can be read."""
+    try:
+        found = json.loads((PACKAGE / "build_info.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

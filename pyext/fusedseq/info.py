@@ -99,7 +99,7 @@ def build(report: Report) -> bool:
         report.wrong("operators", str(error).removeprefix("fusedseq: "))
         return False
     if not built:
-        report.wrong("built with", "build_info.json is missing: install again")
+        report.wrong("built with", "build_info.json is missing or damaged: install again")
     report.fact("operators", "loaded")
     return True
 

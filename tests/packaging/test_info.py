@@ -213,3 +213,31 @@ def test_a_verified_gpu_is_not_compared(capsys):
     info.first_use(report, "cuda:0", True, "verdicts/1.json", {})
     assert report.close() == 0
     assert "not compared" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]"])
+def test_a_build_without_a_readable_record_has_none(content, tmp_path, monkeypatch):
+    monkeypatch.setattr(_load, "PACKAGE", tmp_path)
+    if content is not None:
+        (tmp_path / "build_info.json").write_text(content)
+    _load.build_info.cache_clear()
+    try:
+        assert _load.build_info() == {}
+    finally:
+        _load.build_info.cache_clear()
+
+
+def test_a_torch_without_its_metadata_has_a_version(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    (tmp_path / "torch/version.py").write_text("__version__ = '2.9.1'\n")
+    code = "import importlib.metadata as m, sys\n"
+    code += "def lost(name): raise m.PackageNotFoundError(name)\nm.version = lost\nimport fusedseq"
+    paths = os.pathsep.join([str(tmp_path), str(_load.PACKAGE.parent)])
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert "ImportError: fusedseq: needs torch >= 2.11, found 2.9.1 in " in process.stderr
