@@ -38,6 +38,7 @@ def attention_varlen(
 
     max_seqlen_q and max_seqlen_k must be given in compiled code and while a CUDA graph is captured;
     where they are not given, the longest sequences are read from cu_seqlens, which waits for a GPU.
+    Compiled code is compiled for each of their values, so give it one bound for all calls.
 
     Errors: those of `attention`; ValueError for cu_seqlens that do not rise from 0 to the number of
     rows or have a sequence longer than max_seqlen, and for a sequence with fewer keys than queries
