@@ -1,6 +1,5 @@
 """Packaging. csrc/build.py and csrc/rules.ninja say how _ops.so, _C and _autograd are compiled."""
 
-import fcntl
 import importlib.metadata
 import importlib.util
 import json
@@ -61,12 +60,6 @@ class Build(build_ext):
         # An editable install deletes self.build_temp; this folder stays, so that a second build
         # compiles only what has changed.
         temp = Path("build", f"{self.plat_name}-{sys.implementation.cache_tag}")
-        temp.mkdir(parents=True, exist_ok=True)
-        with open(temp / "lock", "w") as lock:  # two builds of this tree take turns
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self.build_into(temp)
-
-    def build_into(self, temp):
         facts = build(temp, self.plat_name.rpartition("-")[2], TORCH, PYBIND11)
         (temp / "build_info.json").write_text(json.dumps(facts, indent=1))
         targets = {

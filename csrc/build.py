@@ -13,6 +13,7 @@ Environment variables:
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import re
@@ -210,8 +211,10 @@ class NinjaFile:
         # ninja prints a line per source, or on a terminal one line that changes.
         parallel = "one after the other" if jobs == 1 else f"{jobs} at a time"
         print(f"fusedseq: {self._edges} steps, {parallel}", flush=True)
-        if subprocess.run(command).returncode:
-            raise SystemExit("fusedseq: the build failed, see the compiler's message above")
+        with open(self._out / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of this tree take turns
+            if subprocess.run(command).returncode:
+                raise SystemExit("fusedseq: the build failed, see the compiler's message above")
 
 
 def add_kernels(ninja: NinjaFile, machine: str) -> list[Path]:
