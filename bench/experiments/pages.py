@@ -39,9 +39,9 @@ that of dynamic evaluation (Krause et al., 2018).
 *bleu*, from 0 to 1, is the mean of NLTK's BLEU of each sentence, smoothed by its method1, over the
 words of the vocabulary, so that `<UNK>` matches `<UNK>`. *bleu_unsmoothed* is the same without
 smoothing, which is NLTK's default. The reports do not say which of the two they used; by the second
-none of the values that they report is reached. *sacrebleu* and *chrf*, from 0 to 100, are those of the whole
-test set, on the text as it was tokenized (`tok:none`), of en-fr in lower case; they are not
-comparable with published values of sacreBLEU.
+none of the values that they report is reached. *sacrebleu* and *chrf*, from 0 to 100, are those of
+the whole test set, on the text as it was tokenized (`tok:none`), of en-fr in lower case; they are
+not comparable with published values of sacreBLEU.
 """
 SMOKE_RUNS = f"""{GENERATED}
 # Smoke runs
