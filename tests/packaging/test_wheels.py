@@ -216,3 +216,12 @@ def test_defined_and_undefined_symbols_are_told_apart(tmp_path):
     assert "own" in defined
     assert "other" in undefined
     assert not {"absent", "own"} & undefined
+
+
+@pytest.mark.parametrize("folder", [sys.prefix, sys.base_prefix])
+def test_a_library_that_names_a_folder_of_the_environment_is_refused(folder, tmp_path):
+    library = tmp_path / "_ops.so"
+    library.write_bytes(b"\0torch/include/x.h\0")
+    assert symbols.folders_in(library) == []
+    library.write_bytes(b"\0" + folder.encode() + b"/torch/include/x.h\0")
+    assert any(f"names the folder {folder} " in line for line in symbols.folders_in(library))
