@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fusedseq import cli
+from fusedseq.tasks.evaluation import translation_options
 from fusedseq.tasks.training import (
     Trainer,
     TrainingSettings,
@@ -422,3 +423,10 @@ def test_stale_temporary_files_are_removed(tmp_path):
     (tmp_path / ".directory.tmp").mkdir()
     Trainer(Toy(), TrainingSettings(steps=1, epochs=None), tmp_path).fit()
     assert {path.name for path in tmp_path.glob(files.TEMPORARY)} == {".directory.tmp"}
+
+
+def test_a_table_that_cannot_be_written_is_refused_before_the_translation(tmp_path):
+    os.mkfifo(tmp_path / "table.csv")
+    with pytest.raises(ValueError, match="must be a regular file, got a FIFO"):
+        translation_options.check_writable(tmp_path / "table.csv")
+    translation_options.check_writable(tmp_path / "new.csv")

@@ -235,3 +235,9 @@ def test_vectors_of_ptb_are_exported_too(tmp_path):
     assert cli.main(["vectors", str(tmp_path), "--out", str(tmp_path / "v.txt")]) == 0
     weight = torch.randn(3, 8)
     assert load_vectors(weight, tmp_path / "v.txt", Vocabulary(["the", "dog", "nonesuch"])) == 2
+
+
+def test_a_file_whose_name_is_a_number_is_text():
+    settings = override(words.PRESETS["pretrained"], ["data.vectors=7"])
+    assert settings.data.vectors == "7"
+    assert override(settings, ["data.vectors=none"]).data.vectors is None
