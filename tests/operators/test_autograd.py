@@ -210,9 +210,9 @@ def test_an_int_is_accepted_for_a_float():
 
 
 @recorded
-def test_unchecked_calls_are_only_correct_ones():
+def test_calls_that_cpp_checks_are_only_correct_ones():
     x, W, b = LINEAR
-    assert torch.equal(autograd.unchecked("linear", x, W, b), fused.linear(x, W, b))
+    assert torch.equal(autograd.call_if_valid("linear", x, W, b), fused.linear(x, W, b))
     halves = [t.half() for t in LINEAR]
     faults = [
         (x, W, b.double()),
@@ -225,15 +225,15 @@ def test_unchecked_calls_are_only_correct_ones():
         halves,
     ]
     for inputs in faults:
-        assert autograd.unchecked("linear", *inputs) is NotImplemented
+        assert autograd.call_if_valid("linear", *inputs) is NotImplemented
     with torch.autocast("cpu"):
-        assert autograd.unchecked("linear", x, W, b) is NotImplemented
+        assert autograd.call_if_valid("linear", x, W, b) is NotImplemented
     norm = x, x, W[0], W[1], 0.5, 1e-5, False, 7
-    y = autograd.unchecked("residual_layer_norm", *norm)[0]
+    y = autograd.call_if_valid("residual_layer_norm", *norm)[0]
     assert torch.equal(y, fused.residual_layer_norm(*norm[:4], p=0.5, seed=torch.tensor(7)))
     for place, fault in {1: b, 2: x, 3: b, 4: 1.5, 5: -1.0, 6: 1, 7: 2**80}.items():
         assert (
-            autograd.unchecked("residual_layer_norm", *norm[:place], fault, *norm[place + 1 :])
+            autograd.call_if_valid("residual_layer_norm", *norm[:place], fault, *norm[place + 1 :])
             is NotImplemented
         )
     for fault in (
@@ -242,11 +242,11 @@ def test_unchecked_calls_are_only_correct_ones():
         (x, W[0], "relu", -0.1, 7),
         (x, W[0], "relu", 0.0, x),
     ):
-        assert autograd.unchecked("bias_activation_dropout", *fault) is NotImplemented
+        assert autograd.call_if_valid("bias_activation_dropout", *fault) is NotImplemented
 
 
 @recorded
-def test_unchecked_random_masks_are_only_correct_calls():
+def test_calls_with_masks_that_cpp_checks_are_only_correct_ones():
     x = torch.ones(2, 3, 4)
     wrong_seeds = torch.tensor([1, 2]), torch.tensor(1.0), None, 2**80
     for op, good in (
@@ -255,7 +255,7 @@ def test_unchecked_random_masks_are_only_correct_calls():
         ("weight_drop", (x[0], 0.5, 7, True)),
         ("embedding", (torch.tensor([1, 0]), x[0], 0.5, 7)),
     ):
-        assert torch.equal(autograd.unchecked(op, *good), getattr(fused, op)(*good))
+        assert torch.equal(autograd.call_if_valid(op, *good), getattr(fused, op)(*good))
         at_p = 2 if op == "embedding" else 1
         faults = [(at_p, p) for p in (-0.5, 1.5, float("nan"), None)]
         faults += [(at_p + 1, seed) for seed in wrong_seeds]
@@ -270,7 +270,7 @@ def test_unchecked_random_masks_are_only_correct_calls():
             faults += [(0, torch.tensor([1, 0], dtype=torch.int32)), (0, None), (0, x)]
         for place, fault in faults:
             inputs = (*good[:place], fault, *good[place + 1 :])
-            assert autograd.unchecked(op, *inputs) is NotImplemented, (op, place, fault)
+            assert autograd.call_if_valid(op, *inputs) is NotImplemented, (op, place, fault)
     rows = torch.tensor([[0, 1, 0], [1, 0, 1]]).T  # not contiguous
     y = fused.embedding(rows, x[0])
     assert torch.equal(y, reference.embedding(rows, x[0]))

@@ -78,7 +78,7 @@ def cudnn(monkeypatch):
     monkeypatch.setattr(torch.ops.aten, "_cudnn_rnn_backward", found.backward)
     monkeypatch.setattr(cudnn_recurrence, "accepts", lambda x: True)
     monkeypatch.setattr(lstm_cudnn, "supports", lambda *_: True)
-    monkeypatch.setattr(autograd, "unchecked", lambda *_: NotImplemented)  # of calls on a CPU
+    monkeypatch.setattr(autograd, "call_if_valid", lambda *_: NotImplemented)  # of calls on a CPU
     return found
 
 

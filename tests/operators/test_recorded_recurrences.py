@@ -63,13 +63,13 @@ def call_of(op, dtype=torch.float32):
     return {name: t.to(dtype) for name, t in tensors.items()} | OPTIONS.get(op, {})
 
 
-def unchecked(op, **changes):
-    """autograd.unchecked of the registered operator with some inputs changed."""
+def call_if_valid(op, **changes):
+    """autograd.call_if_valid of the registered operator with some inputs changed."""
     named = DEFAULTS | call_of(op)
     if op in VECTORS:
         named["norm"] = torch.cat([named[name] for name in VECTORS[op]])
     named |= changes
-    return autograd.unchecked(op, *[named[name] for name in Schema(op).inputs])
+    return autograd.call_if_valid(op, *[named[name] for name in Schema(op).inputs])
 
 
 def states_of(found):
@@ -95,7 +95,7 @@ def test_a_call_without_masks_is_not_checked_in_python(op, monkeypatch):
 @OPS
 def test_outputs_that_only_a_backward_reads_are_not_returned(op):
     for x in (torch.randn(T, B, X), torch.randn(T, B, X, requires_grad=True)):
-        found = unchecked(op, x=x)
+        found = call_if_valid(op, x=x)
         returned = [y is not None for y in found]
         assert returned == [name in ("y", "h", "c") for name in Schema(op).outputs]
 
@@ -110,7 +110,7 @@ def test_orders_that_need_no_check_in_python(op):
         {"starts": starts, "reverse": True, "lengths": torch.tensor([1, 2])},
         {"b": None},
     ):
-        found = [y for y in unchecked(op, **order) if y is not None]
+        found = [y for y in call_if_valid(op, **order) if y is not None]
         call = {name: order.get(name, value) for name, value in call_of(op).items()}
         wanted = getattr(reference, op)(**(call | order))
         for y, expected in zip(found, states_of(wanted), strict=True):
@@ -120,7 +120,7 @@ def test_orders_that_need_no_check_in_python(op):
 @OPS
 def test_a_batch_of_no_rows(op):
     empty = {name: torch.zeros(0, H) for name in ("h0", "c0")}
-    y, h, *_ = unchecked(op, x=torch.zeros(T, 0, X), **empty)
+    y, h, *_ = call_if_valid(op, x=torch.zeros(T, 0, X), **empty)
     assert y.shape == (T, 0, H)
     assert h.shape == (0, H)
 
@@ -138,9 +138,9 @@ def test_wrong_tensors_are_left_to_python(op):
         wrong += [] if name in OPTIONAL else [None]
         wrong += [t[..., :-1]] if t.dim() > 1 else []
         for value in wrong:
-            assert unchecked(op, **{name: value}) is NotImplemented, (name, value)
+            assert call_if_valid(op, **{name: value}) is NotImplemented, (name, value)
     for size in ((0, B, X), (T, B, 0), (T, B + 1, X)):
-        assert unchecked(op, x=torch.zeros(size)) is NotImplemented
+        assert call_if_valid(op, x=torch.zeros(size)) is NotImplemented
 
 
 @pytest.mark.parametrize("op", VECTORS)
@@ -182,7 +182,7 @@ def test_wrong_options_are_left_to_python(op):
     faults |= {name: [torch.zeros(2, 2, 2)] for name in ("Q_factor", "R_factor")}
     for name, values in faults.items():
         for value in values if name in Schema(op).inputs else []:
-            assert unchecked(op, **{name: value}) is NotImplemented, (name, value)
+            assert call_if_valid(op, **{name: value}) is NotImplemented, (name, value)
 
 
 @pytest.mark.parametrize("name", ["zoneout_h", "zoneout_c"])
@@ -194,13 +194,13 @@ def test_a_zoneout_that_is_not_a_number(name, value):
 
 @OPS
 def test_calls_that_python_has_to_see(op):
-    assert unchecked(op) is not NotImplemented
+    assert call_if_valid(op) is not NotImplemented
     with torch.autocast("cpu"):
-        assert unchecked(op) is NotImplemented
+        assert call_if_valid(op) is NotImplemented
     with torch.device("cpu"):  # a TorchFunctionMode
-        assert unchecked(op) is NotImplemented
+        assert call_if_valid(op) is NotImplemented
     with torch.autograd.forward_ad.dual_level():
-        assert unchecked(op) is NotImplemented
+        assert call_if_valid(op) is NotImplemented
 
 
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2)], ids=str)

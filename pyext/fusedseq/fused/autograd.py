@@ -29,7 +29,7 @@ from fusedseq.fused.gradient import Gradient, Rule, backwards, below, overloads
 from fusedseq.fused.schema import BackwardSchema, Named, Schema, overload
 
 INFERENCE = {"cpu"}  # device types that have kernels for `<op>_inference`
-CHECKED_IN_CPP = {"cpu"}  # device types whose calls C++ can check (`unchecked`)
+CHECKED_IN_CPP = {"cpu"}  # device types whose calls C++ can check (`call_if_valid`)
 recorder = _load.recorder()  # the module of csrc/python/_autograd.cpp, or None
 _recorded: dict[str, Any] = recorder.operators() if recorder else {}  # operator: recorded in C++
 _inputs: dict[str, tuple[str, ...]] = {}  # operator: the names of its inputs
@@ -280,7 +280,7 @@ def without_gradients(op: str, named: Named) -> Any:
     return overloads[op](*[named[name] for name in _inputs[op]])
 
 
-def unchecked(op: str, *inputs: Any) -> Any:
+def call_if_valid(op: str, *inputs: Any) -> Any:
     """`call` for arguments that were not checked yet, with the seed as a number: NotImplemented
     unless C++ can tell that they are valid. In a small call the checks in Python are a third of
     the time.
@@ -298,7 +298,7 @@ def inputs_of(op: str) -> tuple[str, ...]:
     return _inputs[op]
 
 
-restarting = {call.__code__, unchecked.__code__}  # the functions that catch SwitchedOff
+restarting = {call.__code__, call_if_valid.__code__}  # the functions that catch SwitchedOff
 
 
 class _Context:

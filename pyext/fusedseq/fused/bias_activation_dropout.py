@@ -29,7 +29,7 @@ def bias_activation_dropout(
     TypeError for tensors of two dtypes, or of a dtype other than fp32, bf16, fp64 (CPU) and fp16
     (CUDA).
     """
-    y: Tensor = autograd.unchecked(OP, x, b, activation, p, seed)
+    y: Tensor = autograd.call_if_valid(OP, x, b, activation, p, seed)
     if y is not NotImplemented:
         return y
     check.tensor(OP, "x", x)

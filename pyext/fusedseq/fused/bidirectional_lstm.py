@@ -7,8 +7,8 @@ from torch import Tensor
 from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check, int8_weight
 from fusedseq.fused.gradient import Gradient
-from fusedseq.fused.lstm import check_sequence, lstm
-from fusedseq.fused.lstm import fake as fake_direction
+from fusedseq.fused.lstm import CELL, lstm
+from fusedseq.fused.recurrence import check_sequence
 from fusedseq.fused.schema import Named, Schema
 from fusedseq.fused.through_oracle import call_reference
 from fusedseq.reference.bidirectional_lstm import State
@@ -59,8 +59,8 @@ def bidirectional_lstm(
         "h0": h0_reverse,
         "c0": c0_reverse,
     }
-    lengths = check_sequence(OP, 4, 4, x, forward, lengths)
-    check_sequence(OP, 4, 4, x, reverse, None, "_reverse")
+    lengths = check_sequence(OP, x, forward, lengths)
+    check_sequence(OP, x, reverse, None, suffix="_reverse")
     check.shape(OP, "h0_reverse", h0_reverse, "(B, H)", tuple(h0.shape))
     check.starts(OP, starts, x)
     check.starts(OP, starts_reverse, x, "starts_reverse")
@@ -96,7 +96,7 @@ def directions(named: Named) -> tuple[Named, Named]:
 
 def fake(named: Named) -> tuple[Tensor, ...]:
     forward, reverse = directions(named)
-    return *fake_direction(forward), *fake_direction(reverse)
+    return *CELL.fake(forward), *CELL.fake(reverse)
 
 
 def oracle(named: Named) -> Any:

@@ -1,5 +1,5 @@
 """Recurrences by cuDNN, which has kernels for whole sequences: `lstm`, `gru` and `rnn`. Which calls
-those are is decided in lstm_cudnn.py and hidden_state.py.
+those are is decided in lstm_cudnn.py and gru_cudnn.py.
 
 They cannot be kernels of the registered operators: how much memory cuDNN saves for backward is
 known to cuDNN alone, so that the shapes of the results cannot be given to a compiler.

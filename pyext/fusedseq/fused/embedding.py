@@ -31,7 +31,7 @@ def embedding(
     int64 and int32, or for a W of a dtype other than fp32, fp64, bf16, and fp16 on CUDA.
     """
     if sparse is False and isinstance(ids, Tensor):
-        found: Tensor = autograd.unchecked(OP, ids, W, p, seed)
+        found: Tensor = autograd.call_if_valid(OP, ids, W, p, seed)
         if found is not NotImplemented:
             return found
     check.like(OP, W, "W")

@@ -4,7 +4,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusedseq import _load
-from fusedseq.fused import autocast, autograd, hidden_state
+from fusedseq.fused import autocast, autograd, gru_cudnn
 from fusedseq.fused.explain_calls import CALLS, IN_HALF, PRODUCTS, is_with_zoneout
 from fusedseq.fused.explain_cpu import CPU_KERNELS, on_cpu
 from fusedseq.fused.explain_cuda import is_by_cudnn, on_cuda
@@ -40,7 +40,7 @@ def explain(op: Any, *args: Any, **kwargs: Any) -> str:
         )
     if name in THROUGH_REFERENCE and tensors and 0 in tensors[0].shape[-1:]:
         return f"{name} on {device}: fusedseq.reference.{name}, as rows of width 0 need no kernel"
-    if device == "cuda" and name in hidden_state.BY_CUDNN and is_by_cudnn(name, args, kwargs):
+    if device == "cuda" and name in gru_cudnn.OPERATORS and is_by_cudnn(name, args, kwargs):
         return f"{name} on {device}, {dtype}: cuDNN, through torch, in place of the loop"
     called = "mogrifier_lstm" if is_with_zoneout(name, kwargs) else CALLS.get(name, name)
     if name in ("bidirectional_lstm", "projected_lstm") and device != "cpu":

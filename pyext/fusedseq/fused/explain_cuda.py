@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fusedseq import kernels, reference
-from fusedseq.fused import hidden_state, lstm_cudnn, recurrence_plan
+from fusedseq.fused import gru_cudnn, lstm_cudnn, recurrence_plan
 from fusedseq.fused.explain_calls import CALLS, WITHOUT_ROUNDS, is_with_zoneout
 from fusedseq.fused.projected_lstm import arguments_of_lstm
 
@@ -73,7 +73,7 @@ def lstm_on_cuda(*args: Any, **kwargs: Any) -> str:
 def is_by_cudnn(name: str, args: Any, kwargs: Any) -> bool:
     """Whether cuDNN computes a call of `gru` or `rnn`."""
     given = inspect.signature(getattr(reference, name)).bind(*args, **kwargs).arguments
-    return hidden_state.is_by_cudnn(name, **given)
+    return gru_cudnn.supports(**given)
 
 
 def is_cudnn(given: Mapping[str, Any]) -> bool:

@@ -284,20 +284,20 @@ def call(op: str, named: Named, weights: Iterable[str]) -> Any:
     return autograd.without_gradients(f"{op}_int8", inputs)
 
 
-def unchecked(op: str, *inputs: Any) -> Any:
-    """`autograd.unchecked` of `linear`, or of a recurrence that draws no masks. Weights in 8 bits
-    are multiplied as they are.
+def call_if_valid(op: str, *inputs: Any) -> Any:
+    """`autograd.call_if_valid` of `linear`, or of a recurrence that draws no masks. Weights in 8
+    bits are multiplied as they are.
     """
-    found = autograd.unchecked(op, *inputs)
-    return _unchecked_int8(op, inputs) if found is NotImplemented else found
+    found = autograd.call_if_valid(op, *inputs)
+    return _call_int8_if_valid(op, inputs) if found is NotImplemented else found
 
 
-def unchecked_by_name(op: str, named: Named) -> Any:
-    """`unchecked` with the operator's inputs taken from a mapping by their names."""
-    return unchecked(op, *[named[name] for name in autograd.inputs_of(op)])
+def call_by_name_if_valid(op: str, named: Named) -> Any:
+    """`call_if_valid` with the operator's inputs taken from a mapping by their names."""
+    return call_if_valid(op, *[named[name] for name in autograd.inputs_of(op)])
 
 
-def _unchecked_int8(op: str, values: tuple[Any, ...]) -> Any:
+def _call_int8_if_valid(op: str, values: tuple[Any, ...]) -> Any:
     """The results of `<op>_int8` for arguments that were not checked yet: NotImplemented unless
     this function and the operator find them valid, and a weight has 8 bits.
     """

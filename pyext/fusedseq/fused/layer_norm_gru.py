@@ -3,10 +3,18 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import check, hidden_state
+from fusedseq.fused import check
+from fusedseq.fused.recurrent_cell import Cell, compute, register
 from fusedseq.fused.schema import Named
 
-OP = "layer_norm_gru"
+CELL = Cell(
+    "layer_norm_gru",
+    gates=3,
+    biases=4,
+    saved=6,
+    vectors={"gamma_ih": 3, "gamma_hh": 3},
+    statistics=2,
+)
 
 
 def layer_norm_gru(
@@ -35,7 +43,7 @@ def layer_norm_gru(
 
     Errors: those of `lstm`, and ValueError for an eps below 0.
     """
-    check.at_least_zero(OP, "eps", eps)
+    check.at_least_zero(CELL.op, "eps", eps)
     given: Named = {
         "x": x,
         "W_ih": W_ih,
@@ -54,7 +62,8 @@ def layer_norm_gru(
         "training": training,
         "seed": seed,
     }
-    return hidden_state.call(OP, given)
+    y, h = compute(CELL, given)
+    return y, h
 
 
-hidden_state.register(OP, reference.layer_norm_gru)
+register(CELL, reference.layer_norm_gru)

@@ -1,17 +1,21 @@
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import check, lstm_with_vectors
-from fusedseq.fused.lstm import fake as fake_lstm
-from fusedseq.fused.lstm import pad, saved_dtypes
+from fusedseq.fused import check
+from fusedseq.fused.recurrent_cell import Cell, compute, register
 from fusedseq.fused.schema import Named
-from fusedseq.fused.through_oracle import call_reference
 
-OP = "layer_norm_lstm"
-VECTORS = lstm_with_vectors.VECTORS[OP]  # in the order in which the kernel takes them as `norm`
+CELL = Cell(
+    "layer_norm_lstm",
+    gates=4,
+    biases=4,
+    saved=8,
+    has_c=True,
+    vectors={"gamma_ih": 4, "gamma_hh": 4, "gamma_c": 1, "beta_c": 1},
+    statistics=4,
+)
 
 
 def layer_norm_lstm(
@@ -44,7 +48,7 @@ def layer_norm_lstm(
 
     Errors: those of `lstm`, and ValueError for an eps below 0.
     """
-    check.at_least_zero(OP, "eps", eps)
+    check.at_least_zero(CELL.op, "eps", eps)
     given: Named = {
         "x": x,
         "W_ih": W_ih,
@@ -67,22 +71,8 @@ def layer_norm_lstm(
         "training": training,
         "seed": seed,
     }
-    return lstm_with_vectors.call(OP, given)
+    y, h, c = compute(CELL, given)
+    return y, (h, c)
 
 
-def fake(named: Named) -> tuple[Tensor, ...]:
-    x, (T, B, _), H = named["x"], named["x"].shape, named["h0"].size(1)
-    y, h, c, _, cells = fake_lstm(named)
-    activations, computing = saved_dtypes(x)
-    gates = x.new_empty(T, B, 8, pad(H), dtype=activations)
-    return y, h, c, gates, cells, x.new_empty(T, B, 4, dtype=computing)
-
-
-def oracle(named: Named) -> Any:
-    H = named["h0"].size(1)
-    parts = named["norm"].split([n * H for n in VECTORS.values()])
-    vectors = dict(zip(VECTORS, parts, strict=True))
-    return call_reference(reference.layer_norm_lstm, named | vectors)
-
-
-lstm_with_vectors.register(OP, fake, oracle)
+register(CELL, reference.layer_norm_lstm)

@@ -29,7 +29,7 @@ def linear(x: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
     Errors: ValueError or TypeError naming the argument, for a wrong shape, device or dtype (fp32,
     fp64, bf16 and fp16 are supported).
     """
-    y: Tensor = int8_weight.unchecked(OP, x, W, b)
+    y: Tensor = int8_weight.call_if_valid(OP, x, W, b)
     if y is not NotImplemented:
         return y
     check.tensor(OP, "x", x)

@@ -1,20 +1,16 @@
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check, cudnn_recurrence, int8_weight, lstm_cudnn
-from fusedseq.fused.gradient import Gradient
+from fusedseq.fused.recurrence import check_sequence, draws_nothing, is_zero
+from fusedseq.fused.recurrent_cell import Cell, register
 from fusedseq.fused.schema import Named
-from fusedseq.fused.through_oracle import call_reference
-from fusedseq.fused.transforms import is_transformed
 from fusedseq.reference.steps import flip_sequences
 
 OP = "lstm"
-# Devices whose kernels save activations in the dtype of x, and save nothing for low-rank weights.
-SAVED_IN_DTYPE_OF_X = {"cuda"}
+CELL = Cell(OP, gates=4, biases=4, saved=4, has_c=True)
 # The inputs of mogrifier_lstm with which it is an LSTM.
 WITHOUT_ROUNDS: Named = {
     **dict.fromkeys(("Q", "Q_factor", "R", "R_factor", "Q_bias", "R_bias")),
@@ -23,7 +19,6 @@ WITHOUT_ROUNDS: Named = {
     "state_dropout": 0.0,
 }
 MOGRIFIER_WEIGHTS = ("W_ih", "W_hh", "Q", "R", "Q_factor", "R_factor")
-PAD = 16  # Saved rows are padded to a multiple of this many elements: csrc/cpu/arguments.
 
 
 def lstm(
@@ -67,11 +62,12 @@ def lstm(
     """
     if draws_nothing(weight_drop, training) and is_zero(zoneout_h) and is_zero(zoneout_c):
         layer = W_ih, W_hh, b, h0, c0, lengths
-        found = int8_weight.unchecked(OP, x, starts, reverse, *layer, None, 0.0, variational)
+        found = int8_weight.call_if_valid(OP, x, starts, reverse, *layer, None, 0.0, variational)
         if found is not NotImplemented:
             y, h, c, *_ = found
             return y, (h, c)
-    lengths = check_layer(OP, x, W_ih, W_hh, b, h0, c0, lengths)
+    tensors: Named = {"W_ih": W_ih, "W_hh": W_hh, "b": b, "h0": h0, "c0": c0}
+    lengths = check_sequence(OP, x, tensors, lengths)
     check.starts(OP, starts, x)
     check.probability(OP, "zoneout_h", zoneout_h)
     check.probability(OP, "zoneout_c", zoneout_c)
@@ -133,117 +129,4 @@ def lstm(
     return y, (h, c)
 
 
-def is_zero(p: Any) -> bool:
-    return isinstance(p, (float, int)) and p == 0
-
-
-def draws_nothing(p: Any, training: Any) -> bool:
-    """Whether a valid probability of dropping is without effect."""
-    return isinstance(p, (float, int)) and (p == 0 or (training is False and 0 <= p <= 1))
-
-
-def unchecked(op: str, a: Named, vectors: Mapping[str, int] | None = None) -> Any:
-    """`int8_weight.unchecked` of a recurrence that draws no masks, and NotImplemented for others.
-
-    a: the arguments of the public function by name
-    vectors: the parameter vectors that make up the input `norm`, in order, and their elements for
-        each hidden unit
-    """
-    has_zoneout = not (is_zero(a["zoneout_h"]) and is_zero(a.get("zoneout_c", 0.0)))
-    if has_zoneout or not draws_nothing(a["weight_drop"], a["training"]):
-        return NotImplemented
-    inputs = a | {"weight_drop": 0.0, "seed": None}
-    if vectors:
-        x, h0, parts = a["x"], a["h0"], [a[name] for name in vectors]
-        if is_transformed() or not all(isinstance(t, Tensor) for t in (x, h0, *parts)):
-            return NotImplemented
-        device = x.device.type
-        if device not in autograd.CHECKED_IN_CPP or not autograd.recorder or autocast.is_on(device):
-            return NotImplemented  # before the vectors are joined
-        kind, H = (x.dtype, x.device), h0.shape[-1] if h0.dim() else 0
-        for t, n in zip(parts, vectors.values(), strict=True):
-            if t.shape != (n * H,) or (t.dtype, t.device) != kind:
-                return NotImplemented
-        inputs["norm"] = torch.cat(parts)
-    return int8_weight.unchecked_by_name(op, inputs)
-
-
-def check_layer(
-    op: str, x: Any, W_ih: Any, W_hh: Any, b: Any, h0: Any, c0: Any, lengths: Any
-) -> Tensor | None:
-    """The checks that lstm and mogrifier_lstm have in common. Returns lengths as the registered
-    operators take them.
-    """
-    tensors = {"W_ih": W_ih, "W_hh": W_hh, "b": b, "h0": h0, "c0": c0}
-    return check_sequence(op, 4, 4, x, tensors, lengths)
-
-
-def check_sequence(
-    op: str, gates: int, slots: int, x: Any, tensors: Named, lengths: Any, suffix: str = ""
-) -> Tensor | None:
-    """The checks of the tensors of a recurrence. Returns lengths as the registered operators take
-    them.
-
-    gates, slots: the rows of W_ih and W_hh, and of b, for each hidden unit
-    tensors: W_ih, W_hh, b, h0 and, where the cell has it, c0
-    suffix: of their names in error messages
-    """
-    check.tensor(op, "x", x)
-    x, *cast = autocast.cast(x.device.type, x, *tensors.values())
-    tensors = dict(zip(tensors, cast, strict=True))
-    named = {f"{name}{suffix}": value for name, value in tensors.items()}
-    check.like(op, x, "x", (f"b{suffix}",), **named)
-    h0, b = tensors["h0"], tensors["b"]
-    check.dimensions(op, "x", x, "(T, B, X)")
-    check.dimensions(op, f"h0{suffix}", h0, "(B, H)")
-    (T, B, X), H = x.shape, h0.size(1)
-    if T == 0 or X == 0 or H == 0:
-        raise ValueError(
-            f"{op}: x must be (T, B, X) and h0{suffix} (B, H) with T, X and H at least 1, got "
-            f"{tuple(x.shape)} and {tuple(h0.shape)}"
-        )
-    rows = "H" if gates == 1 else f"{gates}H"
-    check.shape(op, f"h0{suffix}", h0, "(B, H)", (B, H))
-    if "c0" in tensors:
-        check.shape(op, f"c0{suffix}", tensors["c0"], "(B, H)", (B, H))
-    check.shape(op, f"W_ih{suffix}", tensors["W_ih"], f"({rows}, X)", (gates * H, X))
-    check.shape(op, f"W_hh{suffix}", tensors["W_hh"], f"({rows}, H)", (gates * H, H))
-    if b is not None:
-        check.shape(op, f"b{suffix}", b, "(H,)" if slots == 1 else f"({slots}H,)", (slots * H,))
-    return None if lengths is None else check.lengths(op, "lengths", lengths, x, "x", B, T, "T")
-
-
-def pad(n: int) -> int:
-    return (n + PAD - 1) // PAD * PAD
-
-
-def saved_dtypes(x: Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype in which the kernels save activations, and the one in which they compute and save
-    the state c.
-    """
-    computing = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.dtype if x.device.type in SAVED_IN_DTYPE_OF_X else computing, computing
-
-
-def fake(named: Named) -> tuple[Tensor, ...]:
-    x, h0 = named["x"], named["h0"]
-    (T, B, _), H, (activations, computing) = x.shape, h0.size(1), saved_dtypes(x)
-    return (
-        x.new_empty(T, B, H),
-        x.new_empty(B, H),
-        x.new_empty(B, H),
-        x.new_empty(T, B, 4, pad(H), dtype=activations),
-        x.new_empty(T, B, pad(H), dtype=computing),
-    )
-
-
-def oracle(named: Named) -> Any:
-    return call_reference(reference.lstm, named)
-
-
-autograd.register(
-    OP,
-    fake,
-    Gradient(results=("y", "h", "c"), backwards=("lstm_backward",), oracle=oracle, loops=True),
-)
-autograd.register_fake_backward(OP)
+register(CELL, reference.lstm)

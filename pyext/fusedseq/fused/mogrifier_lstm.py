@@ -8,16 +8,15 @@ from fusedseq.fused import autocast, autograd, check, int8_weight
 from fusedseq.fused.dropout import dropout
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.locked_dropout import locked_dropout
-from fusedseq.fused.lstm import (
-    MOGRIFIER_WEIGHTS,
+from fusedseq.fused.lstm import CELL, MOGRIFIER_WEIGHTS
+from fusedseq.fused.recurrence import (
     SAVED_IN_DTYPE_OF_X,
-    check_layer,
+    check_sequence,
     draws_nothing,
     is_zero,
     pad,
     saved_dtypes,
 )
-from fusedseq.fused.lstm import fake as fake_lstm
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
 from fusedseq.reference.mogrifier_lstm import Weight
@@ -109,7 +108,7 @@ def computed(given: Named) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     needs_no_check = types == (int, bool) and not has_zoneout
     if needs_no_check and all(draws_nothing(given[p], given["training"]) for p in DROPOUTS):
         of_full_rank: Named = {"Q_factor": None, "R_factor": None}
-        found = int8_weight.unchecked_by_name(OP, given | WITHOUT_MASKS | of_full_rank)
+        found = int8_weight.call_by_name_if_valid(OP, given | WITHOUT_MASKS | of_full_rank)
         if found is not NotImplemented:
             y, h, c, *_ = found
             return y, (h, c)
@@ -133,9 +132,8 @@ def operator_inputs(given: Named) -> Named:
     on the device of x, and in low-rank weights, whose pair of factors becomes two inputs.
     """
     a = dict(given)
-    a["lengths"] = check_layer(
-        OP, *(a[n] for n in ("x", "W_ih", "W_hh", "b", "h0", "c0", "lengths"))
-    )
+    tensors = {name: a[name] for name in ("W_ih", "W_hh", "b", "h0", "c0")}
+    a["lengths"] = check_sequence(OP, a["x"], tensors, a["lengths"])
     check.starts(OP, a["starts"], a["x"])
     rounds, x = a["rounds"], a["x"]
     if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds < 64:
@@ -159,9 +157,9 @@ def operator_inputs(given: Named) -> Named:
         raise ValueError(
             f"{OP}: Q and R must both be weights or both pairs of factors, got one of each"
         )
-    tensors = [name for name, value in a.items() if isinstance(value, Tensor)]
-    cast = autocast.cast(x.device.type, *(a[name] for name in tensors))
-    return a | dict(zip(tensors, cast, strict=True))
+    given_tensors = [name for name, value in a.items() if isinstance(value, Tensor)]
+    cast = autocast.cast(x.device.type, *(a[name] for name in given_tensors))
+    return a | dict(zip(given_tensors, cast, strict=True))
 
 
 def set_rounds(a: Named, name: str, uses: int, out: tuple[str, int], in_: tuple[str, int]) -> None:
@@ -220,7 +218,7 @@ def fake(named: Named) -> tuple[Tensor, ...]:
     saves_factors = Q_factor is not None and x.device.type not in SAVED_IN_DTYPE_OF_X
     rank = Q_factor.size(1) if saves_factors else 0
     return (
-        *fake_lstm(named),
+        *CELL.fake(named),
         x.new_empty(T, B, width, dtype=activations),
         x.new_empty(rounds if rank else 0, T, B, pad(rank), dtype=computing),
     )

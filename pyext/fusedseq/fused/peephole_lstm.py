@@ -1,15 +1,12 @@
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import lstm_with_vectors
-from fusedseq.fused.lstm import fake
+from fusedseq.fused.recurrent_cell import Cell, compute, register
 from fusedseq.fused.schema import Named
-from fusedseq.fused.through_oracle import call_reference
 
-OP = "peephole_lstm"
+CELL = Cell("peephole_lstm", gates=4, biases=4, saved=4, has_c=True, vectors={"peephole": 3})
 
 
 def peephole_lstm(
@@ -56,11 +53,8 @@ def peephole_lstm(
         "training": training,
         "seed": seed,
     }
-    return lstm_with_vectors.call(OP, given)
+    y, h, c = compute(CELL, given)
+    return y, (h, c)
 
 
-def oracle(named: Named) -> Any:
-    return call_reference(reference.peephole_lstm, named)
-
-
-lstm_with_vectors.register(OP, fake, oracle)
+register(CELL, reference.peephole_lstm)

@@ -8,7 +8,8 @@ from fusedseq import reference
 from fusedseq.fused import autocast, autograd, check, int8_weight
 from fusedseq.fused.gradient import Gradient
 from fusedseq.fused.linear import linear
-from fusedseq.fused.lstm import lstm, pad, saved_dtypes
+from fusedseq.fused.lstm import lstm
+from fusedseq.fused.recurrence import pad, saved_dtypes
 from fusedseq.fused.schema import Named
 from fusedseq.fused.through_oracle import call_reference
 from fusedseq.reference.dropout_mask import WEIGHT

@@ -37,7 +37,7 @@ def residual_layer_norm(
     Errors: ValueError for a wrong shape or device, p outside [0, 1] or a negative eps; TypeError
     for tensors of two dtypes, or of a dtype other than fp32, bf16, fp64 (CPU) and fp16 (CUDA).
     """
-    found: tuple[Tensor, ...] = autograd.unchecked(
+    found: tuple[Tensor, ...] = autograd.call_if_valid(
         OP, x, residual, weight, bias, p, eps, prenorm, seed
     )
     if found is not NotImplemented:

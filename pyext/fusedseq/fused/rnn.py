@@ -3,10 +3,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fusedseq import reference
-from fusedseq.fused import hidden_state
+from fusedseq.fused import check
+from fusedseq.fused.recurrent_cell import Cell, compute, register
 from fusedseq.fused.schema import Named
 
-OP = "rnn"
+CELL = Cell("rnn", gates=1, biases=1, saved=1)
 
 
 def rnn(
@@ -34,6 +35,7 @@ def rnn(
 
     Errors: those of `lstm`.
     """
+    check.flags(CELL.op, relu=relu)
     given: Named = {
         "x": x,
         "W_ih": W_ih,
@@ -50,7 +52,8 @@ def rnn(
         "training": training,
         "seed": seed,
     }
-    return hidden_state.call(OP, given)
+    y, h = compute(CELL, given)
+    return y, h
 
 
-hidden_state.register(OP, reference.rnn)
+register(CELL, reference.rnn)

@@ -14,7 +14,7 @@ def weight_drop(W: Tensor, p: float, seed: int | Tensor, variational: bool = Fal
     dtype other than fp32, fp64, bf16, and fp16 on CUDA.
     """
     if p:
-        found: Tensor = autograd.unchecked(OP, W, p, seed, variational)
+        found: Tensor = autograd.call_if_valid(OP, W, p, seed, variational)
         if found is not NotImplemented:
             return found
     check.like(OP, W, "W")

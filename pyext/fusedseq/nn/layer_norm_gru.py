@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fusedseq import fused
 from fusedseq.fused import check
+from fusedseq.fused.layer_norm_gru import CELL
 from fusedseq.nn.gru import four_biases
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
@@ -15,7 +16,7 @@ from fusedseq.nn.recurrent import GATE_PARAMETERS
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
 from fusedseq.nn.recurrent_state import LayerState
 
-VECTORS = ("gamma_ih", "gamma_hh")  # (3H,) each
+VECTORS = CELL.vectors  # {parameter: its elements for each hidden unit}
 
 
 class LayerNormGRU(RecurrentWithDropout):
@@ -79,8 +80,8 @@ class LayerNormGRU(RecurrentWithDropout):
         self.eps = eps
         for l, (_, H) in enumerate(self.sizes):
             for reverse in self._directions():
-                for name in VECTORS:
-                    self._add(name, l, (3 * H,), settings, reverse)
+                for name, n in VECTORS.items():
+                    self._add(name, l, (n * H,), settings, reverse)
         self._layer_norm_gru = ops.layer_norm_gru
         self.reset_parameters()
 

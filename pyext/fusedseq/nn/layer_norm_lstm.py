@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from fusedseq import fused
 from fusedseq.fused import check
+from fusedseq.fused.layer_norm_lstm import CELL
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
 from fusedseq.nn.recurrent import GATE_PARAMETERS
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
 from fusedseq.nn.recurrent_state import LayerState
 
-VECTORS = {"gamma_ih": 4, "gamma_hh": 4, "gamma_c": 1, "beta_c": 1}  # elements for each unit
+VECTORS = CELL.vectors  # {parameter: its elements for each hidden unit}
 
 
 class LayerNormLSTM(RecurrentWithDropout):
