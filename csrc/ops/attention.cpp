@@ -127,8 +127,13 @@ Outputs attention(const Inputs& i) {
 }
 
 Inputs without_options(const PlainInputs& i) {
-  return {i.q,     i.k,   i.v, {}, {}, {}, {}, {}, {}, true, {}, {},
-          i.scale, false, 0,   0,  {}, 0,  -1, -1, {}, {},   0,  0};
+  return {.q = i.q,
+          .k = i.k,
+          .v = i.v,
+          .rope_interleaved = true,
+          .scale = i.scale,
+          .window_left = -1,
+          .window_right = -1};
 }
 Outputs attention_plain(const PlainInputs& i) {
   return forward(PLAIN, without_options(i));
@@ -243,30 +248,29 @@ struct Backward {
 };
 
 Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
-  const Inputs inputs{i.q,
-                      i.k,
-                      i.v,
-                      i.bias,
-                      i.mask,
-                      i.key_lengths,
-                      i.alibi,
-                      i.relative_keys,
-                      i.rope,
-                      i.rope_interleaved,
-                      {},
-                      i.seed,
-                      i.scale,
-                      i.causal,
-                      i.offset,
-                      i.dropout,
-                      i.sinks,
-                      i.softcap,
-                      i.window_left,
-                      i.window_right,
-                      i.cu_seqlens_q,
-                      i.cu_seqlens_k,
-                      i.max_seqlen_q,
-                      i.max_seqlen_k};
+  const Inputs inputs{.q = i.q,
+                      .k = i.k,
+                      .v = i.v,
+                      .bias = i.bias,
+                      .mask = i.mask,
+                      .key_lengths = i.key_lengths,
+                      .alibi = i.alibi,
+                      .relative_keys = i.relative_keys,
+                      .rope = i.rope,
+                      .rope_interleaved = i.rope_interleaved,
+                      .seed = i.seed,
+                      .scale = i.scale,
+                      .causal = i.causal,
+                      .offset = i.offset,
+                      .dropout = i.dropout,
+                      .sinks = i.sinks,
+                      .softcap = i.softcap,
+                      .window_left = i.window_left,
+                      .window_right = i.window_right,
+                      .cu_seqlens_q = i.cu_seqlens_q,
+                      .cu_seqlens_k = i.cu_seqlens_k,
+                      .max_seqlen_q = i.max_seqlen_q,
+                      .max_seqlen_k = i.max_seqlen_k};
   using Position = Gradients::Position;
   AttentionCall call(BACKWARD, inputs);
   Backward b(call, inputs, i.dout, i.lse, required.needs);
@@ -306,7 +310,7 @@ Gradients attention_backward(const BackwardInputs& i, const Needs& required) {
 }
 
 PlainGradients attention_plain_backward(const PlainBackwardInputs& i, const Needs& required) {
-  const Inputs inputs = without_options({i.q, i.k, i.v, i.scale});
+  const Inputs inputs = without_options({.q = i.q, .k = i.k, .v = i.v, .scale = i.scale});
   AttentionCall call(OF_PLAIN, inputs);
   Backward b(call, inputs, i.dout, i.lse, required.needs);
   if (call.is_empty()) {
@@ -323,30 +327,23 @@ PlainGradients attention_plain_backward(const PlainBackwardInputs& i, const Need
 // of the blockwise kernel.
 PlanOutput attention_plan(const PlanInputs& i) {
   const Tensor& q = i.q;
-  const AttentionCall call(PLAN, {q,
-                                  i.k,
-                                  i.k,
-                                  {},
-                                  {},
-                                  {},
-                                  {},
-                                  i.relative_keys,
-                                  {},
-                                  true,
-                                  i.key_rows,
-                                  {},
-                                  1,
-                                  i.causal,
-                                  i.offset,
-                                  0,
-                                  i.sinks,
-                                  i.softcap,
-                                  i.window_left,
-                                  i.window_right,
-                                  i.cu_seqlens_q,
-                                  i.cu_seqlens_k,
-                                  i.max_seqlen_q,
-                                  i.max_seqlen_k});
+  const AttentionCall call(PLAN, {.q = q,
+                                  .k = i.k,
+                                  .v = i.k,
+                                  .relative_keys = i.relative_keys,
+                                  .rope_interleaved = true,
+                                  .key_rows = i.key_rows,
+                                  .scale = 1,
+                                  .causal = i.causal,
+                                  .offset = i.offset,
+                                  .sinks = i.sinks,
+                                  .softcap = i.softcap,
+                                  .window_left = i.window_left,
+                                  .window_right = i.window_right,
+                                  .cu_seqlens_q = i.cu_seqlens_q,
+                                  .cu_seqlens_k = i.cu_seqlens_k,
+                                  .max_seqlen_q = i.max_seqlen_q,
+                                  .max_seqlen_k = i.max_seqlen_k});
   require(!call.is_empty(), PLAN, "a call without elements runs no kernel");
   const cpu::AttentionPlan plan = cpu::kernels().attention_plan(call.a);
   Tensor found = output(q, {2}, ScalarType::Long);

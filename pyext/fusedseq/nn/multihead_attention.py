@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from fusedseq import fused
 from fusedseq.nn.attention_options import (
@@ -15,8 +14,8 @@ from fusedseq.nn.attention_options import (
     probabilities,
     with_batch,
 )
+from fusedseq.nn.attention_projections import AttentionProjections
 from fusedseq.nn.dropout import check_probability, draw_seed
-from fusedseq.nn.heads import heads, select_rows
 from fusedseq.nn.initialization import reset_in_order
 from fusedseq.nn.key_value_cache import KeyValueCache
 from fusedseq.nn.operators import Operators, shown_options
@@ -24,7 +23,7 @@ from fusedseq.nn.packed_sequences import boundaries, longest, nested_as, rows_of
 from fusedseq.nn.relative_positions import RelativePositions
 
 
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(AttentionProjections):
     """Multi-head attention (Vaswani et al., 2017), a drop-in for torch.nn.MultiheadAttention.
 
     It has the parameters of torch.nn.MultiheadAttention and loads its state dict, and takes the
@@ -63,11 +62,6 @@ class MultiheadAttention(nn.Module):
     need_weights: bool = False
     window: tuple[int | None, int | None] | None = None
     softcap: float = 0.0
-    in_proj_weight: nn.Parameter | None
-    q_proj_weight: nn.Parameter | None
-    k_proj_weight: nn.Parameter | None
-    v_proj_weight: nn.Parameter | None
-    in_proj_bias: nn.Parameter | None
     sinks: nn.Parameter | None
     # With False, torch.nn.TransformerEncoderLayer calls `forward`. With True it would, in eval
     # mode, run a kernel of its own on our parameters.
@@ -95,49 +89,20 @@ class MultiheadAttention(nn.Module):
         need_weights: bool = False,
         ops: Operators = fused,
     ) -> None:
-        super().__init__()
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if value:
                 raise ValueError(
                     f"MultiheadAttention: {name} must be False, because attention has no keys "
                     f"beside those that are given, got {value!r}"
                 )
-        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
-            raise ValueError(
-                "MultiheadAttention: embed_dim must be a multiple of num_heads, both at least 1, "
-                f"got {embed_dim} and {num_heads}"
-            )
-        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
-        self.kdim = embed_dim if kdim is None else kdim
-        self.vdim = embed_dim if vdim is None else vdim
+        super().__init__(embed_dim, num_heads, bias, kdim, vdim, batch_first, device, dtype, ops)
         self.dropout = check_probability(dropout, "MultiheadAttention", "dropout")
-        self.batch_first, self.need_weights = batch_first, need_weights
-        one_weight = self.kdim == self.vdim == embed_dim
-        shapes: dict[str, tuple[int, ...] | None] = {
-            "in_proj_weight": (3 * embed_dim, embed_dim) if one_weight else None,
-            "q_proj_weight": None if one_weight else (embed_dim, embed_dim),
-            "k_proj_weight": None if one_weight else (embed_dim, self.kdim),
-            "v_proj_weight": None if one_weight else (embed_dim, self.vdim),
-            "in_proj_bias": (3 * embed_dim,) if bias else None,
-        }
-        for name, shape in shapes.items():
-            parameter = (
-                None
-                if shape is None
-                else nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-            )
-            self.register_parameter(name, parameter)
-        # As in torch's module: torch.ao.quantization.quantize_dynamic leaves it as it is.
-        self.out_proj = NonDynamicallyQuantizableLinear(
-            embed_dim, embed_dim, bias=bias, device=device, dtype=dtype
-        )
+        self.need_weights = need_weights
         self.positions, self.scale = positions, scale
         self.window, self.softcap = window, softcap
         zeros = torch.zeros(num_heads, device=device, dtype=dtype) if sinks else None
         self.register_parameter("sinks", None if zeros is None else nn.Parameter(zeros))
-        self._attention, self._linear = ops.attention, ops.linear
-        self._attention_varlen = ops.attention_varlen
-        self._draw_projections()
+        self._attention, self._attention_varlen = ops.attention, ops.attention_varlen
 
     def reset_parameters(self) -> None:
         """Initializes as torch.nn.MultiheadAttention: weights Xavier uniform, biases 0.
@@ -148,19 +113,8 @@ class MultiheadAttention(nn.Module):
         """
         reset_in_order((self.positions, self.out_proj))
         self._draw_projections()
-
-    def _draw_projections(self) -> None:
-        for weight in (
-            self.in_proj_weight,
-            self.q_proj_weight,
-            self.k_proj_weight,
-            self.v_proj_weight,
-        ):
-            if weight is not None:
-                nn.init.xavier_uniform_(weight)
-        for bias in (self.in_proj_bias, self.out_proj.bias, self.sinks):
-            if bias is not None:
-                nn.init.zeros_(bias)
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
 
     def cache(self, rows: int, max_length: int) -> KeyValueCache:
         """Returns an empty KeyValueCache for `forward`: `rows` rows of `max_length` positions."""
@@ -243,7 +197,7 @@ class MultiheadAttention(nn.Module):
             raise ValueError(
                 f"MultiheadAttention: max_seqlen must be None without cu_seqlens, got {max_seqlen}"
             )
-        self._check(query, key, value, cache)
+        self._check(query, key, value, has_cache=cache is not None)
         if query.dim() == 3:
             y, probability = self._attend(query, key, value, masking, cache, need_weights)
         else:
@@ -339,7 +293,7 @@ class MultiheadAttention(nn.Module):
         # one they are views (1, N, rows, D).
         rows = {id(t): rows_of(t).unsqueeze(self._batch_dim) for t in (query, key, value)}
         q_rows, k_rows, v_rows = (rows[id(t)] for t in (query, key, value))
-        self._check(q_rows, k_rows, v_rows, None)
+        self._check(q_rows, k_rows, v_rows, has_cache=False)
         q, k, v = self._heads(q_rows, k_rows, v_rows)
         assert k is not None, "there is a key"
         assert v is not None, "there is a value"
@@ -358,68 +312,6 @@ class MultiheadAttention(nn.Module):
         y = self._attention_varlen(q, k, v, cu_q, cu_k, most_q, most_k, **options).flatten(1)
         y = self._linear(y, self.out_proj.weight, self.out_proj.bias)
         return nested_as(query, y) if query.is_nested else y
-
-    @property
-    def _batch_dim(self) -> int:
-        return 0 if self.batch_first else 1
-
-    def _check(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: KeyValueCache | None
-    ) -> None:
-        rank = query.dim() if isinstance(query, Tensor) else 3
-        for name, t, size in (
-            ("query", query, self.embed_dim),
-            ("key", key, self.kdim),
-            ("value", value, self.vdim),
-        ):
-            if cache is not None and name != "query" and key is None and value is None:
-                continue
-            if not isinstance(t, Tensor):
-                raise TypeError(
-                    f"MultiheadAttention: {name} must be a tensor (key and value may be None only "
-                    f"with a cache), got {type(t).__name__}"
-                )
-            if t.dim() not in (2, 3) or t.dim() != rank or t.size(-1) != size:
-                length = "L" if name == "query" else "S"
-                batched = f"B, {length}" if self.batch_first else f"{length}, B"
-                raise ValueError(
-                    f"MultiheadAttention: {name} must be ({batched}, {size}), or ({length}, "
-                    f"{size}) if no input has a batch dimension, got {tuple(t.shape)}"
-                )
-
-    def _heads(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns q (B, N, L, D), and k and v (B, N, S, D) or None.
-
-        They are views of as few matrix products as there are different inputs.
-        """
-        if self.in_proj_weight is not None and key is query and value is query:
-            q, k, v = self._project(query, 0, 3)
-            return q, k, v
-        (q,) = self._project(query, 0, 1)
-        if key is None or value is None:
-            return q, None, None
-        return q, *self._keys_and_values(key, value)
-
-    def _keys_and_values(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        if self.in_proj_weight is not None and key is value:
-            k, v = self._project(key, 1, 3)
-            return k, v
-        return self._project(key, 1, 2)[0], self._project(value, 2, 3)[0]
-
-    def _project(self, x: Tensor, first: int, last: int) -> tuple[Tensor, ...]:
-        """Returns the projections of x numbered `first` to `last` - 1 of (q, k, v).
-
-        They are views (B, N, L, D) of one matrix product.
-        """
-        rows = slice(first * self.embed_dim, last * self.embed_dim)
-        if self.in_proj_weight is not None:
-            weight = select_rows(self.in_proj_weight, rows)
-        else:
-            weight = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)[first]
-        y = self._linear(x, weight, select_rows(self.in_proj_bias, rows))
-        return heads(y, last - first, self.num_heads, self.batch_first)
 
     def extra_repr(self) -> str:
         sizes = {"kdim": self.kdim, "vdim": self.vdim}
