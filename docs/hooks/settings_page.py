@@ -1,7 +1,7 @@
 """MkDocs hook: fills in the tables of docs/settings.md from the settings dataclasses.
 
 A line `<!-- settings SECTION: FILE CLASS -->` becomes a table of the fields of a dataclass: the
-type, the default and the meaning of each. The meaning is the comment above the field or behind it.
+type, the default and the meaning of each. The meaning is the comment above the field or after it.
 The sources are read as files, as in operator_pages.py: nothing of fusedseq is imported.
 """
 
@@ -118,7 +118,7 @@ def default(module: ast.Module, field: ast.AnnAssign) -> Any:
 
 
 def meaning(lines: list[str], field: ast.AnnAssign) -> str:
-    """The comment of a field as a sentence: the lines above it, and what stands behind it."""
+    """The comment of a field as a sentence: the lines above it, and what follows it."""
     above: list[str] = []
     for line in reversed(lines[: field.lineno - 1]):
         if not line.lstrip().startswith("#"):
@@ -126,8 +126,8 @@ def meaning(lines: list[str], field: ast.AnnAssign) -> str:
         above.insert(0, line.strip().removeprefix("#").strip())
     assert field.end_lineno is not None
     assert field.end_col_offset is not None
-    behind = lines[field.end_lineno - 1][field.end_col_offset :].partition("#")[2].strip()
-    text = " ".join(filter(None, [*above, behind]))
+    after = lines[field.end_lineno - 1][field.end_col_offset :].partition("#")[2].strip()
+    text = " ".join(filter(None, [*above, after]))
     if not text:
         return ""
     if CONTINUATION.match(text):

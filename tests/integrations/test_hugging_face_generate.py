@@ -42,7 +42,7 @@ def test_every_token_that_is_generated_is_that_of_eager(name, way):
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "gemma2"])
 def test_a_prompt_in_parts_gives_the_logits_of_the_whole(name, kind):
-    """The queries of a later part are behind the keys of the cache, not at its start; and in a
+    """The queries of a later part come after the keys of the cache, not at its start; and in a
     static cache the rows that are not written yet are seen by nobody."""
     network, ids = model(name), tokens(B, 11)
     size = {"max_cache_len": 16} if kind is StaticCache else {}

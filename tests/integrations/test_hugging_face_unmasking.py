@@ -49,7 +49,7 @@ def drawn_parts(data, L):
 
 
 def padded(mask, size):
-    """The mask of a static cache, which Bloom reads in whole: no row behind it is written yet."""
+    """The mask of a static cache, which Bloom reads in whole: no row past it is written yet."""
     return torch.nn.functional.pad(mask, (0, size - mask.size(1)))
 
 

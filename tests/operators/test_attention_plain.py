@@ -65,7 +65,7 @@ def test_gradients_have_the_bits_of_the_operator_with_options():
     upstream = torch.randn(3, 4, 5, 10)
     for few in ([0], [1], [2], [1, 2], [0, 1, 2]):
         found = []
-        for options in ({}, {"window": (7, 7)}):  # behind which there is no key
+        for options in ({}, {"window": (7, 7)}):  # past which there is no key
             given = tensors(*sizes)
             for i in few:
                 given[i].requires_grad_()

@@ -13,7 +13,7 @@ from fusedseq.testing import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.support.behind_lengths import assert_does_not_matter, behind, filled
+from tests.support.past_lengths import assert_does_not_matter, filled, steps_past
 
 T, B, X, H = 5, 4, 6, 7
 MASKS = {"state_dropout": 0.3, "zoneout_h": 0.2, "zoneout_c": 0.4, "weight_drop": 0.3, "seed": 11}
@@ -68,7 +68,7 @@ def test_what_is_behind_a_length_does_not_matter_to_second_derivatives(ops, case
 def test_some_needed_gradients(device):
     """Without a gradient of W_ih no copy of x is made; each subset gives the bits of all."""
     function, args, kwargs = call(fused, CASES[0], device, torch.float32, VARIED)
-    past = behind(VARIED, T)
+    past = steps_past(VARIED, T)
     args = (filled(args[0], past, None), *args[1:])
     found = []
     for needs in (range(6), (0,), (1,), (2, 3), (4, 5)):
@@ -94,7 +94,7 @@ def test_what_is_behind_a_length_does_not_matter_to_a_module(which, device):
     torch.manual_seed(0)
     module = list(modules(device))[which]
     x, lengths = torch.randn(B, T, H, device=device), torch.tensor(VARIED)
-    past = behind(lengths, T).transpose(0, 1)
+    past = steps_past(lengths, T).transpose(0, 1)
     found = []
     for value in (0.0, None):
         torch.manual_seed(1)
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_torch_s_packed_lstm(device):
     theirs = torch.nn.LSTM(X, H, 2).to(device)
     theirs.load_state_dict(ours.state_dict())
     lengths = torch.tensor([3, 2, 5, 1])
-    x = filled(torch.randn(T, B, X, device=device), behind(lengths, T), None)
+    x = filled(torch.randn(T, B, X, device=device), steps_past(lengths, T), None)
     packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
     torch.nn.utils.rnn.pad_packed_sequence(theirs(packed)[0])[0].square().sum().backward()
     ours(x, lengths=lengths)[0].square().sum().backward()

@@ -14,7 +14,7 @@ from tests.simt.recurrence import operators
 from tests.simt.test_simt_persistent import ONE
 from tests.simt.test_simt_recurrence import OPTIONS, SMALL, lstm, mogrifier
 from tests.simt.test_simt_wavefront import pair
-from tests.support.behind_lengths import assert_does_not_matter
+from tests.support.past_lengths import assert_does_not_matter
 
 pytestmark = [
     pytest.mark.sampled_files("simulated GPU", 5),

@@ -205,7 +205,7 @@ def test_a_sequence_longer_than_max_seqlen_is_kept_within_the_results(device):
         *(q, k, v), *[None] * 6, True, None, None, 0.25, False, 0, 0.0, extra
     )
     out = attention.heads_last(q, *q.shape).zero_()
-    rows = torch.zeros(4, N, 64, device=device)  # the results' rows, and what is behind them
+    rows = torch.zeros(4, N, 64, device=device)  # the results' rows, and what follows them
     attention.forward(prepared, out, rows[:1], None)
     first = (t[:, :, :64] for t in (q, k, v))
     torch.testing.assert_close(out[:, :, :64], reference.attention(*first, scale=0.25))
@@ -312,7 +312,7 @@ def test_queries_that_see_no_key(size, device):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_keys_behind_the_lengths_are_never_read(size, device):
+def test_keys_past_the_lengths_are_never_read(size, device):
     args, kwargs = inputs(*SIZES[size], device, "lengths", "causal")
     (y, *_), expected = run(fused.attention, args, kwargs)
     for t in args[1:]:

@@ -12,7 +12,7 @@ from fusedseq.fused.layer_norm_gru import CELL
 from fusedseq.nn.gru import four_biases
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
-from fusedseq.nn.recurrent import GATE_PARAMETERS
+from fusedseq.nn.recurrent_parameters import GATE_PARAMETERS
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
 from fusedseq.nn.recurrent_state import LayerState
 

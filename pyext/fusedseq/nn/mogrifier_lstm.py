@@ -12,7 +12,8 @@ from fusedseq import fused
 from fusedseq.fused import check
 from fusedseq.nn.dropout import check_probability, draw_seed
 from fusedseq.nn.operators import Operators, shown_options
-from fusedseq.nn.recurrent import GATE_PARAMETERS, Output, Recurrent
+from fusedseq.nn.recurrent import Output, Recurrent
+from fusedseq.nn.recurrent_parameters import GATE_PARAMETERS
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
 from fusedseq.nn.recurrent_state import LayerState
 

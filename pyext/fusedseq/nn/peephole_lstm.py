@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fusedseq import fused
 from fusedseq.nn.layer_dropout import RecurrentWithDropout
 from fusedseq.nn.operators import Operators
-from fusedseq.nn.recurrent import GATE_PARAMETERS
+from fusedseq.nn.recurrent_parameters import GATE_PARAMETERS
 from fusedseq.nn.recurrent_settings import Order, RecurrentSettings
 from fusedseq.nn.recurrent_state import LayerState
 

@@ -232,7 +232,7 @@ class Trainer:
             self._train([batches[i] for i in range(self.index, end)])
             if s.eval_steps and self.step % s.eval_steps == 0:
                 self._validate()
-            # Behind the last batch the epoch is saved below, with its validation.
+            # After the last batch the epoch is saved below, with its validation.
             if s.save_steps and self.step % s.save_steps == 0 and self.index < len(batches):
                 self.save()
         self.epoch, self.index = self.epoch + 1, 0

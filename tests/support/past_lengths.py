@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 FORBIDDEN = (float("nan"), float("inf"), -float("inf"), 3e38)
 
 
-def behind(lengths, T):
+def steps_past(lengths, T):
     """Returns whether each step is past its sequence's length: (T, B, 1)."""
     return (torch.arange(T)[:, None] >= torch.as_tensor(lengths))[:, :, None]
 
@@ -25,7 +25,7 @@ def outcome(function, args, kwargs, past, value, higher=False):
     """Returns the results of a recurrence, its gradients, and with `higher` second derivatives.
 
     args[0] is x. x, and the gradient of every y, have `value` past the lengths.
-    past: as returned by `behind`
+    past: as returned by `steps_past`
     """
     x, *others = args
     clone = lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t  # noqa: E731
@@ -52,7 +52,7 @@ def assert_does_not_matter(function, args, kwargs, lengths, value=None, higher=F
     """Asserts that `value` past the lengths gives the bits that zeros there give, in results and
     gradients; that all of them are finite; and that y and the gradient of x are 0 there.
     """
-    past = behind(lengths, len(args[0]))
+    past = steps_past(lengths, len(args[0]))
     expected = outcome(function, args, kwargs, past, 0.0, higher)
     got = outcome(function, args, kwargs, past, value, higher)
     for this, other in zip(chain(*got), chain(*expected), strict=True):
