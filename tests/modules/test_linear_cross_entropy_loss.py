@@ -1,5 +1,6 @@
 """nn.LinearCrossEntropyLoss: an output layer with its loss, beside torch's modules."""
 
+import fusedseq
 import pytest
 import torch
 from fusedseq import fused, nn
@@ -66,3 +67,43 @@ def test_options_are_those_of_the_operator():
 def test_wrong_class_weights_are_refused():
     with pytest.raises(ValueError, match=r"weight must be \(num_classes,\) = \(11,\), got \(3,\)"):
         nn.LinearCrossEntropyLoss(E, V, weight=torch.ones(3))
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="it is in torch 2.13")
+@pytest.mark.parametrize("shape", [(), (5,), (4, 5)])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_accelerate_replaces_torchs_module(reduction, shape, monkeypatch):
+    """(4, 5) are four rows of losses of five dimensions, which are torch's own."""
+    torch.manual_seed(0)
+    options = {"reduction": reduction, "label_smoothing": 0.1, "ignore_index": 3}
+    rows, more = shape[:1], shape[1:]
+    theirs = torch.nn.LinearCrossEntropyLoss(
+        E, V, out_features=more, bias=True, weight=torch.rand(V), **options
+    )
+    x, target = torch.randn(*rows, E), torch.randint(V, shape)
+    expected = theirs(x, target)
+    expected.sum().backward()
+    gradient = theirs.linear.weight.grad.clone()
+    calls = []
+    operator = fused.linear_cross_entropy
+    count = lambda *args, **kwargs: calls.append(args) or operator(*args, **kwargs)  # noqa: E731
+    monkeypatch.setattr(fused, "linear_cross_entropy", count)
+    report = fusedseq.accelerate(theirs)
+    theirs.zero_grad()
+    loss = theirs(x, target)
+    loss.sum().backward()
+    assert len(calls) == (0 if more else 1)
+    torch.testing.assert_close(loss, expected, check_dtype=False)
+    torch.testing.assert_close(theirs.linear.weight.grad, gradient)
+    report.undo()
+    theirs(x, target)
+    assert len(calls) == (0 if more else 1)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="it is in torch 2.13")
+def test_probabilities_as_targets_stay_torchs():
+    theirs = torch.nn.LinearCrossEntropyLoss(E, V)
+    x, target = torch.randn(5, E), torch.rand(5, V).softmax(1)
+    expected = theirs(x, target)
+    fusedseq.accelerate(theirs)
+    assert torch.equal(theirs(x, target), expected)

@@ -6,7 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from fusedseq.acceleration import awd_lstm, gains, hugging_face, torch_modules, transformer_layers
+from fusedseq.acceleration import (
+    awd_lstm,
+    gains,
+    hugging_face,
+    losses,
+    torch_modules,
+    transformer_layers,
+)
 from fusedseq.acceleration.report import Entry, Report
 from fusedseq.acceleration.subclass import Accelerated, extend
 from fusedseq.acceleration.torch_modules import has_hooks
@@ -61,6 +68,7 @@ KINDS: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], Reason]]] = 
     nn.Dropout: (torch_modules.Dropout, dropout_reason),
     nn.Embedding: (torch_modules.Embedding, embedding_reason),
     nn.Linear: (torch_modules.Linear, lambda module: ""),
+    **{kind: (new, lambda module: "") for kind, new in losses.KINDS.items()},
 }
 REPLACEMENTS = (Accelerated, *(new for new, _ in KINDS.values()))
 
@@ -103,12 +111,12 @@ def accelerate(
 
     A module of a supported class of torch.nn (LSTM, GRU, RNN, MultiheadAttention,
     TransformerEncoderLayer and TransformerDecoderLayer, also inside TransformerEncoder,
-    TransformerDecoder and Transformer, Dropout, Embedding and Linear) gets a subclass of its class.
-    The object, its parameters, their names, and its hooks stay the same, so optimizers, tied
-    weights and state dicts go on working. An LSTM with a proj_size calls torch on a GPU, where
-    torch has fewer operations. AWD-LSTM's WeightDrop and LockedDropout, and blocks of GPT-2 and
-    BERT in transformers, are treated the same, and models of transformers get the attention
-    implementation "fusedseq".
+    TransformerDecoder and Transformer, Dropout, Embedding, Linear and LinearCrossEntropyLoss) gets
+    a subclass of its class. The object, its parameters, their names, and its hooks stay the same,
+    so optimizers, tied weights and state dicts go on working. An LSTM with a proj_size calls torch
+    on a GPU, where torch has fewer operations. AWD-LSTM's WeightDrop and LockedDropout, and blocks
+    of GPT-2 and BERT in transformers, are treated the same, and models of transformers get the
+    attention implementation "fusedseq".
 
     model: any module
     loss: the loss of the model's logits. In training mode its output layer then returns
