@@ -1,8 +1,14 @@
 // What the arguments of all CPU kernels have in common. Nothing in this folder depends on torch.
 //
-// T is the type of computing, float or double. Type is an element type in memory; bfloat16 is
-// computed in float. Tensors are contiguous unless strides are given. A pointer that may be null
-// says so.
+// The templates of this folder name types by words:
+//   Real      the type of computing, float or double
+//   Stored    the type of a tensor's elements in memory. bfloat16 is computed in float
+//   Element   what a matrix product multiplies: a Real, or a pair of bfloat16 numbers
+//   Function  anything that can be called
+//   T         any type of elements, where nothing else is known of it
+// The enum Type stands for a Stored that is known at run time only.
+//
+// Tensors are contiguous unless strides are given. A pointer that may be null says so.
 #pragma once
 #include <cstdint>
 

@@ -32,7 +32,7 @@ template <bool FORWARD>
 void attention(const cpu::Attention& a, cpu::Parallel run, int threads) {
   by_type(a.type, [&](auto e) {
     using E = decltype(e);
-    attention_pass<E, typename Compute<E>::type>(a, run, threads, FORWARD);
+    attention_pass<E, RealOf<E>>(a, run, threads, FORWARD);
   });
 }
 // Products of bfloat16 pairs, for bf16 and fp32 tensors.

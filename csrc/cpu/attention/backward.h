@@ -44,7 +44,7 @@ HD Vec<T> logit_gradient(Vec<T> e, Vec<T> dp, Vec<T> exp_sum, Vec<T> total, Vec<
 // E: the element type in memory, X: the type of the products' elements.
 template <class E, class X>
 class AttentionBackward {
-  using T = Sum<X>;
+  using T = RealOf<X>;
   using Problem = AttentionOperands<E, X>;
   const cpu::Attention& a;
   const Problem p{a};

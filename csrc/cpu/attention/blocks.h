@@ -17,7 +17,7 @@ namespace FUSEDSEQ_ISA {
 // E: the element type in memory, X: the type of the products' elements.
 template <class E, class X>
 class AttentionBlocks {
-  using T = Sum<X>;
+  using T = RealOf<X>;
   using Problem = AttentionOperands<E, X>;
   const cpu::Attention& a;
   const Problem p{a};

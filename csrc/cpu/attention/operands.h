@@ -14,7 +14,7 @@ namespace FUSEDSEQ_ISA {
 template <class E, class X>
 struct AttentionOperands : AttentionProblem<E> {
   using Problem = AttentionProblem<E>;
-  using T = Sum<X>;
+  using T = RealOf<X>;
   using Problem::a, Problem::Dp, Problem::Sp, Problem::R, Problem::Rp, Problem::relative;
   static constexpr bool PAIRS = !std::is_same<X, T>::value;
 

@@ -19,15 +19,15 @@ namespace FUSEDSEQ_ISA {
 // Returns whether this kernel takes the call.
 template <class E>
 bool packed_takes(const cpu::Attention& a) {
-  return a.S <= LANES<typename Compute<E>::type> && a.L <= MAX_PACKED_QUERIES && !a.relative_keys &&
-         !a.windowed && !a.softcap && !a.sinks && !a.cu_seqlens_q;
+  return a.S <= LANES<RealOf<E>> && a.L <= MAX_PACKED_QUERIES && !a.relative_keys && !a.windowed &&
+         !a.softcap && !a.sinks && !a.cu_seqlens_q;
 }
 
 // E: the element type in memory, X: the type of the elements of the dot products.
 template <class E, class X, int KEYS>
 class AttentionPacked : PackedLogits<E, X, KEYS> {
   using Base = PackedLogits<E, X, KEYS>;
-  using T = typename Compute<E>::type;
+  using T = RealOf<E>;
   using V = Vec<T>;
   using Mask = typename V::Mask;
   using Base::a, Base::p, Base::in_place, Base::QUERIES;
@@ -290,7 +290,7 @@ class AttentionPacked : PackedLogits<E, X, KEYS> {
 // Chooses the smallest number of keys for a vector that is enough.
 template <class E, class X>
 void attention_packed(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
-  constexpr int lanes = LANES<typename Compute<E>::type>;
+  constexpr int lanes = LANES<RealOf<E>>;
   if constexpr (lanes > 4)
     if (a.S <= 4) return AttentionPacked<E, X, 4>(a).run(run, threads, forward);
   if constexpr (lanes > 8)

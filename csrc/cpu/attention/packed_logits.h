@@ -11,7 +11,7 @@ constexpr int64_t MAX_PACKED_QUERIES = 16;
 // E: the element type in memory, X: the type of the elements of the dot products.
 template <class E, class X, int KEYS>
 struct PackedLogits {
-  using T = typename Compute<E>::type;
+  using T = RealOf<E>;
   using V = Vec<T>;
   using Mask = typename V::Mask;
   using Problem = AttentionProblem<E>;

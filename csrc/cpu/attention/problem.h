@@ -95,7 +95,7 @@ inline int64_t queries_per_block(int64_t L, int64_t Wp) {
 }
 
 // E: the element type in memory, T: the type of computing.
-template <class E, class T = typename Compute<E>::type>
+template <class E, class T = RealOf<E>>
 struct AttentionProblem {
   const cpu::Attention& a;
   const int64_t Dp = round_up<T>(a.D);

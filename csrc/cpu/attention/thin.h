@@ -20,7 +20,7 @@ bool thin_takes(const cpu::Attention& a) {
 
 template <class E>
 class AttentionThin {
-  using T = typename Compute<E>::type;
+  using T = RealOf<E>;
   using V = Vec<T>;
   using Problem = AttentionOperands<E, T>;
   static constexpr int CHUNK = 4;  // vectors of a result that are accumulated in registers

@@ -30,7 +30,7 @@ HD bool fills_vectors(int64_t K) {
 // c[m][n] += the lanes of A[m] . B[n], of elements k and those that `load` reads after it.
 template <int M, class E, class Load>
 HD void add_lanes(int64_t k, const E* A, int64_t lda, const E* const* B, Load load,
-                  Vec<Sum<E>> (&c)[M][DOT_COLUMNS<E>]) {
+                  Vec<RealOf<E>> (&c)[M][DOT_COLUMNS<E>]) {
   Vec<E> a[M];
 #pragma GCC unroll 2
   for (int m = 0; m < M; ++m)
@@ -46,8 +46,8 @@ HD void add_lanes(int64_t k, const E* A, int64_t lda, const E* const* B, Load lo
 
 // sums[m * DOT_COLUMNS + n] = A[m] . B[n], not yet summed over the lanes.
 template <int M, class E>
-HD void dot_tile(int64_t K, const E* A, int64_t lda, const E* const* B, Vec<Sum<E>>* sums) {
-  using T = Sum<E>;
+HD void dot_tile(int64_t K, const E* A, int64_t lda, const E* const* B, Vec<RealOf<E>>* sums) {
+  using T = RealOf<E>;
   constexpr int N = DOT_COLUMNS<E>;
   Vec<T> c[M][N];
   for (int m = 0; m < M; ++m)
@@ -69,8 +69,8 @@ HD void dot_tile(int64_t K, const E* A, int64_t lda, const E* const* B, Vec<Sum<
 // not depend on M, N or its position. K counts elements.
 template <class E>
 void product_of_rows(int64_t M, int64_t K, int64_t N, Matrix<const E> A, Matrix<const E> B,
-                     const Sum<E>* bias, Output<Sum<E>> C) {
-  using T = Sum<E>;
+                     const RealOf<E>* bias, Output<RealOf<E>> C) {
+  using T = RealOf<E>;
   constexpr int64_t DEPTH = 4096 / sizeof(E);  // of B's rows that stay in L1 while A's rows pass
   constexpr int COLUMNS = DOT_COLUMNS<E>;
   for (int64_t n0 = 0; n0 < N; n0 += COLUMNS) {

@@ -65,7 +65,7 @@ class FewRows {
   // y (M, N) = x W (N, K)^T + b (N,), which may be null. Y is the type of y in memory: the type of
   // the sums, or S.
   template <class Y>
-  void multiply(int64_t N, const S* W, const Sum<E>* b, Y* y, int64_t ldy) const {
+  void multiply(int64_t N, const S* W, const RealOf<E>* b, Y* y, int64_t ldy) const {
     if (way == Way::dots)
       dots(N, W, b, y, ldy);
     else
@@ -73,7 +73,7 @@ class FewRows {
   }
 
  private:
-  using T = Sum<E>;
+  using T = RealOf<E>;
   enum class Way { none, dots, transposed };
 
   const int64_t M, K;

@@ -62,7 +62,7 @@ LeftOperand<E> left_operand(int64_t M, int64_t K, Matrix<const S> A, E* scratch)
 // most CHUNK, K counts elements, and `next` is that of `gemm`.
 template <class E>
 void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E* packed,
-                Output<Sum<E>> C, const Sum<E>* bias, const E* next) {
+                Output<RealOf<E>> C, const RealOf<E>* bias, const E* next) {
   // The depth of a panel, which stays in the L2 cache while the rows pass.
   constexpr int64_t DEPTH = (IN_TILE_REGISTERS<E> ? 2048 : 3072) / sizeof(E);
   const int64_t tiles = (M + MR<E> - 1) / MR<E>;  // of equal height, not full ones and a rest
@@ -73,11 +73,11 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
 
     // A sum of no terms is zero.
     for (int64_t m = 0; K == 0 && !C.accumulate && m < M; ++m)
-      memset(C.p + m * C.ld + n0, 0, width * sizeof(Sum<E>));
+      memset(C.p + m * C.ld + n0, 0, width * sizeof(RealOf<E>));
 
     // The bias is the initial value of C; the tiles then add to it.
     for (int64_t m = 0; bias && m < M; ++m)
-      memcpy(C.p + m * C.ld + n0, bias + n0, width * sizeof(Sum<E>));
+      memcpy(C.p + m * C.ld + n0, bias + n0, width * sizeof(RealOf<E>));
 
     // All tiles of the chunk use one part of the panel before the next part is read.
     for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
@@ -99,8 +99,8 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
         const int64_t m = M * i / tiles, m_end = M * (i + 1) / tiles;
         Prefetch<E> prefetch;
         if (ahead) prefetch = {ahead + deep * i / tiles * PANEL<E>, (PANEL<E> + tiles - 1) / tiles};
-        const Output<Sum<E>> c{C.p + m * C.ld + n0, C.ld, C.whole_vectors,
-                               C.accumulate || bias || k0 > 0};
+        const Output<RealOf<E>> c{C.p + m * C.ld + n0, C.ld, C.whole_vectors,
+                                  C.accumulate || bias || k0 > 0};
         any_tile<E, Split::columns>(registers, int(m_end - m), width, deep,
                                     {A.p + m * A.sm + k0 * A.sk, A.sm, A.sk},
                                     packed + K * n0 + k0 * padded, c, prefetch);
@@ -118,10 +118,10 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
 // the caches.
 template <class E, class F>
 void gemm_in_blocks(int64_t rows, int64_t K, int64_t columns, LeftOperand<E> A, const E* packed,
-                    const Sum<E>* bias, const E* next, F f) {
+                    const RealOf<E>* bias, const E* next, F f) {
   constexpr int64_t WIDTH = IN_TILE_REGISTERS<E> ? 4 * PANEL<E> : PANEL<E>;
   constexpr int64_t LD = IN_TILE_REGISTERS<E> ? WIDTH + 16 : WIDTH;
-  alignas(64) Sum<E> sums[CHUNK<E> * LD];
+  alignas(64) RealOf<E> sums[CHUNK<E> * LD];
   for (int64_t n = 0; n < columns; n += WIDTH) {
     const int64_t width = columns - n < WIDTH ? columns - n : WIDTH;
     const E* const panels = packed + K * n;
@@ -132,7 +132,7 @@ void gemm_in_blocks(int64_t rows, int64_t K, int64_t columns, LeftOperand<E> A, 
     else
       gemm_chunk<E>(rows, K, width, A, panels, {sums, LD, true, false}, bias ? bias + n : nullptr,
                     ahead);
-    f(n, width, (const Sum<E>*)sums, LD);
+    f(n, width, (const RealOf<E>*)sums, LD);
   }
 }
 
@@ -153,7 +153,8 @@ HD void each_chunk(int64_t M, int64_t K, Matrix<const S> A, E* scratch, F f) {
 // are prefetched. Only for at most CHUNK rows. scratch: left_size elements.
 template <class E, class S>
 void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed,
-          Output<Sum<E>> C, E* scratch, const Sum<E>* bias = nullptr, const E* next = nullptr) {
+          Output<RealOf<E>> C, E* scratch, const RealOf<E>* bias = nullptr,
+          const E* next = nullptr) {
   each_chunk(M, K, A, scratch, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
     gemm_chunk(rows, depth<E>(K), columns, left, packed,
                {C.p + m * C.ld, C.ld, C.whole_vectors, C.accumulate}, bias, next);

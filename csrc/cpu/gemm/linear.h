@@ -22,15 +22,15 @@ namespace FUSEDSEQ_ISA {
 // from memory: the lines are written past the caches then.
 template <class E, class S>
 void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed, Matrix<S> C,
-             E* scratch, const Sum<E>* bias = nullptr, const E* next = nullptr) {
-  if constexpr (std::is_same<S, Sum<E>>::value && !IN_TILE_REGISTERS<E>) {
+             E* scratch, const RealOf<E>* bias = nullptr, const E* next = nullptr) {
+  if constexpr (std::is_same<S, RealOf<E>>::value && !IN_TILE_REGISTERS<E>) {
     gemm<E, S>(M, K, columns, A, packed, {C.p, C.ld, false, false}, scratch, bias, next);
   } else {
     const bool streamed = exceeds_caches<S>(M * C.ld) &&
                           reinterpret_cast<uintptr_t>(C.p) % 64 == 0 && C.ld * sizeof(S) % 64 == 0;
     each_chunk(M, K, A, scratch, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
       gemm_in_blocks<E>(rows, depth<E>(K), columns, left, packed, bias, next,
-                        [&](int64_t n, int64_t width, const Sum<E>* sums, int64_t ld) {
+                        [&](int64_t n, int64_t width, const RealOf<E>* sums, int64_t ld) {
                           S* const to = C.p + m * C.ld + n;
                           if (streamed)
                             store_block<true>(rows, width, sums, ld, to, C.ld);
@@ -44,7 +44,7 @@ void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* 
 
 template <class E, class S>
 void linear(const cpu::Linear<S>& l, cpu::Parallel run, int threads) {
-  using T = Sum<E>;
+  using T = RealOf<E>;
   Buffer<T> converted;
   const T* b;
   if constexpr (std::is_same<S, T>::value) {
@@ -114,7 +114,7 @@ class LinearBackward {
   }
 
  private:
-  using T = Sum<E>;
+  using T = RealOf<E>;
   static constexpr bool SAME = std::is_same<E, S>::value;  // the products' elements are in memory
   static constexpr bool IN_PLACE = std::is_same<S, T>::value;  // sums can be written to the results
   static constexpr int64_t scratch_size =

@@ -1,7 +1,7 @@
 // The register tile of all matrix products: up to MR rows times NV vectors of C, accumulated in
 // registers over the whole depth K.
 //
-// E is the type of the products' elements and Sum<E> that of their sums, see simd/bf16_pair.h. K
+// E is the type of the products' elements and RealOf<E> that of their sums, see simd/bf16_pair.h. K
 // counts elements: pairs, if E is bf16_pair. SB and SC are the types of B and C in memory.
 #pragma once
 #include "cpu/gemm/operands.h"
@@ -53,10 +53,10 @@ HD Vec<E> load_elements(const S* p) {
 }
 
 // C (M, nv vectors) (+)= A (M, K) B (K, nv vectors).
-template <int M, int nv, Split SPLIT, bool PREFETCH, class E, class SB = E, class SC = Sum<E>>
+template <int M, int nv, Split SPLIT, bool PREFETCH, class E, class SB = E, class SC = RealOf<E>>
 void tile(int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C, bool accumulate,
           Prefetch<SB> prefetch) {
-  using T = Sum<E>;
+  using T = RealOf<E>;
   constexpr int chains = CHAINS<M, nv, SPLIT>;
   Vec<T> c[chains][M][nv];
 #pragma GCC unroll 2
@@ -113,7 +113,7 @@ void tile(int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C, bool ac
 }
 
 // A tile whose number of rows is known at run time only.
-template <int nv, Split SPLIT, bool PREFETCH = false, class E, class SB = E, class SC = Sum<E>>
+template <int nv, Split SPLIT, bool PREFETCH = false, class E, class SB = E, class SC = RealOf<E>>
 void tile_rows(int M, int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C,
                bool accumulate, Prefetch<SB> prefetch = {}) {
   switch (M) {
@@ -155,8 +155,8 @@ inline void panel_in_tiles(TileRegisters& registers, int M, int64_t padded, int6
 // vectors goes through a buffer.
 template <class E, Split SPLIT>
 void any_tile(TileRegisters& registers, int M, int64_t width, int64_t K, LeftOperand<E> A,
-              const E* panel, Output<Sum<E>> C, Prefetch<E> prefetch = {}) {
-  using T = Sum<E>;
+              const E* panel, Output<RealOf<E>> C, Prefetch<E> prefetch = {}) {
+  using T = RealOf<E>;
   constexpr int64_t L = LANES<E>;
   constexpr int THREE = NV < 3 ? NV : 3;  // a panel of NV = 2 vectors has no third case
   T buffer[MR<E> * PANEL<T>];             // (M, padded)

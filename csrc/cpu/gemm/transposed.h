@@ -71,7 +71,7 @@ constexpr int64_t ONE_PASS = KC<E> * NUMBERS<E>;
 template <class E, class SA, class SB, class SC>
 void gemm_transposed(int64_t K, int64_t columns, Range own, Matrix<const SA> A, Matrix<const SB> B,
                      Matrix<SC> C, bool accumulate, E* scratch) {
-  using T = Sum<E>;
+  using T = RealOf<E>;
   constexpr int64_t ROWS = A_TILES<E> * MR<E>, KC_ = ONE_PASS<E>;
   TileRegisters registers;
   const int64_t panels = (columns + PANEL<E> - 1) / PANEL<E>;

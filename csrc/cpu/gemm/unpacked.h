@@ -43,10 +43,10 @@ inline void product_in_tiles(int64_t M, int64_t K, int64_t N, LeftOperand<bf16_p
 // C (M, N) (+)= A (M, K) B (K, N). K counts elements, of type E. N and the row lengths of B and C
 // must be whole vectors. SB and SC are the types of B and C in memory; a C that rounds the sums
 // must not need more than one pass, DEPTH.
-template <class E, class SB = E, class SC = Sum<E>>
+template <class E, class SB = E, class SC = RealOf<E>>
 void product(int64_t M, int64_t K, int64_t N, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C,
              bool accumulate) {
-  using T = Sum<E>;
+  using T = RealOf<E>;
   constexpr int64_t DEPTH = 128;          // rows of B, whose panel stays in L1 while A's rows pass
   constexpr int THREE = NV < 3 ? NV : 3;  // a panel of NV = 2 vectors has no third case
   const int64_t tiles = (M + MR<E> - 1) / MR<E>;

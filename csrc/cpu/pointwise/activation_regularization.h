@@ -21,7 +21,7 @@ constexpr int64_t AR_BLOCK = 8192;
 template <class S>
 HD void regularization_sums(const cpu::ActivationRegularization& a, int64_t i0, int64_t i1,
                             double* sums) {
-  using C = typename Compute<S>::type;
+  using C = RealOf<S>;
   const S* dropped = static_cast<const S*>(a.dropped);  // (T, N)
   const S* raw = static_cast<const S*>(a.raw);          // (T, N)
   const int64_t with_next = (a.T - 1) * a.N;            // the elements before the last time step
@@ -72,7 +72,7 @@ inline double activation_regularization(const cpu::ActivationRegularization& a, 
 template <class S>
 void activation_regularization_backward_type(const cpu::ActivationRegularization& a, double dloss,
                                              cpu::Parallel run) {
-  using C = typename Compute<S>::type;
+  using C = RealOf<S>;
   const int64_t total = a.T * a.N, blocks = (total + AR_BLOCK - 1) / AR_BLOCK;
   const S* dropped = static_cast<const S*>(a.dropped);  // (T, N)
   const S* raw = static_cast<const S*>(a.raw);          // (T, N)

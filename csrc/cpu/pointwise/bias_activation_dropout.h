@@ -15,8 +15,8 @@ namespace FUSEDSEQ_ISA {
 // Row m of y. S: the type in memory, A: the activation. keep (D,) and row (D,) are workspaces.
 template <class S, class A>
 void bias_activation_dropout_row(const cpu::BiasActivationDropout& f, int64_t m, uint32_t* keep,
-                                 typename Compute<S>::type* row) {
-  using C = typename Compute<S>::type;
+                                 RealOf<S>* row) {
+  using C = RealOf<S>;
   const S* x = static_cast<const S*>(f.x) + m * f.D;  // (D,)
   const S* b = static_cast<const S*>(f.b);            // (D,) or null
   for (int64_t j = 0; j < f.D; j += LANES<C>) {
@@ -48,7 +48,7 @@ void bias_activation_dropout_backward_row(const cpu::BiasActivationDropout& f, i
 
 template <class S, class A>
 void bias_activation_dropout_rows(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
-  using C = typename Compute<S>::type;
+  using C = RealOf<S>;
   const RowBlocks blocks(f.M, f.D);
   parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
     Buffer<C> row(round_up<C>(f.D));
@@ -60,7 +60,7 @@ void bias_activation_dropout_rows(const cpu::BiasActivationDropout& f, cpu::Para
 
 template <class S, class A>
 void bias_activation_dropout_backward_rows(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
-  using C = typename Compute<S>::type;
+  using C = RealOf<S>;
   const RowBlocks blocks(f.M, f.D);
   const BlockSums<C> db(blocks, f.D, f.db);
   parallel(run, blocks.count, [&](int64_t begin, int64_t end) {

@@ -17,8 +17,8 @@ namespace FUSEDSEQ_ISA {
 // and ones, so that an infinity is dropped too. `keep` has a word for each element, all ones or
 // zero.
 template <class S, class O>
-HD void drop(const S* x, O* y, const uint32_t* keep, int64_t n, typename Compute<S>::type scale) {
-  using C = typename Compute<S>::type;
+HD void drop(const S* x, O* y, const uint32_t* keep, int64_t n, RealOf<S> scale) {
+  using C = RealOf<S>;
   int64_t i = 0;
   if constexpr (sizeof(C) == 4)
     for (; i + WORDS <= n; i += WORDS) {
@@ -43,7 +43,7 @@ void dropout_segment(const cpu::Dropout& d, int64_t b, int64_t begin, int64_t en
   const bool streamed = exceeds_caches<S>(d.B * d.D);
   alignas(64) S staged[DROPOUT_SEGMENT];
   S* y = streamed ? staged - begin : destination;
-  const auto scale = typename Compute<S>::type(d.mask.scale);
+  const auto scale = RealOf<S>(d.mask.scale);
   each_mask_block(d.mask, b, d.D, begin, end, [&](int64_t j, const Word* keep, auto vectors) {
     const int64_t n = end - j < vectors * WORDS ? end - j : vectors * WORDS;
     drop(x + j, y + j, reinterpret_cast<const uint32_t*>(keep), n, scale);
@@ -66,7 +66,7 @@ void dropout_of_all_steps(const cpu::Dropout& d, cpu::Parallel run) {
       const int64_t first = i % blocks * BLOCK, at = i / blocks * n + first;
       drop(static_cast<const S*>(d.x) + at, static_cast<S*>(d.y) + at,
            (const uint32_t*)keep + first, n - first < BLOCK ? n - first : BLOCK,
-           typename Compute<S>::type(d.mask.scale));
+           RealOf<S>(d.mask.scale));
     }
   });
 }

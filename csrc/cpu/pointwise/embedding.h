@@ -88,7 +88,7 @@ struct TokensByRow {
 template <class S>
 void embedding_backward_type(const cpu::Embedding& e, const S* dy, S* dW, bool zeroed,
                              cpu::Parallel run, int threads) {
-  using C = typename Compute<S>::type;
+  using C = RealOf<S>;
   constexpr bool ROUNDED = !std::is_same<S, C>::value;
   const TokensByRow tokens(e);
   const int64_t* const start = tokens.start;

@@ -42,7 +42,7 @@ void each_chunk(const cpu::NtAsgd& o, const int64_t* first, cpu::Parallel run, F
 // the blocks' sums in double precision.
 template <class S>
 double sum_of_squares(const S* g, int64_t n) {
-  using C = typename Compute<S>::type;
+  using C = RealOf<S>;
   double sum = 0;
   constexpr int64_t BLOCK = 2048;
   for (int64_t i = 0; i < n; i += BLOCK) {
@@ -74,7 +74,7 @@ inline double nt_asgd_squares(const cpu::NtAsgd& o, cpu::Parallel run) {
 // The step of elements [begin, end) of one tensor.
 template <class S>
 void nt_asgd_chunk(const cpu::NtAsgd& o, const cpu::NtAsgdTensor& t, int64_t begin, int64_t end) {
-  using C = typename Compute<S>::type;
+  using C = RealOf<S>;
   S* p = static_cast<S*>(t.p);              // (n,)
   const S* g = static_cast<const S*>(t.g);  // (n,)
   C* average = static_cast<C*>(t.average);  // (n,) or null

@@ -52,7 +52,7 @@ HD void row_statistics(C* row, int64_t D, C eps, C& mean, C& rstd) {
 // Rows [begin, end).
 template <class S>
 void residual_layer_norm_rows(const cpu::ResidualLayerNorm& l, int64_t begin, int64_t end) {
-  using C = typename Compute<S>::type;
+  using C = RealOf<S>;
   const int64_t D = l.D;
   Buffer<C> row(round_up<C>(D));
   Buffer<uint32_t> keep(D);
@@ -162,7 +162,7 @@ inline void residual_layer_norm_backward(const cpu::ResidualLayerNormBackward& b
                                          cpu::Parallel run) {
   by_type(b.forward.type, [&](auto s) {
     using S = decltype(s);
-    using C = typename Compute<S>::type;
+    using C = RealOf<S>;
     const int64_t D = b.forward.D;
     const RowBlocks blocks(b.forward.M, D);
     const BlockSums<C> dweight(blocks, D, b.dweight), dbias(blocks, D, b.dbias);

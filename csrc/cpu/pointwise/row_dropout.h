@@ -15,7 +15,7 @@ HD void row_mask(const cpu::Mask& mask, int64_t m, int64_t D, uint32_t* keep) {
 // y = dropout(x) for a row (D,) with the mask `keep` that row_mask generated.
 template <class S, class O>
 HD void drop_row(const cpu::Mask& mask, const uint32_t* keep, const S* x, O* y, int64_t D) {
-  using C = typename Compute<S>::type;
+  using C = RealOf<S>;
   if (mask.threshold) return drop(x, y, keep, D, C(mask.scale));
   for (int64_t j = 0; j < D; j += LANES<C>)
     store_up_to<O>(y + j, load_up_to(x + j, D - j), D - j);

@@ -11,7 +11,7 @@ void scale(const cpu::Scale& s, cpu::Parallel run) {
   constexpr int64_t BLOCK = 16384;
   by_type(s.type, [&](auto of) {
     using S = decltype(of);
-    using C = typename Compute<S>::type;
+    using C = RealOf<S>;
     parallel(run, (s.n + BLOCK - 1) / BLOCK, [&](int64_t begin, int64_t end) {
       const int64_t last = end * BLOCK < s.n ? end * BLOCK : s.n;
       const auto multiply = [&](const auto* x, S* y) {

@@ -17,18 +17,6 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// The type of the sums of products of elements E.
-template <class E>
-struct SumOf {
-  using type = E;
-};
-template <>
-struct SumOf<bf16_pair> {
-  using type = float;
-};
-template <class E>
-using Sum = typename SumOf<E>::type;
-
 // The numbers in an element, and the elements of K numbers.
 template <class E>
 constexpr int64_t NUMBERS = std::is_same<E, bf16_pair>::value ? 2 : 1;

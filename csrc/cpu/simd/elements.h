@@ -1,8 +1,6 @@
 // Element types in memory (float, double, bfloat16) and their conversion to the type of computing.
 // bfloat16 is the upper half of a float and is computed in float; stores round to nearest even.
 // Whole numbers of 8 bits, which are quantized weights, are loaded as floats and never stored.
-//
-// Naming: S is the type in memory, Compute<S>::type (called C) the type of computing.
 #pragma once
 #include "cpu/arguments/common.h"
 #include "cpu/simd/streaming.h"
@@ -12,18 +10,25 @@ namespace FUSEDSEQ_ISA {
 
 using cpu::bfloat16;
 
-template <class S>
-struct Compute {
-  using type = S;
+// The type in which values of type T are computed, and in which their products are added.
+template <class T>
+struct RealTypeOf {
+  using type = T;
 };
 template <>
-struct Compute<bfloat16> {
+struct RealTypeOf<bfloat16> {
   using type = float;
 };
 template <>
-struct Compute<int8_t> {
+struct RealTypeOf<int8_t> {
   using type = float;
 };
+template <>
+struct RealTypeOf<bf16_pair> {
+  using type = float;
+};
+template <class T>
+using RealOf = typename RealTypeOf<T>::type;
 
 // Calls f with a value of the C++ type that corresponds to `type`.
 template <class F>
@@ -119,7 +124,7 @@ HD void stream_as(bfloat16* p, Vec<float> x) {
 
 // Single elements.
 template <class S>
-HD void store_scalar(S* p, typename Compute<S>::type x) {
+HD void store_scalar(S* p, RealOf<S> x) {
   *p = x;
 }
 HD void store_scalar(bfloat16* p, float x) {
@@ -128,8 +133,8 @@ HD void store_scalar(bfloat16* p, float x) {
   p->bits = uint16_t(x == x ? (u + 0x7fff + ((u >> 16) & 1)) >> 16 : (u >> 16) | 0x40);
 }
 template <class S>
-HD typename Compute<S>::type load_scalar(const S* p) {
-  return typename Compute<S>::type(*p);
+HD RealOf<S> load_scalar(const S* p) {
+  return RealOf<S>(*p);
 }
 HD float load_scalar(const bfloat16* p) {
   const uint32_t u = uint32_t(p->bits) << 16;
@@ -140,8 +145,8 @@ HD float load_scalar(const bfloat16* p) {
 
 // The first n lanes, or all of them if n is larger. Lanes that are not loaded are zero.
 template <class S>
-HD Vec<typename Compute<S>::type> load_up_to(const S* p, int64_t n) {
-  using C = typename Compute<S>::type;
+HD Vec<RealOf<S>> load_up_to(const S* p, int64_t n) {
+  using C = RealOf<S>;
   if (n >= LANES<C>) return load_as(p);
   if constexpr (std::is_same<S, C>::value) return Vec<C>::load(p, n);
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -154,8 +159,8 @@ HD Vec<typename Compute<S>::type> load_up_to(const S* p, int64_t n) {
   return Vec<C>::load(buffer);
 }
 template <class S>
-HD void store_up_to(S* p, Vec<typename Compute<S>::type> x, int64_t n) {
-  using C = typename Compute<S>::type;
+HD void store_up_to(S* p, Vec<RealOf<S>> x, int64_t n) {
+  using C = RealOf<S>;
   if (n >= LANES<C>) return store_as(p, x);
   if constexpr (std::is_same<S, C>::value) return x.store(p, n);
 #if defined(__AVX512BW__) && defined(__AVX512VL__)

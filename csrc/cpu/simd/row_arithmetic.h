@@ -8,7 +8,7 @@ namespace FUSEDSEQ_ISA {
 // y = x * scale, in the type of x.
 template <class S>
 void scale_row(const S* x, S* y, int64_t n, double scale) {
-  using C = typename Compute<S>::type;
+  using C = RealOf<S>;
   constexpr int64_t step = VECTOR_BYTES / sizeof(C);
   int64_t i = 0;
   for (; i + step <= n; i += step)
