@@ -11,9 +11,11 @@ namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // Runs body(begin, end) for ranges that cover [0, n), several at the same time.
-template <class F>
-void parallel(cpu::Parallel run, int64_t n, F body) {
-  run(n, [](void* f, int64_t begin, int64_t end) { (*static_cast<F*>(f))(begin, end); }, &body);
+template <class Function>
+void parallel(cpu::Parallel run, int64_t n, Function body) {
+  run(
+      n, [](void* f, int64_t begin, int64_t end) { (*static_cast<Function*>(f))(begin, end); },
+      &body);
 }
 
 // A barrier for `parts` parts of the work. A thread may run several parts at once; it then arrives

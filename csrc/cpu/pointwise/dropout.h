@@ -22,10 +22,10 @@ HD void drop(const S* x, O* y, const uint32_t* keep, int64_t n, RealOf<S> scale)
   int64_t i = 0;
   if constexpr (sizeof(C) == 4)
     for (; i + WORDS <= n; i += WORDS) {
-      Word k;
+      WordVector k;
       memcpy(&k, keep + i, sizeof k);
       const Vec<float> v = load_as(x + i) * Vec<float>(scale);
-      store_as(y + i, Vec<float>(Vec<float>::Raw(Word(v.v) & k)));
+      store_as(y + i, Vec<float>(Vec<float>::Raw(WordVector(v.v) & k)));
     }
   for (; i < n; ++i)
     store_scalar(y + i, keep[i] ? load_scalar(x + i) * scale : C(0));
@@ -44,7 +44,7 @@ void dropout_segment(const cpu::Dropout& d, int64_t b, int64_t begin, int64_t en
   alignas(64) S staged[DROPOUT_SEGMENT];
   S* y = streamed ? staged - begin : destination;
   const auto scale = RealOf<S>(d.mask.scale);
-  each_mask_block(d.mask, b, d.D, begin, end, [&](int64_t j, const Word* keep, auto vectors) {
+  each_mask_block(d.mask, b, d.D, begin, end, [&](int64_t j, const WordVector* keep, auto vectors) {
     const int64_t n = end - j < vectors * WORDS ? end - j : vectors * WORDS;
     drop(x + j, y + j, reinterpret_cast<const uint32_t*>(keep), n, scale);
   });

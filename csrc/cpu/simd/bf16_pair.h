@@ -5,9 +5,9 @@
 // What is rounded: the operands, to nearest even, where they are not bfloat16 numbers already. The
 // products and their sums are in float; the instructions take subnormal numbers for zero.
 //
-// The products of csrc/cpu/gemm have a type of elements E: float, double or bf16_pair. A pair
-// stands for two neighbours in the direction of the sum, so a sum over K numbers is one over
-// depth<E>(K) elements, of which the last pair may be half empty.
+// The products of csrc/cpu/gemm have a type of elements, Element: float, double or bf16_pair. A
+// pair stands for two neighbours in the direction of the sum, so a sum over K numbers is one over
+// depth<Element>(K) elements, of which the last pair may be half empty.
 #pragma once
 #include "cpu/simd/elements.h"
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -17,12 +17,12 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// The numbers in an element, and the elements of K numbers.
-template <class E>
-constexpr int64_t NUMBERS = std::is_same<E, bf16_pair>::value ? 2 : 1;
-template <class E>
+// The numbers in an element, and the number of elements that hold K numbers.
+template <class Element>
+constexpr int64_t NUMBERS = std::is_same<Element, bf16_pair>::value ? 2 : 1;
+template <class Element>
 HD int64_t depth(int64_t K) {
-  return (K + NUMBERS<E> - 1) / NUMBERS<E>;
+  return (K + NUMBERS<Element> - 1) / NUMBERS<Element>;
 }
 
 // c + a * b.
@@ -60,13 +60,13 @@ HD Vec<bf16_pair> pair_lanes(Vec<float> first, Vec<float> second) {
 #endif
 }
 // The same of two vectors of bfloat16 numbers.
-HD Vec<bf16_pair> pair_lanes(Half first, Half second) {
+HD Vec<bf16_pair> pair_lanes(HalfVector first, HalfVector second) {
 #if defined(__AVX512BF16__)
   const __m512i lower = _mm512_castsi256_si512(__m256i(first));
   return pair_halves(_mm512_maskz_inserti64x4(__mmask8(-1), lower, __m256i(second), 1));
 #else
-  return Vec<bf16_pair>(__builtin_convertvector(first, Word) | __builtin_convertvector(second, Word)
-                                                                   << 16);
+  return Vec<bf16_pair>(__builtin_convertvector(first, WordVector) |
+                        __builtin_convertvector(second, WordVector) << 16);
 #endif
 }
 // Pairs of neighbours among the lanes of two vectors, of which `first` comes first.
@@ -84,41 +84,41 @@ HD Vec<bf16_pair> pair_neighbours(Vec<float> first, Vec<float> second) {
 }
 
 // The first n of a vector's elements that follow each other in memory: numbers n and more are zero.
-template <class E, class S>
-HD Vec<E> load_along(const S* p, int64_t n) {
-  constexpr int64_t L = LANES<E>;
-  if constexpr (!std::is_same<E, bf16_pair>::value) {
+template <class Element, class Stored>
+HD Vec<Element> load_along(const Stored* p, int64_t n) {
+  constexpr int64_t lanes = LANES<Element>;
+  if constexpr (!std::is_same<Element, bf16_pair>::value) {
     return load_up_to(p, n);
-  } else if constexpr (std::is_same<S, bfloat16>::value) {
+  } else if constexpr (std::is_same<Stored, bfloat16>::value) {
     Vec<bf16_pair> x;
-    if (n >= 2 * L) {
+    if (n >= 2 * lanes) {
       memcpy(&x.v, p, sizeof x.v);
     } else {
 #if defined(__AVX512BF16__)
       return Vec<bf16_pair>(Vec<bf16_pair>::Raw(_mm512_maskz_loadu_epi16((1u << n) - 1, p)));
 #endif
-      uint16_t buffer[2 * L] = {};
-      memcpy(buffer, p, n * sizeof(S));
+      uint16_t buffer[2 * lanes] = {};
+      memcpy(buffer, p, n * sizeof(Stored));
       memcpy(&x.v, buffer, sizeof x.v);
     }
     return x;
   } else {
     const Vec<float> zero(0.f);
-    return pair_neighbours(load_up_to(p, n), n > L ? load_up_to(p + L, n - L) : zero);
+    return pair_neighbours(load_up_to(p, n), n > lanes ? load_up_to(p + lanes, n - lanes) : zero);
   }
 }
 
-// Elements made from the same column of up to NUMBERS<E> rows, `ld` apart, for the first n columns;
-// the others are zero. rows: how many rows there are left.
-template <class E, class S>
-HD Vec<E> load_across(const S* p, int64_t ld, int64_t rows, int64_t n) {
-  if constexpr (!std::is_same<E, bf16_pair>::value) {
+// Elements made from the same column of up to NUMBERS<Element> rows, `ld` apart, for the first n
+// columns; the others are zero. rows: how many rows there are left.
+template <class Element, class Stored>
+HD Vec<Element> load_across(const Stored* p, int64_t ld, int64_t rows, int64_t n) {
+  if constexpr (!std::is_same<Element, bf16_pair>::value) {
     return load_up_to(p, n);
   } else {
     const Vec<float> zero(0.f);
-    if constexpr (std::is_same<S, bfloat16>::value) {
-      if (n >= LANES<E> && rows > 1) {
-        Half first, second;
+    if constexpr (std::is_same<Stored, bfloat16>::value) {
+      if (n >= LANES<Element> && rows > 1) {
+        HalfVector first, second;
         memcpy(&first, p, sizeof first);
         memcpy(&second, p + ld, sizeof second);
         return pair_lanes(first, second);

@@ -31,8 +31,8 @@ template <class T>
 using RealOf = typename RealTypeOf<T>::type;
 
 // Calls f with a value of the C++ type that corresponds to `type`.
-template <class F>
-void by_type(cpu::Type type, F f) {
+template <class Function>
+void by_type(cpu::Type type, Function f) {
   switch (type) {
     case cpu::Type::f32:
       return f(float());
@@ -43,34 +43,35 @@ void by_type(cpu::Type type, F f) {
   }
 }
 
-// Vectors of 32-bit words, and of half as many bytes.
+// A vector of 32-bit words, and a vector of 16-bit words with as many lanes.
 constexpr int WORDS = VECTOR_BYTES / 4;
-typedef uint16_t Half __attribute__((vector_size(VECTOR_BYTES / 2)));
-typedef uint32_t Word __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t HalfVector __attribute__((vector_size(VECTOR_BYTES / 2)));
+typedef uint32_t WordVector __attribute__((vector_size(VECTOR_BYTES)));
 
-// Whole vectors.
-template <class S>
-HD Vec<S> load_as(const S* p) {
-  return Vec<S>::load(p);
+// Whole vectors: load_as converts the elements in memory to the type of computing, and store_as
+// converts them back.
+template <class Stored>
+HD Vec<Stored> load_as(const Stored* p) {
+  return Vec<Stored>::load(p);
 }
-template <class S>
-HD void store_as(S* p, Vec<S> x) {
+template <class Stored>
+HD void store_as(Stored* p, Vec<Stored> x) {
   x.store(p);
 }
 // The floats whose upper halves are h. GCC 12 makes two halves of a conversion by the vector
 // extension on AVX2 and AVX-512: four shuffles in place of one.
-HD Vec<float> widened(Half h) {
+HD Vec<float> widened(HalfVector h) {
 #if defined(__AVX512F__)
-  const Word w = Word(_mm512_maskz_cvtepu16_epi32(__mmask16(-1), __m256i(h)));
+  const WordVector w = WordVector(_mm512_maskz_cvtepu16_epi32(__mmask16(-1), __m256i(h)));
 #elif defined(__AVX2__)
-  const Word w = Word(_mm256_cvtepu16_epi32(__m128i(h)));
+  const WordVector w = WordVector(_mm256_cvtepu16_epi32(__m128i(h)));
 #else
-  const Word w = __builtin_convertvector(h, Word);
+  const WordVector w = __builtin_convertvector(h, WordVector);
 #endif
   return Vec<float>(Vec<float>::Raw(w << 16));
 }
 HD Vec<float> load_as(const bfloat16* p) {
-  Half h;
+  HalfVector h;
   memcpy(&h, p, sizeof h);
   return widened(h);
 }
@@ -89,30 +90,30 @@ HD Vec<float> load_as(const int8_t* p) {
 #endif
 }
 // The bits of x rounded to bfloat16, in the low half of each lane.
-HD Word rounded_bits(Vec<float> x) {
-  const Word u = Word(x.v);
-  const Word r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+HD WordVector rounded_bits(Vec<float> x) {
+  const WordVector u = WordVector(x.v);
+  const WordVector r = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   return x.v == x.v ? r : (u >> 16) | 0x40;  // a NaN must not round to infinity
 }
-HD Half narrowed(Vec<float> x) {
+HD HalfVector narrowed(Vec<float> x) {
 #if defined(__AVX512BF16__)
-  return Half(_mm512_cvtneps_pbh(__m512(x.v)));
+  return HalfVector(_mm512_cvtneps_pbh(__m512(x.v)));
 #else
-  return __builtin_convertvector(rounded_bits(x), Half);
+  return __builtin_convertvector(rounded_bits(x), HalfVector);
 #endif
 }
 HD void store_as(bfloat16* p, Vec<float> x) {
-  const Half h = narrowed(x);
+  const HalfVector h = narrowed(x);
   memcpy(p, &h, sizeof h);
 }
 
 // The streaming stores of simd/streaming.h, of whole vectors.
-template <class S>
-HD void stream_as(S* p, Vec<S> x) {
+template <class Stored>
+HD void stream_as(Stored* p, Vec<Stored> x) {
   stream(p, x);
 }
 HD void stream_as(bfloat16* p, Vec<float> x) {
-  const Half h = narrowed(x);
+  const HalfVector h = narrowed(x);
 #if defined(__AVX512F__)
   _mm256_stream_si256(reinterpret_cast<__m256i*>(p), __m256i(h));
 #elif defined(__AVX2__)
@@ -123,8 +124,8 @@ HD void stream_as(bfloat16* p, Vec<float> x) {
 }
 
 // Single elements.
-template <class S>
-HD void store_scalar(S* p, RealOf<S> x) {
+template <class Stored>
+HD void store_scalar(Stored* p, RealOf<Stored> x) {
   *p = x;
 }
 HD void store_scalar(bfloat16* p, float x) {
@@ -132,9 +133,9 @@ HD void store_scalar(bfloat16* p, float x) {
   memcpy(&u, &x, 4);
   p->bits = uint16_t(x == x ? (u + 0x7fff + ((u >> 16) & 1)) >> 16 : (u >> 16) | 0x40);
 }
-template <class S>
-HD RealOf<S> load_scalar(const S* p) {
-  return RealOf<S>(*p);
+template <class Stored>
+HD RealOf<Stored> load_scalar(const Stored* p) {
+  return RealOf<Stored>(*p);
 }
 HD float load_scalar(const bfloat16* p) {
   const uint32_t u = uint32_t(p->bits) << 16;
@@ -144,30 +145,30 @@ HD float load_scalar(const bfloat16* p) {
 }
 
 // The first n lanes, or all of them if n is larger. Lanes that are not loaded are zero.
-template <class S>
-HD Vec<RealOf<S>> load_up_to(const S* p, int64_t n) {
-  using C = RealOf<S>;
-  if (n >= LANES<C>) return load_as(p);
-  if constexpr (std::is_same<S, C>::value) return Vec<C>::load(p, n);
+template <class Stored>
+HD Vec<RealOf<Stored>> load_up_to(const Stored* p, int64_t n) {
+  using Real = RealOf<Stored>;
+  if (n >= LANES<Real>) return load_as(p);
+  if constexpr (std::is_same<Stored, Real>::value) return Vec<Real>::load(p, n);
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-  if constexpr (std::is_same<S, bfloat16>::value)
-    return widened(Half(_mm256_maskz_loadu_epi16(__mmask16((1u << n) - 1), p)));
+  if constexpr (std::is_same<Stored, bfloat16>::value)
+    return widened(HalfVector(_mm256_maskz_loadu_epi16(__mmask16((1u << n) - 1), p)));
 #endif
-  C buffer[LANES<C>] = {};
+  Real buffer[LANES<Real>] = {};
   for (int64_t i = 0; i < n; ++i)
     buffer[i] = load_scalar(p + i);
-  return Vec<C>::load(buffer);
+  return Vec<Real>::load(buffer);
 }
-template <class S>
-HD void store_up_to(S* p, Vec<RealOf<S>> x, int64_t n) {
-  using C = RealOf<S>;
-  if (n >= LANES<C>) return store_as(p, x);
-  if constexpr (std::is_same<S, C>::value) return x.store(p, n);
+template <class Stored>
+HD void store_up_to(Stored* p, Vec<RealOf<Stored>> x, int64_t n) {
+  using Real = RealOf<Stored>;
+  if (n >= LANES<Real>) return store_as(p, x);
+  if constexpr (std::is_same<Stored, Real>::value) return x.store(p, n);
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-  if constexpr (std::is_same<S, bfloat16>::value)
+  if constexpr (std::is_same<Stored, bfloat16>::value)
     return _mm256_mask_storeu_epi16(p, __mmask16((1u << n) - 1), __m256i(narrowed(x)));
 #endif
-  C buffer[LANES<C>];
+  Real buffer[LANES<Real>];
   x.store(buffer);
   for (int64_t i = 0; i < n; ++i)
     store_scalar(p + i, buffer[i]);

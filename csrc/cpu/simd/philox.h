@@ -13,23 +13,23 @@ namespace FUSEDSEQ_ISA {
 // product instruction reads the low halves only, so that the low word of a product need not be
 // masked out.
 constexpr int COUNTERS = VECTOR_BYTES / 8;  // in a vector
-typedef uint64_t Wide __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint64_t WideVector __attribute__((vector_size(VECTOR_BYTES)));
 
-// G vectors of words, which the generator processes in lockstep.
-template <int G>
+// VECTORS vectors of words, which the generator processes in lockstep.
+template <int VECTORS>
 struct WideGroup {
-  Wide v[G];
+  WideVector v[VECTORS];
   HD WideGroup operator^(const WideGroup& b) const {
     WideGroup r;
 #pragma GCC unroll 4
-    for (int g = 0; g < G; ++g)
+    for (int g = 0; g < VECTORS; ++g)
       r.v[g] = v[g] ^ b.v[g];
     return r;
   }
   HD WideGroup operator^(uint32_t k) const {
     WideGroup r;
 #pragma GCC unroll 4
-    for (int g = 0; g < G; ++g)
+    for (int g = 0; g < VECTORS; ++g)
       r.v[g] = v[g] ^ k;
     return r;
   }
@@ -37,65 +37,67 @@ struct WideGroup {
 
 // The multiplication that math/philox.h needs, for groups of vectors.
 struct MultiplyWide {
-  HD static Wide product(Wide a, uint32_t b) {
+  HD static WideVector product(WideVector a, uint32_t b) {
 #if defined(__AVX512F__)
-    return (Wide)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
+    return (WideVector)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
 #elif defined(__AVX2__)
-    return (Wide)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
+    return (WideVector)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
 #elif defined(__SSE2__)
-    return (Wide)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(b));
+    return (WideVector)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(b));
 #else
     for (int i = 0; i < COUNTERS; ++i)
       a[i] = uint64_t(uint32_t(a[i])) * b;
     return a;
 #endif
   }
-  template <int G>
-  HD void operator()(const WideGroup<G>& a, uint32_t b, WideGroup<G>& hi, WideGroup<G>& lo) const {
+  template <int VECTORS>
+  HD void operator()(const WideGroup<VECTORS>& a, uint32_t b, WideGroup<VECTORS>& hi,
+                     WideGroup<VECTORS>& lo) const {
 #pragma GCC unroll 4
-    for (int g = 0; g < G; ++g) {
+    for (int g = 0; g < VECTORS; ++g) {
       lo.v[g] = product(a.v[g], b);
       hi.v[g] = lo.v[g] >> 32;
     }
   }
 };
 
-// Computes which of the 2 * WORDS * G elements from element 4 * counter on the mask keeps: words of
-// all ones (kept) or zero, in the order of the elements.
-template <int G>
+// Computes which of the 2 * WORDS * VECTORS elements from element 4 * counter on the mask keeps:
+// words of all ones (kept) or zero, in the order of the elements.
+template <int VECTORS>
 HD void keep_words(uint64_t key, MaskStream stream, uint64_t counter, uint64_t threshold,
-                   Word (&keep)[2 * G]) {
+                   WordVector (&keep)[2 * VECTORS]) {
   // p = 1: no 32-bit word reaches the threshold.
   if (threshold > 0xffffffffu) {
-    for (int j = 0; j < 2 * G; ++j)
-      keep[j] = Word{};
+    for (int j = 0; j < 2 * VECTORS; ++j)
+      keep[j] = WordVector{};
     return;
   }
 
   // Lane 2L + e of a vector gets counter COUNTERS/2 * e + L, so that interleaving neighbouring
   // lanes within 128 bits, at the end, restores the order of the elements.
-  Wide lane, even, odd;
+  WideVector lane, even, odd;
   for (int i = 0; i < COUNTERS; ++i) {
     lane[i] = COUNTERS / 2 * (i % 2) + i / 2;
     even[i] = i % 2 * COUNTERS + i / 2 * 2;
     odd[i] = even[i] + 1;
   }
-  WideGroup<G> c[4] = {};
+  WideGroup<VECTORS> c[4] = {};
 #pragma GCC unroll 4
-  for (int g = 0; g < G; ++g) {
+  for (int g = 0; g < VECTORS; ++g) {
     c[0].v[g] = lane + (counter + g * COUNTERS);
     c[1].v[g] = c[0].v[g] >> 32;
-    c[2].v[g] = Wide{} + uint32_t(stream);
+    c[2].v[g] = WideVector{} + uint32_t(stream);
   }
   philox(key, c, MultiplyWide{});
 
   // Pack the four words of each counter into two vectors, put them in order and compare.
 #pragma GCC unroll 4
-  for (int g = 0; g < G; ++g) {
-    const Wide low = (c[0].v[g] & 0xffffffffu) | (c[1].v[g] << 32);
-    const Wide high = (c[2].v[g] & 0xffffffffu) | (c[3].v[g] << 32);
-    keep[2 * g] = Word(Word(FUSEDSEQ_SHUFFLE(low, high, even)) >= uint32_t(threshold));
-    keep[2 * g + 1] = Word(Word(FUSEDSEQ_SHUFFLE(low, high, odd)) >= uint32_t(threshold));
+  for (int g = 0; g < VECTORS; ++g) {
+    const WideVector low = (c[0].v[g] & 0xffffffffu) | (c[1].v[g] << 32);
+    const WideVector high = (c[2].v[g] & 0xffffffffu) | (c[3].v[g] << 32);
+    keep[2 * g] = WordVector(WordVector(FUSEDSEQ_SHUFFLE(low, high, even)) >= uint32_t(threshold));
+    keep[2 * g + 1] =
+        WordVector(WordVector(FUSEDSEQ_SHUFFLE(low, high, odd)) >= uint32_t(threshold));
   }
 }
 

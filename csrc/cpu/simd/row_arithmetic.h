@@ -1,4 +1,4 @@
-// Arithmetic on one row of n elements. S is a type in memory, C the type of computing.
+// Arithmetic on one row of n elements.
 #pragma once
 #include "cpu/simd/elements.h"
 
@@ -6,55 +6,55 @@ namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // y = x * scale, in the type of x.
-template <class S>
-void scale_row(const S* x, S* y, int64_t n, double scale) {
-  using C = RealOf<S>;
-  constexpr int64_t step = VECTOR_BYTES / sizeof(C);
+template <class Stored>
+void scale_row(const Stored* x, Stored* y, int64_t n, double scale) {
+  using Real = RealOf<Stored>;
+  constexpr int64_t step = VECTOR_BYTES / sizeof(Real);
   int64_t i = 0;
   for (; i + step <= n; i += step)
-    store_as(y + i, load_as(x + i) * Vec<C>(C(scale)));
+    store_as(y + i, load_as(x + i) * Vec<Real>(Real(scale)));
   for (; i < n; ++i)
-    store_scalar(y + i, load_scalar(x + i) * C(scale));
+    store_scalar(y + i, load_scalar(x + i) * Real(scale));
 }
 
 // out = x * scale, in the type of computing.
-template <class S, class C>
-void scale_row_as(const S* x, C* out, int64_t n, C scale) {
+template <class Stored, class Real>
+void scale_row_as(const Stored* x, Real* out, int64_t n, Real scale) {
   int64_t i = 0;
-  for (; i + LANES<C> <= n; i += LANES<C>)
-    (load_as(x + i) * Vec<C>(scale)).store(out + i);
+  for (; i + LANES<Real> <= n; i += LANES<Real>)
+    (load_as(x + i) * Vec<Real>(scale)).store(out + i);
   for (; i < n; ++i)
     out[i] = load_scalar(x + i) * scale;
 }
 
 // out += x * scale, in the type of computing.
-template <class S, class C>
-void add_row(const S* x, C* out, int64_t n, C scale) {
+template <class Stored, class Real>
+void add_row(const Stored* x, Real* out, int64_t n, Real scale) {
   int64_t i = 0;
-  for (; i + LANES<C> <= n; i += LANES<C>)
-    (Vec<C>::load(out + i) + load_as(x + i) * Vec<C>(scale)).store(out + i);
+  for (; i + LANES<Real> <= n; i += LANES<Real>)
+    (Vec<Real>::load(out + i) + load_as(x + i) * Vec<Real>(scale)).store(out + i);
   for (; i < n; ++i)
     out[i] += load_scalar(x + i) * scale;
 }
 
 // The sum of the lanes, in their order.
-template <class C>
-HD C sum_lanes(Vec<C> v) {
-  C sum = 0;
-  for (int i = 0; i < LANES<C>; ++i)
+template <class Real>
+HD Real sum_lanes(Vec<Real> v) {
+  Real sum = 0;
+  for (int i = 0; i < LANES<Real>; ++i)
     sum += v.v[i];
   return sum;
 }
 
 // The sum over a row of n elements of f(j), which returns a vector for the elements from j on. Two
 // accumulators, because a single one would wait for the latency of the additions.
-template <class C, class F>
-HD C sum_row(int64_t n, F f) {
-  Vec<C> even(C(0)), odd(C(0));
+template <class Real, class Function>
+HD Real sum_row(int64_t n, Function f) {
+  Vec<Real> even(Real(0)), odd(Real(0));
   int64_t j = 0;
-  for (; j + LANES<C> < n; j += 2 * LANES<C>) {
+  for (; j + LANES<Real> < n; j += 2 * LANES<Real>) {
     even = even + f(j);
-    odd = odd + f(j + LANES<C>);
+    odd = odd + f(j + LANES<Real>);
   }
   if (j < n) even = even + f(j);
   return sum_lanes(even + odd);

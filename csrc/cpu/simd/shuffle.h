@@ -1,6 +1,6 @@
 // FUSEDSEQ_SHUFFLE(a, mask) and FUSEDSEQ_SHUFFLE(a, b, mask): a vector of the lanes of a, or of a
-// and b, that an integer vector selects. Lane i is a[mask[i]], and b[mask[i] - L] where mask[i] is
-// at least the number of lanes L. This is GCC's __builtin_shuffle, which clang lacks: its
+// and b, that an integer vector selects. Lane i is a[mask[i]], or b[mask[i] - lanes] where mask[i]
+// is at least the number of lanes. This is GCC's __builtin_shuffle, which clang lacks: its
 // __builtin_shufflevector takes the numbers of the lanes as arguments, not as a vector.
 #pragma once
 #include "math/host_device.h"
@@ -13,17 +13,17 @@ namespace FUSEDSEQ_ISA {
 
 // Lane by lane. Where the mask is a constant, which it is in every call, clang makes the loop one
 // or two instructions.
-template <class V, class M>
-HD V shuffle(V a, V b, M mask) {
-  constexpr int L = sizeof(V) / sizeof(a[0]);
-  V result;
+template <class Vector, class Mask>
+HD Vector shuffle(Vector a, Vector b, Mask mask) {
+  constexpr int lanes = sizeof(Vector) / sizeof(a[0]);
+  Vector result;
 #pragma clang loop unroll(full)
-  for (int i = 0; i < L; ++i)
-    result[i] = mask[i] < L ? a[mask[i]] : b[mask[i] - L];
+  for (int i = 0; i < lanes; ++i)
+    result[i] = mask[i] < lanes ? a[mask[i]] : b[mask[i] - lanes];
   return result;
 }
-template <class V, class M>
-HD V shuffle(V a, M mask) {
+template <class Vector, class Mask>
+HD Vector shuffle(Vector a, Mask mask) {
   return shuffle(a, a, mask);
 }
 

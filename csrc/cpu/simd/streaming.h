@@ -12,10 +12,10 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// Returns whether a result of that many elements of type S is larger than the caches.
-template <class S>
+// Returns whether a result of that many elements of type T is larger than the caches.
+template <class T>
 HD bool exceeds_caches(int64_t elements) {
-  return elements * int64_t(sizeof(S)) >= int64_t(8) << 20;
+  return elements * int64_t(sizeof(T)) >= int64_t(8) << 20;
 }
 
 // Stores x at an aligned address, bypassing the caches. `stream_fence` must be called before
@@ -50,11 +50,11 @@ HD void stream_fence() {
 
 // Copies a row of n elements that is in the L1 cache to `destination` with streaming stores. The
 // ends that do not fill an aligned vector are copied normally.
-template <class S>
-HD void stream_row(const S* row, S* destination, int64_t n) {
+template <class T>
+HD void stream_row(const T* row, T* destination, int64_t n) {
   const char* from = reinterpret_cast<const char*>(row);
   char* to = reinterpret_cast<char*>(destination);
-  const int64_t bytes = n * sizeof(S), before = -reinterpret_cast<uintptr_t>(to) % VECTOR_BYTES;
+  const int64_t bytes = n * sizeof(T), before = -reinterpret_cast<uintptr_t>(to) % VECTOR_BYTES;
   int64_t i = before < bytes ? before : bytes;
   memcpy(to, from, i);
   for (; i + VECTOR_BYTES <= bytes; i += VECTOR_BYTES)

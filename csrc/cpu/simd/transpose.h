@@ -18,28 +18,28 @@ struct Interleave {
 // and 2i + 1 of the result are the interleaved first and second halves of rows i and i + LANES/2.
 template <class T>
 HD void transpose(Vec<T> (&a)[LANES<T>]) {
-  constexpr int L = LANES<T>;
+  constexpr int lanes = LANES<T>;
   const typename Vec<T>::Mask low = Interleave<T>::low, high = Interleave<T>::high;
-  for (int stage = 1; stage < L; stage *= 2) {
-    Vec<T> b[L];
+  for (int stage = 1; stage < lanes; stage *= 2) {
+    Vec<T> b[lanes];
 #pragma GCC unroll 8
-    for (int i = 0; i < L / 2; ++i) {
-      b[2 * i].v = FUSEDSEQ_SHUFFLE(a[i].v, a[i + L / 2].v, low);
-      b[2 * i + 1].v = FUSEDSEQ_SHUFFLE(a[i].v, a[i + L / 2].v, high);
+    for (int i = 0; i < lanes / 2; ++i) {
+      b[2 * i].v = FUSEDSEQ_SHUFFLE(a[i].v, a[i + lanes / 2].v, low);
+      b[2 * i + 1].v = FUSEDSEQ_SHUFFLE(a[i].v, a[i + lanes / 2].v, high);
     }
-    for (int i = 0; i < L; ++i)
+    for (int i = 0; i < lanes; ++i)
       a[i] = b[i];
   }
 }
 
-// Returns the vector at place i after the stages of `transpose` that lead from LANES vectors to N,
-// where each stage adds the two vectors that `transpose` would produce.
-template <int N, class T>
+// Returns the vector at place i after the stages of `transpose` that lead from LANES vectors to
+// COUNT, where each stage adds the two vectors that `transpose` would produce.
+template <int COUNT, class T>
 HD Vec<T> pairwise_sums(const Vec<T> (&a)[LANES<T>], int i) {
-  if constexpr (N == LANES<T>)
+  if constexpr (COUNT == LANES<T>)
     return a[i];
   else {
-    const Vec<T> x = pairwise_sums<2 * N>(a, i), y = pairwise_sums<2 * N>(a, i + N);
+    const Vec<T> x = pairwise_sums<2 * COUNT>(a, i), y = pairwise_sums<2 * COUNT>(a, i + COUNT);
     const typename Vec<T>::Mask low = Interleave<T>::low, high = Interleave<T>::high;
     return Vec<T>(FUSEDSEQ_SHUFFLE(x.v, y.v, low)) + Vec<T>(FUSEDSEQ_SHUFFLE(x.v, y.v, high));
   }

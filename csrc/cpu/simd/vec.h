@@ -1,6 +1,6 @@
-// Vec<T>: a vector of floats or doubles of the width that this file is compiled for. It is built on
-// GCC's vector extension, which clang has too, so that AVX-512, AVX2, SSE2 and NEON code comes from
-// one source.
+// Vec<T>: a vector of floats, doubles or pairs, as wide as the instruction set that this file is
+// compiled for allows. It is built on GCC's vector extension, which clang has too, so that AVX-512,
+// AVX2, SSE2 and NEON code comes from one source.
 //
 // Everything is in the namespace of its instruction set and always inlined (HD); see
 // math/host_device.h for the reason.
@@ -36,15 +36,15 @@ HD int64_t round_up(int64_t n) {
 // The compiler's vector types: Raw for values, Mask for the result of comparisons (all ones or
 // zero in each lane), Unaligned for loads and stores at any address.
 template <class T>
-struct Types;
+struct VectorTypes;
 template <>
-struct Types<float> {
+struct VectorTypes<float> {
   typedef float Raw __attribute__((vector_size(VECTOR_BYTES)));
   typedef int32_t Mask __attribute__((vector_size(VECTOR_BYTES)));
   typedef float Unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
 };
 template <>
-struct Types<double> {
+struct VectorTypes<double> {
   typedef double Raw __attribute__((vector_size(VECTOR_BYTES)));
   typedef int64_t Mask __attribute__((vector_size(VECTOR_BYTES)));
   typedef double Unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
@@ -57,7 +57,7 @@ struct __attribute__((packed, aligned(2), may_alias)) bf16_pair {
   uint32_t bits;
 };
 template <>
-struct Types<bf16_pair> {
+struct VectorTypes<bf16_pair> {
   typedef uint32_t Raw __attribute__((vector_size(VECTOR_BYTES)));
   typedef int32_t Mask __attribute__((vector_size(VECTOR_BYTES)));
   typedef uint32_t Unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
@@ -74,9 +74,9 @@ HD uint32_t lane_value(bf16_pair x) {
 
 template <class T>
 struct Vec {
-  using Raw = typename Types<T>::Raw;
-  using Mask = typename Types<T>::Mask;
-  using Unaligned = typename Types<T>::Unaligned;
+  using Raw = typename VectorTypes<T>::Raw;
+  using Mask = typename VectorTypes<T>::Mask;
+  using Unaligned = typename VectorTypes<T>::Unaligned;
   Raw v;
 
   HD Vec() {}
@@ -188,8 +188,8 @@ template <class T>
 struct LaneConstants {
   alignas(VECTOR_BYTES)
       typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type at[LANES<T>];
-  template <class F>
-  constexpr explicit LaneConstants(F f) : at{} {
+  template <class Function>
+  constexpr explicit LaneConstants(Function f) : at{} {
     for (int i = 0; i < LANES<T>; ++i)
       at[i] = f(i);
   }
@@ -210,25 +210,25 @@ HD Vec<T> as_numbers(typename Vec<T>::Mask m) {
   return Vec<T>(__builtin_convertvector(m, typename Vec<T>::Raw));
 }
 
-// Reduces each group of `Group` neighbouring lanes, a power of two, with the function f. Every lane
+// Reduces each group of GROUP neighbouring lanes, a power of two, with the function f. Every lane
 // of a group gets the group's result. Each stage combines a lane with its partner half a group
 // away.
-template <int Group, class T, class F>
-HD Vec<T> fold(Vec<T> a, F f) {
-  if constexpr (Group == 1)
+template <int GROUP, class T, class Function>
+HD Vec<T> fold(Vec<T> a, Function f) {
+  if constexpr (GROUP == 1)
     return a;
   else {
-    static constexpr LaneConstants<T> partner([](int i) { return i ^ (Group / 2); });
-    return fold<Group / 2>(f(a, Vec<T>(FUSEDSEQ_SHUFFLE(a.v, typename Vec<T>::Mask(partner)))), f);
+    static constexpr LaneConstants<T> partner([](int i) { return i ^ (GROUP / 2); });
+    return fold<GROUP / 2>(f(a, Vec<T>(FUSEDSEQ_SHUFFLE(a.v, typename Vec<T>::Mask(partner)))), f);
   }
 }
-template <int Group, class T>
+template <int GROUP, class T>
 HD Vec<T> group_sums(Vec<T> a) {
-  return fold<Group>(a, [](Vec<T> x, Vec<T> y) { return x + y; });
+  return fold<GROUP>(a, [](Vec<T> x, Vec<T> y) { return x + y; });
 }
-template <int Group, class T>
+template <int GROUP, class T>
 HD Vec<T> group_max(Vec<T> a) {
-  return fold<Group>(a, [](Vec<T> x, Vec<T> y) { return max_(x, y); });
+  return fold<GROUP>(a, [](Vec<T> x, Vec<T> y) { return max_(x, y); });
 }
 
 // The sum and the maximum of all lanes.
