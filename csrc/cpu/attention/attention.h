@@ -30,8 +30,8 @@ void attention_pass(const cpu::Attention& a, cpu::Parallel run, int threads, boo
 // Products in the type of computing, for every element type.
 template <bool FORWARD>
 void attention(const cpu::Attention& a, cpu::Parallel run, int threads) {
-  by_type(a.type, [&](auto e) {
-    using E = decltype(e);
+  by_type(a.type, [&](auto number) {
+    using E = decltype(number);
     attention_pass<E, RealOf<E>>(a, run, threads, FORWARD);
   });
 }
@@ -47,8 +47,8 @@ void attention_in_pairs(const cpu::Attention& a, cpu::Parallel run, int threads)
 // Returns which kernel a forward pass would run, for fused.explain.
 inline cpu::AttentionPlan attention_plan(const cpu::Attention& a) {
   cpu::AttentionPlan plan{};
-  by_type(a.type, [&](auto e) {
-    using E = decltype(e);
+  by_type(a.type, [&](auto number) {
+    using E = decltype(number);
     plan = {attention_kernel<E>(a), AttentionProblem<E>{a}.block};
   });
   return plan;

@@ -12,9 +12,9 @@ namespace FUSEDSEQ_ISA {
 // In float, the tail P(X > |x|) divided by e^(-x^2/2) is a polynomial in t = 1 / (1 + .26 |x|) of
 // minimax relative error 6e-8. In double it is libm's erfc, lane by lane (see
 // simd/elementary_functions.h).
-template <class T>
+template <class Real>
 struct Normal {
-  Vec<T> density, below;
+  Vec<Real> density, below;
 };
 HD Normal<float> normal(Vec<float> x) {
   using V = Vec<float>;
@@ -47,35 +47,35 @@ HD Normal<double> normal(Vec<double> x) {
 
 struct Relu {
   // NaN stays NaN, because it is not less than 0.
-  template <class T>
-  HD static Vec<T> value(Vec<T> x) {
+  template <class Real>
+  HD static Vec<Real> value(Vec<Real> x) {
     return relu(x);
   }
-  template <class T>
-  HD static Vec<T> gradient(Vec<T> x, Vec<T> dy) {
+  template <class Real>
+  HD static Vec<Real> gradient(Vec<Real> x, Vec<Real> dy) {
     return if_positive(x, dy);
   }
 };
 
 struct Tanh {
-  template <class T>
-  HD static Vec<T> value(Vec<T> x) {
+  template <class Real>
+  HD static Vec<Real> value(Vec<Real> x) {
     return tanh_(x);
   }
-  template <class T>
-  HD static Vec<T> gradient(Vec<T> x, Vec<T> dy) {
+  template <class Real>
+  HD static Vec<Real> gradient(Vec<Real> x, Vec<Real> dy) {
     return dy * dtanh(tanh_(x));
   }
 };
 
 // Hendrycks & Gimpel (2016): x P(X < x).
 struct Gelu {
-  template <class T>
-  HD static Vec<T> value(Vec<T> x) {
+  template <class Real>
+  HD static Vec<Real> value(Vec<Real> x) {
     return x * normal(x).below;
   }
-  template <class T>
-  HD static Vec<T> gradient(Vec<T> x, Vec<T> dy) {
+  template <class Real>
+  HD static Vec<Real> gradient(Vec<Real> x, Vec<Real> dy) {
     const auto n = normal(x);
     return dy * (n.below + x * n.density);
   }
@@ -85,19 +85,20 @@ struct Gelu {
 struct GeluTanh {
   static constexpr double ROOT = .79788456080286535588;  // sqrt(2 / pi)
   static constexpr double CUBE = .044715;
-  template <class T>
-  HD static Vec<T> inner(Vec<T> x) {
-    return tanh_(Vec<T>(T(ROOT)) * (x + Vec<T>(T(CUBE)) * x * x * x));
+  template <class Real>
+  HD static Vec<Real> inner(Vec<Real> x) {
+    return tanh_(Vec<Real>(Real(ROOT)) * (x + Vec<Real>(Real(CUBE)) * x * x * x));
   }
-  template <class T>
-  HD static Vec<T> value(Vec<T> x) {
-    return Vec<T>(T(.5)) * x * (1.f + inner(x));
+  template <class Real>
+  HD static Vec<Real> value(Vec<Real> x) {
+    return Vec<Real>(Real(.5)) * x * (1.f + inner(x));
   }
-  template <class T>
-  HD static Vec<T> gradient(Vec<T> x, Vec<T> dy) {
-    const Vec<T> y = inner(x);
-    const Vec<T> slope_of_inner = Vec<T>(T(ROOT)) * (1.f + Vec<T>(T(3 * CUBE)) * x * x);
-    return dy * Vec<T>(T(.5)) * (1.f + y + x * dtanh(y) * slope_of_inner);
+  template <class Real>
+  HD static Vec<Real> gradient(Vec<Real> x, Vec<Real> dy) {
+    const Vec<Real> y = inner(x);
+    const Vec<Real> slope_of_inner =
+        Vec<Real>(Real(ROOT)) * (1.f + Vec<Real>(Real(3 * CUBE)) * x * x);
+    return dy * Vec<Real>(Real(.5)) * (1.f + y + x * dtanh(y) * slope_of_inner);
   }
 };
 

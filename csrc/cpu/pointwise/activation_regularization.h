@@ -18,25 +18,25 @@ constexpr int64_t AR_BLOCK = 8192;
 
 // Computes into sums[0] and sums[1] the sums of squares of the elements [i0, i1): of `dropped`, and
 // of the differences of `raw` to the next time step, for elements that have one.
-template <class S>
+template <class Stored>
 HD void regularization_sums(const cpu::ActivationRegularization& a, int64_t i0, int64_t i1,
                             double* sums) {
-  using C = RealOf<S>;
-  const S* dropped = static_cast<const S*>(a.dropped);  // (T, N)
-  const S* raw = static_cast<const S*>(a.raw);          // (T, N)
-  const int64_t with_next = (a.T - 1) * a.N;            // the elements before the last time step
-  Vec<C> ar(C(0)), tar(C(0));
-  for (int64_t i = i0; i < i1; i += LANES<C>) {
-    const Vec<C> d = load_up_to(dropped + i, i1 - i);
+  using Real = RealOf<Stored>;
+  const Stored* dropped = static_cast<const Stored*>(a.dropped);  // (T, N)
+  const Stored* raw = static_cast<const Stored*>(a.raw);          // (T, N)
+  const int64_t with_next = (a.T - 1) * a.N;  // the elements before the last time step
+  Vec<Real> ar(Real(0)), tar(Real(0));
+  for (int64_t i = i0; i < i1; i += LANES<Real>) {
+    const Vec<Real> d = load_up_to(dropped + i, i1 - i);
     ar = ar + d * d;
     const int64_t n = (i1 < with_next ? i1 : with_next) - i;
     if (n > 0) {
-      const Vec<C> step = load_up_to(raw + i + a.N, n) - load_up_to(raw + i, n);
+      const Vec<Real> step = load_up_to(raw + i + a.N, n) - load_up_to(raw + i, n);
       tar = tar + step * step;
     }
   }
   double ar_sum = 0, tar_sum = 0;
-  for (int i = 0; i < LANES<C>; ++i) {
+  for (int i = 0; i < LANES<Real>; ++i) {
     ar_sum += ar.v[i];
     tar_sum += tar.v[i];
   }
@@ -44,14 +44,15 @@ HD void regularization_sums(const cpu::ActivationRegularization& a, int64_t i0, 
   sums[1] = tar_sum;
 }
 
-template <class S>
-double activation_regularization_type(const cpu::ActivationRegularization& a, cpu::Parallel run) {
+template <class Stored>
+double activation_regularization_of_type(const cpu::ActivationRegularization& a,
+                                         cpu::Parallel run) {
   const int64_t total = a.T * a.N, blocks = (total + AR_BLOCK - 1) / AR_BLOCK;
   Buffer<double> sums(2 * blocks);  // (blocks, 2)
   parallel(run, blocks, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t i0 = block * AR_BLOCK, i1 = i0 + AR_BLOCK < total ? i0 + AR_BLOCK : total;
-      regularization_sums<S>(a, i0, i1, sums + 2 * block);
+      regularization_sums<Stored>(a, i0, i1, sums + 2 * block);
     }
   });
   double ar = 0, tar = 0;
@@ -65,20 +66,21 @@ double activation_regularization_type(const cpu::ActivationRegularization& a, cp
 inline double activation_regularization(const cpu::ActivationRegularization& a, cpu::Parallel run,
                                         int) {
   double loss = 0;
-  by_type(a.type, [&](auto s) { loss = activation_regularization_type<decltype(s)>(a, run); });
+  by_type(a.type,
+          [&](auto number) { loss = activation_regularization_of_type<decltype(number)>(a, run); });
   return loss;
 }
 
-template <class S>
-void activation_regularization_backward_type(const cpu::ActivationRegularization& a, double dloss,
-                                             cpu::Parallel run) {
-  using C = RealOf<S>;
+template <class Stored>
+void activation_regularization_backward_of_type(const cpu::ActivationRegularization& a,
+                                                double dloss, cpu::Parallel run) {
+  using Real = RealOf<Stored>;
   const int64_t total = a.T * a.N, blocks = (total + AR_BLOCK - 1) / AR_BLOCK;
-  const S* dropped = static_cast<const S*>(a.dropped);  // (T, N)
-  const S* raw = static_cast<const S*>(a.raw);          // (T, N)
-  S* ddropped = static_cast<S*>(a.ddropped);            // (T, N)
-  S* draw = static_cast<S*>(a.draw);                    // (T, N)
-  const Vec<C> ar(C(2 * a.alpha * dloss)), tar(C(2 * a.beta * dloss));
+  const Stored* dropped = static_cast<const Stored*>(a.dropped);  // (T, N)
+  const Stored* raw = static_cast<const Stored*>(a.raw);          // (T, N)
+  Stored* ddropped = static_cast<Stored*>(a.ddropped);            // (T, N)
+  Stored* draw = static_cast<Stored*>(a.draw);                    // (T, N)
+  const Vec<Real> ar(Real(2 * a.alpha * dloss)), tar(Real(2 * a.beta * dloss));
   parallel(run, blocks, [&](int64_t begin, int64_t end) {
     const int64_t i1 = end * AR_BLOCK < total ? end * AR_BLOCK : total;
     for (int64_t i = begin * AR_BLOCK; i < i1;) {
@@ -86,14 +88,14 @@ void activation_regularization_backward_type(const cpu::ActivationRegularization
       // none; and the same for the next step.
       const int64_t step_end = (i / a.N + 1) * a.N, stop = step_end < i1 ? step_end : i1;
       const bool has_previous = i >= a.N, has_next = i < total - a.N;
-      for (; i < stop; i += LANES<C>) {
+      for (; i < stop; i += LANES<Real>) {
         const int64_t n = stop - i;
-        store_up_to<S>(ddropped + i, ar * load_up_to(dropped + i, n), n);
-        const Vec<C> x = load_up_to(raw + i, n);
-        Vec<C> d(C(0));
+        store_up_to<Stored>(ddropped + i, ar * load_up_to(dropped + i, n), n);
+        const Vec<Real> x = load_up_to(raw + i, n);
+        Vec<Real> d(Real(0));
         if (has_previous) d = d + (x - load_up_to(raw + i - a.N, n));
         if (has_next) d = d - (load_up_to(raw + i + a.N, n) - x);
-        store_up_to<S>(draw + i, tar * d, n);
+        store_up_to<Stored>(draw + i, tar * d, n);
       }
       i = stop;
     }
@@ -102,8 +104,9 @@ void activation_regularization_backward_type(const cpu::ActivationRegularization
 
 inline void activation_regularization_backward(const cpu::ActivationRegularization& a, double dloss,
                                                cpu::Parallel run, int) {
-  by_type(a.type,
-          [&](auto s) { activation_regularization_backward_type<decltype(s)>(a, dloss, run); });
+  by_type(a.type, [&](auto number) {
+    activation_regularization_backward_of_type<decltype(number)>(a, dloss, run);
+  });
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -12,78 +12,78 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// Row m of y. S: the type in memory, A: the activation. keep (D,) and row (D,) are workspaces.
-template <class S, class A>
+// Row m of y. keep (D,) and row (D,) are workspaces.
+template <class Stored, class Activation>
 void bias_activation_dropout_row(const cpu::BiasActivationDropout& f, int64_t m, uint32_t* keep,
-                                 RealOf<S>* row) {
-  using C = RealOf<S>;
-  const S* x = static_cast<const S*>(f.x) + m * f.D;  // (D,)
-  const S* b = static_cast<const S*>(f.b);            // (D,) or null
-  for (int64_t j = 0; j < f.D; j += LANES<C>) {
-    const Vec<C> z = load_up_to(x + j, f.D - j);
-    A::value(b ? z + load_up_to(b + j, f.D - j) : z).store(row + j);
+                                 RealOf<Stored>* row) {
+  using Real = RealOf<Stored>;
+  const Stored* x = static_cast<const Stored*>(f.x) + m * f.D;  // (D,)
+  const Stored* b = static_cast<const Stored*>(f.b);            // (D,) or null
+  for (int64_t j = 0; j < f.D; j += LANES<Real>) {
+    const Vec<Real> z = load_up_to(x + j, f.D - j);
+    Activation::value(b ? z + load_up_to(b + j, f.D - j) : z).store(row + j);
   }
   row_mask(f.mask, m, f.D, keep);
-  drop_row(f.mask, keep, (const C*)row, static_cast<S*>(f.y) + m * f.D, f.D);
+  drop_row(f.mask, keep, (const Real*)row, static_cast<Stored*>(f.y) + m * f.D, f.D);
 }
 
 // Row m of dx, which is also added to db (D rounded up to vectors) if that is not null.
-template <class S, class A, class C>
+template <class Stored, class Activation, class Real>
 void bias_activation_dropout_backward_row(const cpu::BiasActivationDropout& f, int64_t m,
-                                          uint32_t* keep, C* row, C* db) {
+                                          uint32_t* keep, Real* row, Real* db) {
   row_mask(f.mask, m, f.D, keep);
-  drop_row(f.mask, keep, static_cast<const S*>(f.dy) + m * f.D, row, f.D);
-  const S* x = static_cast<const S*>(f.x) + m * f.D;         // (D,)
-  const S* b = static_cast<const S*>(f.b);                   // (D,) or null
-  S* dx = f.dx ? static_cast<S*>(f.dx) + m * f.D : nullptr;  // (D,) or null
-  for (int64_t j = 0; j < f.D; j += LANES<C>) {
+  drop_row(f.mask, keep, static_cast<const Stored*>(f.dy) + m * f.D, row, f.D);
+  const Stored* x = static_cast<const Stored*>(f.x) + m * f.D;         // (D,)
+  const Stored* b = static_cast<const Stored*>(f.b);                   // (D,) or null
+  Stored* dx = f.dx ? static_cast<Stored*>(f.dx) + m * f.D : nullptr;  // (D,) or null
+  for (int64_t j = 0; j < f.D; j += LANES<Real>) {
     const int64_t n = f.D - j;
-    const Vec<C> z = load_up_to(x + j, n);
-    const Vec<C> dy = load_up_to((const C*)row + j, n);
-    const Vec<C> d = A::gradient(b ? z + load_up_to(b + j, n) : z, dy);
-    if (dx) store_up_to<S>(dx + j, d, n);
-    if (db) (Vec<C>::load(db + j) + d).store(db + j);  // d is 0 beyond the row
+    const Vec<Real> z = load_up_to(x + j, n);
+    const Vec<Real> dy = load_up_to((const Real*)row + j, n);
+    const Vec<Real> d = Activation::gradient(b ? z + load_up_to(b + j, n) : z, dy);
+    if (dx) store_up_to<Stored>(dx + j, d, n);
+    if (db) (Vec<Real>::load(db + j) + d).store(db + j);  // d is 0 beyond the row
   }
 }
 
-template <class S, class A>
+template <class Stored, class Activation>
 void bias_activation_dropout_rows(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
-  using C = RealOf<S>;
+  using Real = RealOf<Stored>;
   const RowBlocks blocks(f.M, f.D);
   parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
-    Buffer<C> row(round_up<C>(f.D));
+    Buffer<Real> row(round_up<Real>(f.D));
     Buffer<uint32_t> keep(f.D);
     for (int64_t m = blocks.begin(begin); m < blocks.end(end - 1); ++m)
-      bias_activation_dropout_row<S, A>(f, m, keep, row);
+      bias_activation_dropout_row<Stored, Activation>(f, m, keep, row);
   });
 }
 
-template <class S, class A>
+template <class Stored, class Activation>
 void bias_activation_dropout_backward_rows(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
-  using C = RealOf<S>;
+  using Real = RealOf<Stored>;
   const RowBlocks blocks(f.M, f.D);
-  const BlockSums<C> db(blocks, f.D, f.db);
+  const BlockSums<Real> db(blocks, f.D, f.db);
   parallel(run, blocks.count, [&](int64_t begin, int64_t end) {
-    Buffer<C> row(round_up<C>(f.D));
+    Buffer<Real> row(round_up<Real>(f.D));
     Buffer<uint32_t> keep(f.D);
     for (int64_t block = begin; block < end; ++block) {
-      C* sums = db.of(block);
+      Real* sums = db.of(block);
       for (int64_t m = blocks.begin(block); m < blocks.end(block); ++m)
-        bias_activation_dropout_backward_row<S, A>(f, m, keep, (C*)row, sums);
+        bias_activation_dropout_backward_row<Stored, Activation>(f, m, keep, (Real*)row, sums);
     }
   });
-  db.total(static_cast<C*>(f.db), run);
+  db.total(static_cast<Real*>(f.db), run);
 }
 
-// Forward or backward with activation A.
-template <class A>
+// Forward or backward with one activation of activation.h.
+template <class Activation>
 void bias_activation_dropout_with(const cpu::BiasActivationDropout& f, cpu::Parallel run) {
-  by_type(f.type, [&](auto s) {
-    using S = decltype(s);
+  by_type(f.type, [&](auto number) {
+    using Stored = decltype(number);
     if (f.backward)
-      bias_activation_dropout_backward_rows<S, A>(f, run);
+      bias_activation_dropout_backward_rows<Stored, Activation>(f, run);
     else
-      bias_activation_dropout_rows<S, A>(f, run);
+      bias_activation_dropout_rows<Stored, Activation>(f, run);
   });
 }
 

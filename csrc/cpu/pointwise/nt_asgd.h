@@ -25,8 +25,8 @@ inline void number_chunks(const cpu::NtAsgd& o, int64_t* first) {
 
 // Calls body(tensor, begin, end, chunk) for all chunks in parallel; [begin, end) are the chunk's
 // elements in its tensor.
-template <class F>
-void each_chunk(const cpu::NtAsgd& o, const int64_t* first, cpu::Parallel run, F body) {
+template <class Function>
+void each_chunk(const cpu::NtAsgd& o, const int64_t* first, cpu::Parallel run, Function body) {
   parallel(run, first[o.count], [&](int64_t begin, int64_t end) {
     int64_t i = 0;
     for (int64_t chunk = begin; chunk < end; ++chunk) {
@@ -39,16 +39,16 @@ void each_chunk(const cpu::NtAsgd& o, const int64_t* first, cpu::Parallel run, F
 }
 
 // The sum of the squares of g (n,). Blocks of 2048 elements are summed in the type of computing,
-// the blocks' sums in double precision.
-template <class S>
-double sum_of_squares(const S* g, int64_t n) {
-  using C = RealOf<S>;
+// and the blocks' sums are added in double precision.
+template <class Stored>
+double sum_of_squares(const Stored* g, int64_t n) {
+  using Real = RealOf<Stored>;
   double sum = 0;
   constexpr int64_t BLOCK = 2048;
   for (int64_t i = 0; i < n; i += BLOCK) {
     const int64_t size = n - i < BLOCK ? n - i : BLOCK;
-    sum += sum_row<C>(size, [&](int64_t j) {
-      const Vec<C> v = load_up_to(g + i + j, size - j);
+    sum += sum_row<Real>(size, [&](int64_t j) {
+      const Vec<Real> v = load_up_to(g + i + j, size - j);
       return v * v;
     });
   }
@@ -59,12 +59,13 @@ inline double nt_asgd_squares(const cpu::NtAsgd& o, cpu::Parallel run) {
   Buffer<int64_t> first(o.count + 1);
   number_chunks(o, first);
   Buffer<double> sums(first[o.count]);
-  each_chunk(
-      o, first, run, [&](const cpu::NtAsgdTensor& t, int64_t begin, int64_t end, int64_t chunk) {
-        by_type(t.type, [&](auto s) {
-          sums[chunk] = sum_of_squares(static_cast<const decltype(s)*>(t.g) + begin, end - begin);
-        });
-      });
+  each_chunk(o, first, run,
+             [&](const cpu::NtAsgdTensor& t, int64_t begin, int64_t end, int64_t chunk) {
+               by_type(t.type, [&](auto number) {
+                 sums[chunk] =
+                     sum_of_squares(static_cast<const decltype(number)*>(t.g) + begin, end - begin);
+               });
+             });
   double sum = 0;
   for (int64_t chunk = 0; chunk < first[o.count]; ++chunk)
     sum += sums[chunk];
@@ -72,23 +73,25 @@ inline double nt_asgd_squares(const cpu::NtAsgd& o, cpu::Parallel run) {
 }
 
 // The step of elements [begin, end) of one tensor.
-template <class S>
+template <class Stored>
 void nt_asgd_chunk(const cpu::NtAsgd& o, const cpu::NtAsgdTensor& t, int64_t begin, int64_t end) {
-  using C = RealOf<S>;
-  S* p = static_cast<S*>(t.p);              // (n,)
-  const S* g = static_cast<const S*>(t.g);  // (n,)
-  C* average = static_cast<C*>(t.average);  // (n,) or null
-  const Vec<C> clip(C(o.clip)), lr(C(o.lr)), weight_decay(C(o.weight_decay)), mu(C(o.mu));
-  for (int64_t i = begin; i < end; i += LANES<C>) {
+  using Real = RealOf<Stored>;
+  Stored* p = static_cast<Stored*>(t.p);              // (n,)
+  const Stored* g = static_cast<const Stored*>(t.g);  // (n,)
+  Real* average = static_cast<Real*>(t.average);      // (n,) or null
+  const Vec<Real> clip(Real(o.clip)), lr(Real(o.lr)), weight_decay(Real(o.weight_decay)),
+      mu(Real(o.mu));
+  for (int64_t i = begin; i < end; i += LANES<Real>) {
     const int64_t n = end - i;
-    const Vec<C> gradient = load_up_to(g + i, n);
-    store_up_to<S>(p + i, nt_asgd_parameter(load_up_to(p + i, n), gradient, clip, lr, weight_decay),
-                   n);
+    const Vec<Real> gradient = load_up_to(g + i, n);
+    store_up_to<Stored>(
+        p + i, nt_asgd_parameter(load_up_to(p + i, n), gradient, clip, lr, weight_decay), n);
     if (!average) continue;
     // The average is that of the parameters as they were rounded to their dtype.
-    const Vec<C> stored = load_up_to(p + i, n);
-    store_up_to<C>(average + i,
-                   o.mu == 1 ? stored : nt_asgd_average(load_up_to(average + i, n), stored, mu), n);
+    const Vec<Real> stored = load_up_to(p + i, n);
+    store_up_to<Real>(average + i,
+                      o.mu == 1 ? stored : nt_asgd_average(load_up_to(average + i, n), stored, mu),
+                      n);
   }
 }
 
@@ -96,7 +99,7 @@ inline void nt_asgd_step(const cpu::NtAsgd& o, cpu::Parallel run) {
   Buffer<int64_t> first(o.count + 1);
   number_chunks(o, first);
   each_chunk(o, first, run, [&](const cpu::NtAsgdTensor& t, int64_t begin, int64_t end, int64_t) {
-    by_type(t.type, [&](auto s) { nt_asgd_chunk<decltype(s)>(o, t, begin, end); });
+    by_type(t.type, [&](auto number) { nt_asgd_chunk<decltype(number)>(o, t, begin, end); });
   });
 }
 

@@ -34,39 +34,39 @@ struct RowBlocks {
 };
 
 // The sum over the rows of some (M, D) tensor: one sum for each block, then the sum of those.
-template <class C>
+template <class Real>
 class BlockSums {
  public:
   // needed: false if the caller does not want this sum; `of` then returns null.
   BlockSums(const RowBlocks& blocks, int64_t D, bool needed)
       : blocks_(blocks),
         D_(D),
-        stride_(round_up<C>(D)),
+        stride_(round_up<Real>(D)),
         sums_(needed ? blocks.count * stride_ : 0) {}
 
   // Returns the block's sum (D rounded up to vectors), set to zero, for the caller to add to.
-  C* of(int64_t block) const {
+  Real* of(int64_t block) const {
     if (!sums_) return nullptr;
-    memset(sums_ + block * stride_, 0, stride_ * sizeof(C));
+    memset(sums_ + block * stride_, 0, stride_ * sizeof(Real));
     return sums_ + block * stride_;
   }
 
   // out (D,) = the sum of the blocks' sums, in order. Does nothing if out is null.
-  void total(C* out, cpu::Parallel run) const {
+  void total(Real* out, cpu::Parallel run) const {
     if (!out) return;
     constexpr int64_t COLUMNS = 512;  // a unit of work
     parallel(run, (D_ + COLUMNS - 1) / COLUMNS, [&](int64_t begin, int64_t end) {
       const int64_t j = begin * COLUMNS, n = (end * COLUMNS < D_ ? end * COLUMNS : D_) - j;
-      memset(out + j, 0, n * sizeof(C));
+      memset(out + j, 0, n * sizeof(Real));
       for (int64_t block = 0; block < blocks_.count; ++block)
-        add_row(sums_ + block * stride_ + j, out + j, n, C(1));
+        add_row(sums_ + block * stride_ + j, out + j, n, Real(1));
     });
   }
 
  private:
   RowBlocks blocks_;
   int64_t D_, stride_;
-  Buffer<C> sums_;  // (blocks, stride)
+  Buffer<Real> sums_;  // (blocks, stride)
 };
 
 }  // namespace FUSEDSEQ_ISA
