@@ -4,18 +4,18 @@
 
 namespace fusedseq::cpu {
 
-// y = x W^T + b and its gradients. T is the type in memory, also bfloat16.
-template <class T>
+// y = x W^T + b and its gradients.
+template <class Stored>
 struct Linear {
   int64_t M, K, N;
-  const T* x;   // (M, K)
-  const T* W;   // (N, K)
-  const T* b;   // (N,) or null
-  T* y;         // (M, N)
-  const T* dy;  // (M, N)  backward only
-  T* dx;        // (M, K)  backward only, null if not needed
-  T* dW;        // (N, K)  backward only, null if not needed
-  T* db;        // (N,)  backward only, null if not needed
+  const Stored* x;   // (M, K)
+  const Stored* W;   // (N, K)
+  const Stored* b;   // (N,) or null
+  Stored* y;         // (M, N)
+  const Stored* dy;  // (M, N)  backward only
+  Stored* dx;        // (M, K)  backward only, null if not needed
+  Stored* dW;        // (N, K)  backward only, null if not needed
+  Stored* db;        // (N,)  backward only, null if not needed
 };
 
 // C (M, N) (+)= A (M, K) W^T + bias, where row n of W is scale[n] times the numbers of 8 bits W[n].

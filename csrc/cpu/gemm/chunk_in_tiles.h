@@ -19,15 +19,15 @@ constexpr int64_t MOST_ROWS_IN_TILES = 288;
 // and K > 0 pairs. C may be written up to whole vectors.
 class ChunkInTiles {
  public:
-  using E = bf16_pair;
+  using Element = bf16_pair;
 
-  ChunkInTiles(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E* packed,
+  ChunkInTiles(int64_t M, int64_t K, int64_t columns, LeftOperand<Element> A, const Element* packed,
                Matrix<float> C, bool accumulate)
       : M(M),
         K(K),
         columns(columns),
         whole(K / TILE * TILE),
-        tiles(int((M + MR<E> - 1) / MR<E>)),
+        tiles(int((M + MR<Element> - 1) / MR<Element>)),
         A(A),
         packed(packed),
         C(C),
@@ -37,19 +37,19 @@ class ChunkInTiles {
       first[i] = M * i / tiles;
     rows = registers.configure(int((M + tiles - 1) / tiles));
     for (int64_t m = 0; whole < K && m < M; ++m)
-      Vec<E>::load(A.p + m * A.sm + whole, K - whole).store(rest_of_A + m * TILE);
+      Vec<Element>::load(A.p + m * A.sm + whole, K - whole).store(rest_of_A + m * TILE);
   }
 
   // `next` is that of `gemm`.
-  void multiply(const E* next) {
+  void multiply(const Element* next) {
     // The depth is cut into parts, so that a part of A stays in the L2 cache while all panels pass.
-    const int64_t part = steps_for(K, (M * K * int64_t(sizeof(E)) + L2_BYTES - 1) / L2_BYTES);
+    const int64_t part = steps_for(K, (M * K * int64_t(sizeof(Element)) + L2_BYTES - 1) / L2_BYTES);
     for (int64_t k = 0; k < K; k += part) {
       const int64_t end = k + part < K ? k + part : K;
-      for (int64_t n = 0; n < columns; n += PANEL<E>) {
-        const E* ahead = next;
-        if (n + PANEL<E> < columns)
-          ahead = panel_at(n + PANEL<E>, k);
+      for (int64_t n = 0; n < columns; n += PANEL<Element>) {
+        const Element* ahead = next;
+        if (n + PANEL<Element> < columns)
+          ahead = panel_at(n + PANEL<Element>, k);
         else if (end < K)
           ahead = panel_at(0, end);
         multiply_panel(n, k, end, ahead, next);
@@ -63,41 +63,44 @@ class ChunkInTiles {
   const int64_t M, K, columns;
   const int64_t whole;  // the depth of the products that fill the registers
   const int tiles;
-  const LeftOperand<E> A;
-  const E* const packed;
+  const LeftOperand<Element> A;
+  const Element* const packed;
   const Matrix<float> C;
   const bool accumulate;
   TileRegisters registers;
-  int rows;                                       // of a register of A
-  int64_t first[MOST_ROWS_IN_TILES / MR<E> + 1];  // the first rows of the tiles
+  int rows;                                             // of a register of A
+  int64_t first[MOST_ROWS_IN_TILES / MR<Element> + 1];  // the first rows of the tiles
   // The last pairs of the rows of A, and the last rows of a panel, filled up with zeros.
-  alignas(64) E rest_of_A[MOST_ROWS_IN_TILES * TILE];  // (M, TILE)
-  alignas(64) E rest_of_panel[TILE * PANEL<E>];        // (TILE, the panel's columns)
+  alignas(64) Element rest_of_A[MOST_ROWS_IN_TILES * TILE];  // (M, TILE)
+  alignas(64) Element rest_of_panel[TILE * PANEL<Element>];  // (TILE, the panel's columns)
 
   // Returns a multiple of TILE that covers `depth` in `parts` parts.
   static int64_t steps_for(int64_t depth, int64_t parts) {
     return ((depth + parts - 1) / parts + TILE - 1) / TILE * TILE;
   }
 
-  int64_t width_at(int64_t n) const { return columns - n < PANEL<E> ? columns - n : PANEL<E>; }
-  const E* panel_at(int64_t n, int64_t k) const {
-    return packed + K * n + k * round_up<E>(width_at(n));
+  int64_t width_at(int64_t n) const {
+    return columns - n < PANEL<Element> ? columns - n : PANEL<Element>;
+  }
+  const Element* panel_at(int64_t n, int64_t k) const {
+    return packed + K * n + k * round_up<Element>(width_at(n));
   }
 
   // C's columns from n on, from the products of depth [begin, end). `ahead` is read next.
-  void multiply_panel(int64_t n, int64_t begin, int64_t end, const E* ahead, const E* next) {
-    const int64_t padded = round_up<E>(width_at(n));
+  void multiply_panel(int64_t n, int64_t begin, int64_t end, const Element* ahead,
+                      const Element* next) {
+    const int64_t padded = round_up<Element>(width_at(n));
     if (end == K && whole < K) {
       memset(rest_of_panel, 0, sizeof rest_of_panel);
-      memcpy(rest_of_panel, panel_at(n, whole), (K - whole) * padded * sizeof(E));
+      memcpy(rest_of_panel, panel_at(n, whole), (K - whole) * padded * sizeof(Element));
     }
     const int64_t slab = steps_for(end - begin, (end - begin + SLAB - 1) / SLAB);
     for (int64_t k = begin; k < end; k += slab) {
       const int64_t k_end = k + slab < end ? k + slab : end;
       // A panel alone has just been packed and is in the L2 cache; each slab fetches a part of
       // `next`.
-      const E* fetched = k_end < end ? panel_at(n, k_end) : ahead;
-      if (columns <= PANEL<E>) fetched = next ? next + k * PANEL<E> : nullptr;
+      const Element* fetched = k_end < end ? panel_at(n, k_end) : ahead;
+      if (columns <= PANEL<Element>) fetched = next ? next + k * PANEL<Element> : nullptr;
       if (padded > TILE)
         multiply_slab<true>(n, k, k_end, fetched);
       else
@@ -107,25 +110,25 @@ class ChunkInTiles {
 
   // The same of one slab, whose panel is padded to 2 * TILE columns if RIGHT, else to TILE.
   template <bool RIGHT>
-  void multiply_slab(int64_t n, int64_t k, int64_t k_end, const E* ahead) {
+  void multiply_slab(int64_t n, int64_t k, int64_t k_end, const Element* ahead) {
     constexpr int64_t WIDTH = RIGHT ? 2 * TILE : TILE;
     const int64_t steps = ((k_end < whole ? k_end : whole) - k) / TILE;
     const bool rest = k_end > whole;
-    const E* const panel = panel_at(n, k);
+    const Element* const panel = panel_at(n, k);
     // Each tile fetches an equal part of what is read next.
     const int64_t lines = ahead ? ((steps + rest) * WIDTH + tiles - 1) / tiles : 0;
     for (int i = 0; i < tiles; ++i) {
       for (int64_t j = i * lines; j < (i + 1) * lines; ++j)
         __builtin_prefetch(ahead + j * TILE, 0, 2);
       const int64_t m = first[i], lower = first[i + 1] - m - rows;
-      const E* const a = A.p + m * A.sm + k;
+      const Element* const a = A.p + m * A.sm + k;
       float* const c = C.p + m * C.ld + n;
       begin_sums<RIGHT>(c, C.ld, lower, accumulate || k > 0);
       for (int64_t s = 0; s < steps; ++s)
         multiply_tiles<RIGHT>(a + s * TILE, a + lower * A.sm + s * TILE, A.sm,
                               panel + s * TILE * WIDTH, WIDTH);
       if (rest) {
-        const E* const rest_of_a = rest_of_A + m * TILE;
+        const Element* const rest_of_a = rest_of_A + m * TILE;
         multiply_tiles<RIGHT>(rest_of_a, rest_of_a + lower * TILE, TILE, rest_of_panel, WIDTH);
       }
       store_tiles<RIGHT>(c, C.ld, lower);

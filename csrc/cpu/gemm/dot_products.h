@@ -22,85 +22,90 @@ constexpr int DOT_COLUMNS = LANES<T> / DOT_ROWS;
 constexpr int64_t MAX_DOT_ROWS = 8;
 
 // Returns whether K numbers are whole vectors of elements, or so many that the rest costs little.
-template <class E>
+template <class Element>
 HD bool fills_vectors(int64_t K) {
-  return depth<E>(K) % LANES<E> == 0 || depth<E>(K) >= 4 * LANES<E>;
+  return depth<Element>(K) % LANES<Element> == 0 || depth<Element>(K) >= 4 * LANES<Element>;
 }
 
-// c[m][n] += the lanes of A[m] . B[n], of elements k and those that `load` reads after it.
-template <int M, class E, class Load>
-HD void add_lanes(int64_t k, const E* A, int64_t lda, const E* const* B, Load load,
-                  Vec<RealOf<E>> (&c)[M][DOT_COLUMNS<E>]) {
-  Vec<E> a[M];
+// c[m][n] += the lanes of A[m] . B[n], of the vector of elements that `load` reads from k on.
+template <int ROWS, class Element, class Load>
+HD void add_lanes(int64_t k, const Element* A, int64_t lda, const Element* const* B, Load load,
+                  Vec<RealOf<Element>> (&c)[ROWS][DOT_COLUMNS<Element>]) {
+  Vec<Element> a[ROWS];
 #pragma GCC unroll 2
-  for (int m = 0; m < M; ++m)
+  for (int m = 0; m < ROWS; ++m)
     a[m] = load(A + m * lda + k);
 #pragma GCC unroll 8
-  for (int n = 0; n < DOT_COLUMNS<E>; ++n) {
-    const Vec<E> b = load(B[n] + k);
+  for (int n = 0; n < DOT_COLUMNS<Element>; ++n) {
+    const Vec<Element> b = load(B[n] + k);
 #pragma GCC unroll 2
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < ROWS; ++m)
       c[m][n] = multiply_add(c[m][n], a[m], b);
   }
 }
 
 // sums[m * DOT_COLUMNS + n] = A[m] . B[n], not yet summed over the lanes.
-template <int M, class E>
-HD void dot_tile(int64_t K, const E* A, int64_t lda, const E* const* B, Vec<RealOf<E>>* sums) {
-  using T = RealOf<E>;
-  constexpr int N = DOT_COLUMNS<E>;
-  Vec<T> c[M][N];
-  for (int m = 0; m < M; ++m)
+template <int ROWS, class Element>
+HD void dot_tile(int64_t K, const Element* A, int64_t lda, const Element* const* B,
+                 Vec<RealOf<Element>>* sums) {
+  using Real = RealOf<Element>;
+  constexpr int COLUMNS = DOT_COLUMNS<Element>;
+  Vec<Real> c[ROWS][COLUMNS];
+  for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n)
-      c[m][n] = Vec<T>(T(0));
+    for (int n = 0; n < COLUMNS; ++n)
+      c[m][n] = Vec<Real>(Real(0));
   int64_t k = 0;
-  for (; k + LANES<E> <= K; k += LANES<E>)
-    add_lanes<M>(k, A, lda, B, [](const E* p) { return Vec<E>::load(p); }, c);
-  if (k < K) add_lanes<M>(k, A, lda, B, [&](const E* p) { return Vec<E>::load(p, K - k); }, c);
+  for (; k + LANES<Element> <= K; k += LANES<Element>)
+    add_lanes<ROWS>(k, A, lda, B, [](const Element* p) { return Vec<Element>::load(p); }, c);
+  if (k < K)
+    add_lanes<ROWS>(
+        k, A, lda, B, [&](const Element* p) { return Vec<Element>::load(p, K - k); }, c);
 #pragma GCC unroll 2
-  for (int m = 0; m < M; ++m)
+  for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n)
-      sums[m * N + n] = c[m][n];
+    for (int n = 0; n < COLUMNS; ++n)
+      sums[m * COLUMNS + n] = c[m][n];
 }
 
 // C (M, N) (+)= A (M, K) B (N, K)^T + bias (N,), which may be null. The value of an element does
 // not depend on M, N or its position. K counts elements.
-template <class E>
-void product_of_rows(int64_t M, int64_t K, int64_t N, Matrix<const E> A, Matrix<const E> B,
-                     const RealOf<E>* bias, Output<RealOf<E>> C) {
-  using T = RealOf<E>;
-  constexpr int64_t DEPTH = 4096 / sizeof(E);  // of B's rows that stay in L1 while A's rows pass
-  constexpr int COLUMNS = DOT_COLUMNS<E>;
+template <class Element>
+void product_of_rows(int64_t M, int64_t K, int64_t N, Matrix<const Element> A,
+                     Matrix<const Element> B, const RealOf<Element>* bias,
+                     Output<RealOf<Element>> C) {
+  using Real = RealOf<Element>;
+  constexpr int64_t DEPTH =
+      4096 / sizeof(Element);  // of B's rows that stay in L1 while A's rows pass
+  constexpr int COLUMNS = DOT_COLUMNS<Element>;
   for (int64_t n0 = 0; n0 < N; n0 += COLUMNS) {
     const int64_t columns = N - n0 < COLUMNS ? N - n0 : COLUMNS;
     for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
       // The rows of B; if fewer are left than a tile has, the first one takes the empty places.
       const int64_t depth = K - k0 < DEPTH ? K - k0 : DEPTH;
-      const E* b[COLUMNS];
+      const Element* b[COLUMNS];
       for (int64_t n = 0; n < COLUMNS; ++n)
         b[n] = B.p + (n0 + (n < columns ? n : 0)) * B.ld + k0;
 
       for (int64_t m0 = 0; m0 < M; m0 += DOT_ROWS) {
         // Two rows of A, or the last one alone.
-        const E* a = A.p + m0 * A.ld + k0;
-        Vec<T> sums[LANES<T>];
+        const Element* a = A.p + m0 * A.ld + k0;
+        Vec<Real> sums[LANES<Real>];
         if (m0 + DOT_ROWS <= M) {
           dot_tile<DOT_ROWS>(depth, a, A.ld, b, sums);
         } else {
           dot_tile<1>(depth, a, A.ld, b, sums);
-          for (int i = COLUMNS; i < LANES<T>; ++i)
-            sums[i] = Vec<T>(T(0));
+          for (int i = COLUMNS; i < LANES<Real>; ++i)
+            sums[i] = Vec<Real>(Real(0));
         }
 
         // Sum over the lanes, and add to the result of the depths before, or to the bias.
-        T dots[LANES<T>];
+        Real dots[LANES<Real>];
         horizontal_sums(sums).store(dots);
         for (int64_t m = m0; m < m0 + DOT_ROWS && m < M; ++m)
           for (int64_t n = 0; n < columns; ++n) {
-            T* c = C.p + m * C.ld + n0 + n;
-            T sum = dots[(m - m0) * COLUMNS + n];
+            Real* c = C.p + m * C.ld + n0 + n;
+            Real sum = dots[(m - m0) * COLUMNS + n];
             if (k0 || C.accumulate) sum += *c;
             *c = !k0 && bias ? sum + bias[n0 + n] : sum;
           }
@@ -109,8 +114,8 @@ void product_of_rows(int64_t M, int64_t K, int64_t N, Matrix<const E> A, Matrix<
   }
   if (C.whole_vectors && !C.accumulate)
     for (int64_t m = 0; m < M; ++m)
-      for (int64_t n = N; n < round_up<T>(N); ++n)
-        C.p[m * C.ld + n] = T(0);
+      for (int64_t n = N; n < round_up<Real>(N); ++n)
+        C.p[m * C.ld + n] = Real(0);
 }
 
 }  // namespace FUSEDSEQ_ISA

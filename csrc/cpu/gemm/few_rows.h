@@ -4,8 +4,8 @@
 //   - the transposed product W x^T, for one to four vectors' worth of rows: x^T is packed in one
 //     panel.
 //
-// E is the type of the products' elements and S the type in memory; see simd/bf16_pair.h. Pairs are
-// read where they are if S is bfloat16 and the number K of a row's elements is even.
+// Pairs of bfloat16 numbers (simd/bf16_pair.h) are read where they are if the tensor in memory is
+// bfloat16 and its rows have an even number K of numbers.
 //
 // What limits it: reading W.
 #pragma once
@@ -17,25 +17,29 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// Whether rows of K numbers are rows of elements E where they are. E is S, or a pair of it.
-template <class E, class S>
+// Whether rows of K numbers are rows of the product's elements where they are in memory. An Element
+// is a Stored, or a pair of them.
+template <class Element, class Stored>
 HD bool are_elements(int64_t K) {
-  static_assert(std::is_same<E, S>::value || !std::is_same<S, bfloat16>::value || NUMBERS<E> == 2);
-  return std::is_same<E, S>::value || (std::is_same<S, bfloat16>::value && K % 2 == 0);
+  static_assert(std::is_same<Element, Stored>::value || !std::is_same<Stored, bfloat16>::value ||
+                NUMBERS<Element> == 2);
+  return std::is_same<Element, Stored>::value ||
+         (std::is_same<Stored, bfloat16>::value && K % 2 == 0);
 }
-template <class E, class S>
-HD const E* as_elements(const S* p) {
-  return reinterpret_cast<const E*>(p);
+template <class Element, class Stored>
+HD const Element* as_elements(const Stored* p) {
+  return reinterpret_cast<const Element*>(p);
 }
 
 // C (M, width) = a block of sums, in the type in memory. STREAMED: whole vectors of C, which are
 // aligned then, are written past the caches.
-template <bool STREAMED = false, class S, class T>
-HD void store_block(int64_t M, int64_t width, const T* block, int64_t ld, S* C, int64_t ldc) {
+template <bool STREAMED = false, class Stored, class Real>
+HD void store_block(int64_t M, int64_t width, const Real* block, int64_t ld, Stored* C,
+                    int64_t ldc) {
   for (int64_t m = 0; m < M; ++m)
-    for (int64_t j = 0; j < width; j += LANES<T>) {
-      const Vec<T> x = Vec<T>::load(block + m * ld + j);
-      if (STREAMED && width - j >= LANES<T>)
+    for (int64_t j = 0; j < width; j += LANES<Real>) {
+      const Vec<Real> x = Vec<Real>::load(block + m * ld + j);
+      if (STREAMED && width - j >= LANES<Real>)
         stream_as(C + m * ldc + j, x);
       else
         store_up_to(C + m * ldc + j, x, width - j);
@@ -43,11 +47,11 @@ HD void store_block(int64_t M, int64_t width, const T* block, int64_t ld, S* C, 
 }
 
 // Chooses the way for x (M, K), and multiplies any rows of W by it, from any thread.
-template <class E, class S>
+template <class Element, class Stored>
 class FewRows {
  public:
   // x (M, K). Packs x^T if the product is the transposed one.
-  FewRows(int64_t M, int64_t K, const S* x)
+  FewRows(int64_t M, int64_t K, const Stored* x)
       : M(M),
         K(K),
         x(x),
@@ -55,17 +59,18 @@ class FewRows {
         dot_rows(way == Way::dots         ? M
                  : way == Way::transposed ? rows_left_to_dot_products(M, K)
                                           : 0),
-        panel(way == Way::transposed ? packed_size<E>(K, M - dot_rows) : 0) {
-    if (panel) pack(x, 1, K, K, M - dot_rows, (E*)panel);
+        panel(way == Way::transposed ? packed_size<Element>(K, M - dot_rows) : 0) {
+    if (panel) pack(x, 1, K, K, M - dot_rows, (Element*)panel);
   }
 
   // Whether x has so few rows, and rows of W such a length, that `multiply` is faster than packing.
   explicit operator bool() const { return way != Way::none; }
 
-  // y (M, N) = x W (N, K)^T + b (N,), which may be null. Y is the type of y in memory: the type of
-  // the sums, or S.
-  template <class Y>
-  void multiply(int64_t N, const S* W, const RealOf<E>* b, Y* y, int64_t ldy) const {
+  // y (M, N) = x W (N, K)^T + b (N,), which may be null. StoredY is the type of y in memory: Real,
+  // the type of the sums, or Stored.
+  template <class StoredY>
+  void multiply(int64_t N, const Stored* W, const RealOf<Element>* b, StoredY* y,
+                int64_t ldy) const {
     if (way == Way::dots)
       dots(N, W, b, y, ldy);
     else
@@ -73,22 +78,24 @@ class FewRows {
   }
 
  private:
-  using T = RealOf<E>;
+  using Real = RealOf<Element>;
   enum class Way { none, dots, transposed };
 
   const int64_t M, K;
-  const S* const x;
+  const Stored* const x;
   const Way way;
-  const int64_t dot_rows;  // the last rows of x, whose products are dot products
-  const Buffer<E> panel;   // x^T (K, M - dot_rows), packed, for the transposed product
+  const int64_t dot_rows;       // the last rows of x, whose products are dot products
+  const Buffer<Element> panel;  // x^T (K, M - dot_rows), packed, for the transposed product
 
   // Whether rows of K numbers suit dot products.
-  static bool suits_dot_products(int64_t K) { return are_elements<E, S>(K) && fills_vectors<E>(K); }
+  static bool suits_dot_products(int64_t K) {
+    return are_elements<Element, Stored>(K) && fills_vectors<Element>(K);
+  }
 
   // Returns the number of last rows of x that the transposed product leaves to dot products,
   // because they are few and do not fill a vector.
   static int64_t rows_left_to_dot_products(int64_t M, int64_t K) {
-    const int64_t rest = M % LANES<E>;
+    const int64_t rest = M % LANES<Element>;
     return suits_dot_products(K) && rest <= MAX_DOT_ROWS && rest < M ? rest : 0;
   }
 
@@ -96,50 +103,51 @@ class FewRows {
   // EPYC with AVX-512, weights of 4 MB: 1.2 to 1.3 times as fast as the packed product for 16, 32
   // or 48 rows, 1.1 times for 20, 40 or 64.
   static Way choose(int64_t M, int64_t K) {
-    constexpr int L = LANES<E>;
+    constexpr int L = LANES<Element>;
     if (M <= MAX_DOT_ROWS && suits_dot_products(K)) return Way::dots;
-    if (!are_elements<E, S>(K) || M > PANEL<E>) return Way::none;
+    if (!are_elements<Element, Stored>(K) || M > PANEL<Element>) return Way::none;
     const bool fills = M % L == 0 || M % L >= L - L / 4 || rows_left_to_dot_products(M, K);
     return fills ? Way::transposed : Way::none;
   }
 
   // The last dot_rows rows of y.
-  template <class Y>
-  void dots(int64_t N, const S* W, const T* b, Y* y, int64_t ldy) const {
-    const int64_t k = depth<E>(K), first = M - dot_rows;
-    const Matrix<const E> A{as_elements<E>(x + first * K), k}, B{as_elements<E>(W), k};
+  template <class StoredY>
+  void dots(int64_t N, const Stored* W, const Real* b, StoredY* y, int64_t ldy) const {
+    const int64_t k = depth<Element>(K), first = M - dot_rows;
+    const Matrix<const Element> A{as_elements<Element>(x + first * K), k},
+        B{as_elements<Element>(W), k};
     y += first * ldy;
-    if constexpr (std::is_same<Y, T>::value) {
-      product_of_rows<E>(dot_rows, k, N, A, B, b, {y, ldy, false, false});
+    if constexpr (std::is_same<StoredY, Real>::value) {
+      product_of_rows<Element>(dot_rows, k, N, A, B, b, {y, ldy, false, false});
     } else {
-      constexpr int64_t AT_ONCE = 8 * LANES<E>;
-      alignas(64) T block[MAX_DOT_ROWS * AT_ONCE];
+      constexpr int64_t AT_ONCE = 8 * LANES<Element>;
+      alignas(64) Real block[MAX_DOT_ROWS * AT_ONCE];
       for (int64_t n = 0; n < N; n += AT_ONCE) {
         const int64_t width = N - n < AT_ONCE ? N - n : AT_ONCE;
-        product_of_rows<E>(dot_rows, k, width, A, {B.p + n * k, k}, b ? b + n : nullptr,
-                           {block, AT_ONCE, false, false});
-        store_block(dot_rows, width, (const T*)block, AT_ONCE, y + n, ldy);
+        product_of_rows<Element>(dot_rows, k, width, A, {B.p + n * k, k}, b ? b + n : nullptr,
+                                 {block, AT_ONCE, false, false});
+        store_block(dot_rows, width, (const Real*)block, AT_ONCE, y + n, ldy);
       }
     }
   }
 
   // All rows of y: of the first ones, rows of W times the panel, stored transposed.
-  template <class Y>
-  void transposed(int64_t N, const S* W, const T* b, Y* y, int64_t ldy) const {
+  template <class StoredY>
+  void transposed(int64_t N, const Stored* W, const Real* b, StoredY* y, int64_t ldy) const {
     // Rows of W at a time: whole vectors of y, and whole tiles.
-    constexpr int64_t ROWS = (IN_TILE_REGISTERS<E> ? 4 : 3) * LANES<E>;
-    const int64_t m = M - dot_rows, padded = round_up<E>(m), k = depth<E>(K);
-    T block[ROWS * PANEL<E>];  // (rows, padded)
+    constexpr int64_t ROWS = (IN_TILE_REGISTERS<Element> ? 4 : 3) * LANES<Element>;
+    const int64_t m = M - dot_rows, padded = round_up<Element>(m), k = depth<Element>(K);
+    Real block[ROWS * PANEL<Element>];  // (rows, padded)
     TileRegisters registers;
     for (int64_t n0 = 0; n0 < N; n0 += ROWS) {
       // Each tile of MR rows of W prefetches the MR rows that follow.
       const int64_t rows = N - n0 < ROWS ? N - n0 : ROWS;
-      const T* const bias = b ? b + n0 : nullptr;
-      for (int64_t n = 0; n < rows; n += MR<E>) {
-        const E* w = as_elements<E>(W + (n0 + n) * K);
-        any_tile<E, Split::rows>(registers, int(rows - n < MR<E> ? rows - n : MR<E>), padded, k,
-                                 {w, k, 1}, panel, {block + n * padded, padded, true, false},
-                                 {w + MR<E> * k, MR<E>});
+      const Real* const bias = b ? b + n0 : nullptr;
+      for (int64_t n = 0; n < rows; n += MR<Element>) {
+        const Element* w = as_elements<Element>(W + (n0 + n) * K);
+        any_tile<Element, Split::rows>(
+            registers, int(rows - n < MR<Element> ? rows - n : MR<Element>), padded, k, {w, k, 1},
+            panel, {block + n * padded, padded, true, false}, {w + MR<Element> * k, MR<Element>});
       }
       store_transposed(block, rows, m, padded, bias, y + n0, ldy);
       if (dot_rows) dots(rows, W + n0 * K, bias, y + n0, ldy);
@@ -147,18 +155,18 @@ class FewRows {
   }
 
   // Stores a block (rows, m) of W x^T, with rows `padded` apart, as y (m, rows) + b (rows,).
-  template <class Y>
-  static void store_transposed(const T* block, int64_t rows, int64_t m, int64_t padded, const T* b,
-                               Y* y, int64_t ldy) {
-    constexpr int L = LANES<T>;
+  template <class StoredY>
+  static void store_transposed(const Real* block, int64_t rows, int64_t m, int64_t padded,
+                               const Real* b, StoredY* y, int64_t ldy) {
+    constexpr int L = LANES<Real>;
     for (int64_t n = 0; n < rows; n += L)
       for (int64_t j = 0; j < m; j += L) {
         const int64_t width = rows - n < L ? rows - n : L;
-        Vec<T> square[L];
+        Vec<Real> square[L];
         for (int i = 0; i < L; ++i)
-          square[i] = Vec<T>::load(block + (n + (n + i < rows ? i : 0)) * padded + j);
+          square[i] = Vec<Real>::load(block + (n + (n + i < rows ? i : 0)) * padded + j);
         transpose(square);
-        const Vec<T> bias = b ? Vec<T>::load(b + n, width) : Vec<T>(T(0));
+        const Vec<Real> bias = b ? Vec<Real>::load(b + n, width) : Vec<Real>(Real(0));
         for (int i = 0; i < L && j + i < m; ++i)
           store_up_to(y + (j + i) * ldy + n, square[i] + bias, width);
       }

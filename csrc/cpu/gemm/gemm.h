@@ -14,45 +14,47 @@ namespace FUSEDSEQ_ISA {
 
 // The rows of A that stay in the L2 cache while the panels of B pass: twice as many where their
 // elements have half the size and are multiplied faster, so that B is read less often.
-template <class E>
-constexpr int64_t CHUNK = IN_TILE_REGISTERS<E> ? MOST_ROWS_IN_TILES : 144;
+template <class Element>
+constexpr int64_t CHUNK = IN_TILE_REGISTERS<Element> ? MOST_ROWS_IN_TILES : 144;
 
 // The distance of the rows of a left operand that is copied. For tile registers it is an odd number
 // of cache lines, else the 16 rows of a tile could share few sets of the L1 cache.
-template <class E>
+template <class Element>
 HD int64_t left_stride(int64_t K) {
-  const int64_t elements = depth<E>(K);
-  if (!IN_TILE_REGISTERS<E>) return elements;
-  const int64_t lines = (elements + LANES<E> - 1) / LANES<E>;
-  return (lines | 1) * LANES<E>;
+  const int64_t elements = depth<Element>(K);
+  if (!IN_TILE_REGISTERS<Element>) return elements;
+  const int64_t lines = (elements + LANES<Element> - 1) / LANES<Element>;
+  return (lines | 1) * LANES<Element>;
 }
 
 // Returns whether rows of K numbers, ld apart, are read where they are.
-template <class E, class S>
+template <class Element, class Stored>
 HD bool stays_in_place(int64_t K, int64_t ld) {
-  if (std::is_same<E, S>::value) return true;
-  const bool shares_sets = IN_TILE_REGISTERS<E> && ld * int64_t(sizeof(S)) % 2048 == 0;
-  return std::is_same<S, bfloat16>::value && K % 2 == 0 && ld % 2 == 0 && !shares_sets;
+  if (std::is_same<Element, Stored>::value) return true;
+  const bool shares_sets = IN_TILE_REGISTERS<Element> && ld * int64_t(sizeof(Stored)) % 2048 == 0;
+  return std::is_same<Stored, bfloat16>::value && K % 2 == 0 && ld % 2 == 0 && !shares_sets;
 }
 
 // The elements of workspace that `gemm` needs for a left operand that it copies.
-template <class E, class S>
+template <class Element, class Stored>
 HD int64_t left_size(int64_t K) {
-  return std::is_same<E, S>::value ? 0 : CHUNK<E> * left_stride<E>(K);
+  return std::is_same<Element, Stored>::value ? 0 : CHUNK<Element> * left_stride<Element>(K);
 }
 
-// Returns M <= CHUNK rows of a left operand (M, K) as elements E: the numbers themselves, bfloat16
-// numbers that are pairs already, or else a copy in `scratch`, left_size elements.
-template <class E, class S>
-LeftOperand<E> left_operand(int64_t M, int64_t K, Matrix<const S> A, E* scratch) {
-  if constexpr (std::is_same<E, S>::value) {
+// Returns M <= CHUNK rows of a left operand (M, K) as elements of the product: the numbers
+// themselves, bfloat16 numbers that are pairs already, or else a copy in `scratch`, left_size
+// elements.
+template <class Element, class Stored>
+LeftOperand<Element> left_operand(int64_t M, int64_t K, Matrix<const Stored> A, Element* scratch) {
+  if constexpr (std::is_same<Element, Stored>::value) {
     return {A.p, A.ld, 1};
   } else {
-    if (stays_in_place<E, S>(K, A.ld)) return {reinterpret_cast<const E*>(A.p), A.ld / 2, 1};
-    const int64_t elements = depth<E>(K), stride = left_stride<E>(K);
+    if (stays_in_place<Element, Stored>(K, A.ld))
+      return {reinterpret_cast<const Element*>(A.p), A.ld / 2, 1};
+    const int64_t elements = depth<Element>(K), stride = left_stride<Element>(K);
     for (int64_t m = 0; m < M; ++m)
-      for (int64_t k = 0; k < elements; k += LANES<E>)
-        load_along<E>(A.p + m * A.ld + k * NUMBERS<E>, K - k * NUMBERS<E>)
+      for (int64_t k = 0; k < elements; k += LANES<Element>)
+        load_along<Element>(A.p + m * A.ld + k * NUMBERS<Element>, K - k * NUMBERS<Element>)
             .store(scratch + m * stride + k, elements - k);
     return {scratch, stride, 1};
   }
@@ -60,24 +62,26 @@ LeftOperand<E> left_operand(int64_t M, int64_t K, Matrix<const S> A, E* scratch)
 
 // C (M, columns) (+)= A times packed columns (see `pack`), + bias (columns,) if not null. M is at
 // most CHUNK, K counts elements, and `next` is that of `gemm`.
-template <class E>
-void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E* packed,
-                Output<RealOf<E>> C, const RealOf<E>* bias, const E* next) {
+template <class Element>
+void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<Element> A,
+                const Element* packed, Output<RealOf<Element>> C, const RealOf<Element>* bias,
+                const Element* next) {
   // The depth of a panel, which stays in the L2 cache while the rows pass.
-  constexpr int64_t DEPTH = (IN_TILE_REGISTERS<E> ? 2048 : 3072) / sizeof(E);
-  const int64_t tiles = (M + MR<E> - 1) / MR<E>;  // of equal height, not full ones and a rest
+  constexpr int64_t DEPTH = (IN_TILE_REGISTERS<Element> ? 2048 : 3072) / sizeof(Element);
+  const int64_t tiles =
+      (M + MR<Element> - 1) / MR<Element>;  // of equal height, not full ones and a rest
   TileRegisters registers;
-  for (int64_t n0 = 0; n0 < columns; n0 += PANEL<E>) {
-    const int64_t width = columns - n0 < PANEL<E> ? columns - n0 : PANEL<E>;
-    const int64_t padded = round_up<E>(width);
+  for (int64_t n0 = 0; n0 < columns; n0 += PANEL<Element>) {
+    const int64_t width = columns - n0 < PANEL<Element> ? columns - n0 : PANEL<Element>;
+    const int64_t padded = round_up<Element>(width);
 
     // A sum of no terms is zero.
     for (int64_t m = 0; K == 0 && !C.accumulate && m < M; ++m)
-      memset(C.p + m * C.ld + n0, 0, width * sizeof(RealOf<E>));
+      memset(C.p + m * C.ld + n0, 0, width * sizeof(RealOf<Element>));
 
     // The bias is the initial value of C; the tiles then add to it.
     for (int64_t m = 0; bias && m < M; ++m)
-      memcpy(C.p + m * C.ld + n0, bias + n0, width * sizeof(RealOf<E>));
+      memcpy(C.p + m * C.ld + n0, bias + n0, width * sizeof(RealOf<Element>));
 
     // All tiles of the chunk use one part of the panel before the next part is read.
     for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
@@ -86,24 +90,26 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
       // Together, they prefetch what is read next, else the first tile waits for the L3 cache: the
       // next part of this panel, the first part of the next panel, or `next`. A panel alone has
       // just been packed and is in the L2 cache; each of its parts prefetches a part of `next`.
-      const bool alone = columns <= PANEL<E>;
-      const E* ahead = nullptr;
+      const bool alone = columns <= PANEL<Element>;
+      const Element* ahead = nullptr;
       if (k0 + DEPTH < K && !alone)
         ahead = packed + K * n0 + (k0 + DEPTH) * padded;
-      else if (n0 + PANEL<E> < columns)
-        ahead = packed + K * (n0 + PANEL<E>);
+      else if (n0 + PANEL<Element> < columns)
+        ahead = packed + K * (n0 + PANEL<Element>);
       else if (next)
-        ahead = next + (alone ? k0 * PANEL<E> : 0);
+        ahead = next + (alone ? k0 * PANEL<Element> : 0);
 
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t m = M * i / tiles, m_end = M * (i + 1) / tiles;
-        Prefetch<E> prefetch;
-        if (ahead) prefetch = {ahead + deep * i / tiles * PANEL<E>, (PANEL<E> + tiles - 1) / tiles};
-        const Output<RealOf<E>> c{C.p + m * C.ld + n0, C.ld, C.whole_vectors,
-                                  C.accumulate || bias || k0 > 0};
-        any_tile<E, Split::columns>(registers, int(m_end - m), width, deep,
-                                    {A.p + m * A.sm + k0 * A.sk, A.sm, A.sk},
-                                    packed + K * n0 + k0 * padded, c, prefetch);
+        Prefetch<Element> prefetch;
+        if (ahead)
+          prefetch = {ahead + deep * i / tiles * PANEL<Element>,
+                      (PANEL<Element> + tiles - 1) / tiles};
+        const Output<RealOf<Element>> c{C.p + m * C.ld + n0, C.ld, C.whole_vectors,
+                                        C.accumulate || bias || k0 > 0};
+        any_tile<Element, Split::columns>(registers, int(m_end - m), width, deep,
+                                          {A.p + m * A.sm + k0 * A.sk, A.sm, A.sk},
+                                          packed + K * n0 + k0 * padded, c, prefetch);
       }
     }
   }
@@ -116,34 +122,35 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<E> A, const E
 // The rows of a block are a few cache lines, far from each other in C: memory takes two lines at
 // twice the rate of one. For tile registers, 16 more columns keep the rows from sharing few sets of
 // the caches.
-template <class E, class F>
-void gemm_in_blocks(int64_t rows, int64_t K, int64_t columns, LeftOperand<E> A, const E* packed,
-                    const RealOf<E>* bias, const E* next, F f) {
-  constexpr int64_t WIDTH = IN_TILE_REGISTERS<E> ? 4 * PANEL<E> : PANEL<E>;
-  constexpr int64_t LD = IN_TILE_REGISTERS<E> ? WIDTH + 16 : WIDTH;
-  alignas(64) RealOf<E> sums[CHUNK<E> * LD];
+template <class Element, class Function>
+void gemm_in_blocks(int64_t rows, int64_t K, int64_t columns, LeftOperand<Element> A,
+                    const Element* packed, const RealOf<Element>* bias, const Element* next,
+                    Function f) {
+  constexpr int64_t WIDTH = IN_TILE_REGISTERS<Element> ? 4 * PANEL<Element> : PANEL<Element>;
+  constexpr int64_t LD = IN_TILE_REGISTERS<Element> ? WIDTH + 16 : WIDTH;
+  alignas(64) RealOf<Element> sums[CHUNK<Element> * LD];
   for (int64_t n = 0; n < columns; n += WIDTH) {
     const int64_t width = columns - n < WIDTH ? columns - n : WIDTH;
-    const E* const panels = packed + K * n;
+    const Element* const panels = packed + K * n;
     const bool last = n + WIDTH >= columns;
-    const E* const ahead = last ? next : panels + K * WIDTH;
-    if constexpr (IN_TILE_REGISTERS<E>)
+    const Element* const ahead = last ? next : panels + K * WIDTH;
+    if constexpr (IN_TILE_REGISTERS<Element>)
       chunk_in_tiles(rows, K, width, A, panels, {sums, LD}, bias ? bias + n : nullptr, ahead);
     else
-      gemm_chunk<E>(rows, K, width, A, panels, {sums, LD, true, false}, bias ? bias + n : nullptr,
-                    ahead);
-    f(n, width, (const RealOf<E>*)sums, LD);
+      gemm_chunk<Element>(rows, K, width, A, panels, {sums, LD, true, false},
+                          bias ? bias + n : nullptr, ahead);
+    f(n, width, (const RealOf<Element>*)sums, LD);
   }
 }
 
 // Calls f(first row, rows, left operand) with the rows of A (M, K) in chunks of equal size.
 // scratch: left_size elements.
-template <class E, class S, class F>
-HD void each_chunk(int64_t M, int64_t K, Matrix<const S> A, E* scratch, F f) {
-  const int64_t chunks = (M + CHUNK<E> - 1) / CHUNK<E>;
+template <class Element, class Stored, class Function>
+HD void each_chunk(int64_t M, int64_t K, Matrix<const Stored> A, Element* scratch, Function f) {
+  const int64_t chunks = (M + CHUNK<Element> - 1) / CHUNK<Element>;
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t m = M * i / chunks, rows = M * (i + 1) / chunks - m;
-    f(m, rows, left_operand(rows, K, Matrix<const S>{A.p + m * A.ld, A.ld}, scratch));
+    f(m, rows, left_operand(rows, K, Matrix<const Stored>{A.p + m * A.ld, A.ld}, scratch));
   }
 }
 
@@ -151,19 +158,19 @@ HD void each_chunk(int64_t M, int64_t K, Matrix<const S> A, E* scratch, F f) {
 //
 // next: what is read after the last panel, or null: up to depth(K) x PANEL elements from there on
 // are prefetched. Only for at most CHUNK rows. scratch: left_size elements.
-template <class E, class S>
-void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed,
-          Output<RealOf<E>> C, E* scratch, const RealOf<E>* bias = nullptr,
-          const E* next = nullptr) {
-  each_chunk(M, K, A, scratch, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
-    gemm_chunk(rows, depth<E>(K), columns, left, packed,
+template <class Element, class Stored>
+void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const Stored> A, const Element* packed,
+          Output<RealOf<Element>> C, Element* scratch, const RealOf<Element>* bias = nullptr,
+          const Element* next = nullptr) {
+  each_chunk(M, K, A, scratch, [&](int64_t m, int64_t rows, LeftOperand<Element> left) {
+    gemm_chunk(rows, depth<Element>(K), columns, left, packed,
                {C.p + m * C.ld, C.ld, C.whole_vectors, C.accumulate}, bias, next);
   });
 }
-template <class T>
-void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const T> A, const T* packed, Output<T> C,
-          const T* bias = nullptr, const T* next = nullptr) {
-  gemm<T, T>(M, K, columns, A, packed, C, nullptr, bias, next);
+template <class Real>
+void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const Real> A, const Real* packed,
+          Output<Real> C, const Real* bias = nullptr, const Real* next = nullptr) {
+  gemm<Real, Real>(M, K, columns, A, packed, C, nullptr, bias, next);
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -88,37 +88,37 @@ HD void write_digits(const float* x, int64_t K, const DigitRow& row) {
 // The dot products of M rows of A and N rows of W in units of the rows of A, not yet summed over
 // the lanes: sums[m * stride + n]. (With loads under a mask everywhere GCC 12 has one copy of the
 // loop's body, and holds all sums in registers.)
-template <int M, int N>
+template <int ROWS, int COLUMNS>
 HD void digit_tile(int64_t K, const DigitRow* A, const int8_t* const* W, Vec<float>* sums,
                    int stride) {
-  Integers c[M][N][DIGITS];
+  Integers c[ROWS][COLUMNS][DIGITS];
 #pragma GCC unroll 2
-  for (int m = 0; m < M; ++m)
+  for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n)
+    for (int n = 0; n < COLUMNS; ++n)
 #pragma GCC unroll 3
       for (int digit = 0; digit < DIGITS; ++digit)
         c[m][n][digit] = A[m].start[digit];
 
   const __m512i offset = _mm512_set1_epi8(-128);
-  const int8_t* digits[M];
-  for (int m = 0; m < M; ++m)
+  const int8_t* digits[ROWS];
+  for (int m = 0; m < ROWS; ++m)
     digits[m] = A[m].digits;
-  const int8_t* next = W[0] + 3 * N * K;  // rows of a later tile, most often
+  const int8_t* next = W[0] + 3 * COLUMNS * K;  // rows of a later tile, most often
   for (int64_t k = 0; k < K; k += BYTES) {
     const __mmask64 mask = K - k >= BYTES ? ~uint64_t(0) : (uint64_t(1) << (K - k)) - 1;
-    Integers a[M][DIGITS];
+    Integers a[ROWS][DIGITS];
 #pragma GCC unroll 2
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 3
       for (int digit = 0; digit < DIGITS; ++digit)
         a[m][digit] = (Integers)_mm512_loadu_si512(digits[m] + k * DIGITS + digit * BYTES);
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
-      __builtin_prefetch(next + N * k + n * BYTES);
+    for (int n = 0; n < COLUMNS; ++n) {
+      __builtin_prefetch(next + COLUMNS * k + n * BYTES);
       const __m512i w = _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, W[n] + k), offset);
 #pragma GCC unroll 2
-      for (int m = 0; m < M; ++m)
+      for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 3
         for (int digit = 0; digit < DIGITS; ++digit)
           c[m][n][digit] =
@@ -127,9 +127,9 @@ HD void digit_tile(int64_t K, const DigitRow* A, const int8_t* const* W, Vec<flo
   }
 
 #pragma GCC unroll 2
-  for (int m = 0; m < M; ++m)
+  for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
+    for (int n = 0; n < COLUMNS; ++n) {
       Vec<float> parts[DIGITS];
 #pragma GCC unroll 3
       for (int digit = 0; digit < DIGITS; ++digit)
@@ -140,20 +140,20 @@ HD void digit_tile(int64_t K, const DigitRow* A, const int8_t* const* W, Vec<flo
 
 // Elements [n, n + columns) of the rows [row, row + M) of C: as many dot products as a vector has
 // lanes.
-template <int M>
+template <int ROWS>
 HD void multiply_digits(const cpu::Int8Product& p, const DigitRow* rows, int64_t row, int64_t n,
                         int64_t columns) {
   // If fewer rows of W are left than a tile has, the first one takes the empty places.
-  constexpr int COLUMNS = LANES<float> / M, HALF = COLUMNS / 2;
+  constexpr int COLUMNS = LANES<float> / ROWS, HALF = COLUMNS / 2;
   const int8_t* W[COLUMNS];
   for (int i = 0; i < COLUMNS; ++i)
     W[i] = p.W + (n + (i < columns ? i : 0)) * p.K;
   Vec<float> sums[LANES<float>];
-  digit_tile<M, HALF>(p.K, rows + row, W, sums, COLUMNS);
-  digit_tile<M, HALF>(p.K, rows + row, W + HALF, sums + HALF, COLUMNS);
+  digit_tile<ROWS, HALF>(p.K, rows + row, W, sums, COLUMNS);
+  digit_tile<ROWS, HALF>(p.K, rows + row, W + HALF, sums + HALF, COLUMNS);
   float dots[2 * LANES<float>];  // twice, since a compiler warns of loads beyond the columns
   horizontal_sums(sums).store(dots);
-  for (int m = 0; m < M; ++m) {
+  for (int m = 0; m < ROWS; ++m) {
     float* const c = p.C + (row + m) * p.ldc + n;
     const Vec<float> scale = Vec<float>::load(p.scale + n, columns);
     const Vec<float> added = p.accumulate ? Vec<float>::load(c, columns)

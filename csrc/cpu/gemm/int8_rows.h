@@ -17,26 +17,26 @@ namespace FUSEDSEQ_ISA {
 constexpr int INT8_VECTORS = 4;
 
 // sums[m * DOT_COLUMNS + n] = A[m] . B[n], not yet summed over the lanes.
-template <int M>
+template <int ROWS>
 HD void dot_tile(int64_t K, const float* A, int64_t lda, const int8_t* const* B, Vec<float>* sums) {
-  constexpr int N = DOT_COLUMNS<float>, L = LANES<float>;
-  Vec<float> c[M][N];
-  for (int m = 0; m < M; ++m)
+  constexpr int COLUMNS = DOT_COLUMNS<float>, lanes = LANES<float>;
+  Vec<float> c[ROWS][COLUMNS];
+  for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n)
+    for (int n = 0; n < COLUMNS; ++n)
       c[m][n] = Vec<float>(0.f);
 
   // Adds the products of a vector's lanes, of numbers k and following.
   const auto add = [&](int64_t k, auto load, auto convert) {
-    Vec<float> a[M];
+    Vec<float> a[ROWS];
 #pragma GCC unroll 2
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < ROWS; ++m)
       a[m] = load(A + m * lda + k);
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) {
+    for (int n = 0; n < COLUMNS; ++n) {
       const Vec<float> b = convert(B[n] + k);
 #pragma GCC unroll 2
-      for (int m = 0; m < M; ++m)
+      for (int m = 0; m < ROWS; ++m)
         c[m][n] = multiply_add(c[m][n], a[m], b);
     }
   };
@@ -47,25 +47,25 @@ HD void dot_tile(int64_t K, const float* A, int64_t lda, const int8_t* const* B,
     return load_as(p);
   };
   int64_t k = 0;
-  for (; k + INT8_VECTORS * L <= K; k += INT8_VECTORS * L) {
+  for (; k + INT8_VECTORS * lanes <= K; k += INT8_VECTORS * lanes) {
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n)
-      __builtin_prefetch(B[n] + k + N * K);  // the rows of the next tile
+    for (int n = 0; n < COLUMNS; ++n)
+      __builtin_prefetch(B[n] + k + COLUMNS * K);  // the rows of the next tile
 #pragma GCC unroll 4
     for (int i = 0; i < INT8_VECTORS; ++i)
-      add(k + i * L, load, convert);
+      add(k + i * lanes, load, convert);
   }
-  for (; k + L <= K; k += L)
+  for (; k + lanes <= K; k += lanes)
     add(k, load, convert);
   if (k < K)
     add(
         k, [&](const float* p) { return Vec<float>::load(p, K - k); },
         [&](const int8_t* p) { return load_up_to(p, K - k); });
 #pragma GCC unroll 2
-  for (int m = 0; m < M; ++m)
+  for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n)
-      sums[m * N + n] = c[m][n];
+    for (int n = 0; n < COLUMNS; ++n)
+      sums[m * COLUMNS + n] = c[m][n];
 }
 
 // Writes zeros past the last column of C, up to whole vectors, where the product asks for them.

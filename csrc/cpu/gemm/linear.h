@@ -4,8 +4,6 @@
 // What limits it: for many rows the multiply-add units, for few rows reading W. few_rows.h computes
 // y where W need not be packed, gemm.h all others. For at most CHUNK rows each panel of W is used
 // as soon as it is packed, while it is in the L2 cache, and the next panel is prefetched meanwhile.
-//
-// E is the type of the products' elements and S the type in memory; see simd/bf16_pair.h.
 #pragma once
 #include "cpu/arguments/products.h"
 #include "cpu/gemm/column_sums.h"
@@ -17,160 +15,170 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// C (M, columns) = A (M, K) times packed columns + bias, as `gemm`. If S is not the type of the
-// sums, they go through a block. Where C is larger than the caches, each line would first be read
-// from memory: the lines are written past the caches then.
-template <class E, class S>
-void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const S> A, const E* packed, Matrix<S> C,
-             E* scratch, const RealOf<E>* bias = nullptr, const E* next = nullptr) {
-  if constexpr (std::is_same<S, RealOf<E>>::value && !IN_TILE_REGISTERS<E>) {
-    gemm<E, S>(M, K, columns, A, packed, {C.p, C.ld, false, false}, scratch, bias, next);
+// C (M, columns) = A (M, K) times packed columns + bias, as `gemm`. If C in memory has another type
+// than the sums, the sums go through a block. Where C is larger than the caches, streaming stores
+// write it, because normal stores would first read each cache line from memory.
+template <class Element, class Stored>
+void gemm_to(int64_t M, int64_t K, int64_t columns, Matrix<const Stored> A, const Element* packed,
+             Matrix<Stored> C, Element* scratch, const RealOf<Element>* bias = nullptr,
+             const Element* next = nullptr) {
+  if constexpr (std::is_same<Stored, RealOf<Element>>::value && !IN_TILE_REGISTERS<Element>) {
+    gemm<Element, Stored>(M, K, columns, A, packed, {C.p, C.ld, false, false}, scratch, bias, next);
   } else {
-    const bool streamed = exceeds_caches<S>(M * C.ld) &&
-                          reinterpret_cast<uintptr_t>(C.p) % 64 == 0 && C.ld * sizeof(S) % 64 == 0;
-    each_chunk(M, K, A, scratch, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
-      gemm_in_blocks<E>(rows, depth<E>(K), columns, left, packed, bias, next,
-                        [&](int64_t n, int64_t width, const RealOf<E>* sums, int64_t ld) {
-                          S* const to = C.p + m * C.ld + n;
-                          if (streamed)
-                            store_block<true>(rows, width, sums, ld, to, C.ld);
-                          else
-                            store_block(rows, width, sums, ld, to, C.ld);
-                        });
+    const bool streamed = exceeds_caches<Stored>(M * C.ld) &&
+                          reinterpret_cast<uintptr_t>(C.p) % 64 == 0 &&
+                          C.ld * sizeof(Stored) % 64 == 0;
+    each_chunk(M, K, A, scratch, [&](int64_t m, int64_t rows, LeftOperand<Element> left) {
+      gemm_in_blocks<Element>(
+          rows, depth<Element>(K), columns, left, packed, bias, next,
+          [&](int64_t n, int64_t width, const RealOf<Element>* sums, int64_t ld) {
+            Stored* const to = C.p + m * C.ld + n;
+            if (streamed)
+              store_block<true>(rows, width, sums, ld, to, C.ld);
+            else
+              store_block(rows, width, sums, ld, to, C.ld);
+          });
     });
     if (streamed) stream_fence();
   }
 }
 
-template <class E, class S>
-void linear(const cpu::Linear<S>& l, cpu::Parallel run, int threads) {
-  using T = RealOf<E>;
-  Buffer<T> converted;
-  const T* b;
-  if constexpr (std::is_same<S, T>::value) {
+template <class Element, class Stored>
+void linear(const cpu::Linear<Stored>& l, cpu::Parallel run, int threads) {
+  using Real = RealOf<Element>;
+  Buffer<Real> converted;
+  const Real* b;
+  if constexpr (std::is_same<Stored, Real>::value) {
     b = l.b;
   } else {
-    if (l.b) converted = Buffer<T>(round_up<T>(l.N));
-    for (int64_t n = 0; l.b && n < l.N; n += LANES<T>)
+    if (l.b) converted = Buffer<Real>(round_up<Real>(l.N));
+    for (int64_t n = 0; l.b && n < l.N; n += LANES<Real>)
       load_up_to(l.b + n, l.N - n).store(converted + n);
     b = converted;
   }
 
-  const FewRows<E, S> few_rows(l.M, l.K, l.x);
+  const FewRows<Element, Stored> few_rows(l.M, l.K, l.x);
   if (few_rows)
     return parallel(run, threads, [&](int64_t begin, int64_t end) {
-      const Range own = own_columns<E>(l.N, begin, end, threads);
+      const Range own = own_columns<Element>(l.N, begin, end, threads);
       few_rows.multiply(own.size(), l.W + own.begin * l.K, b ? b + own.begin : nullptr,
                         l.y + own.begin, l.N);
     });
 
   // The workspace: one panel for each part if a chunk has all rows, else W.
-  const bool one_chunk = l.M <= CHUNK<E>;
-  const int64_t panel = packed_size<E>(l.K, PANEL<E>);
-  const int64_t left = stays_in_place<E, S>(l.K, l.K) ? 0 : left_size<E, S>(l.K);
-  Buffer<E> packed(one_chunk ? panel * threads : packed_size<E>(l.K, l.N));
-  Buffer<E> scratch(left * threads);
+  const bool one_chunk = l.M <= CHUNK<Element>;
+  const int64_t panel = packed_size<Element>(l.K, PANEL<Element>);
+  const int64_t left =
+      stays_in_place<Element, Stored>(l.K, l.K) ? 0 : left_size<Element, Stored>(l.K);
+  Buffer<Element> packed(one_chunk ? panel * threads : packed_size<Element>(l.K, l.N));
+  Buffer<Element> scratch(left * threads);
   // Columns [n, n_end) of y: packs these rows of W and multiplies. `next` is that of `gemm`.
-  const auto columns = [&](int64_t n, int64_t n_end, E* to, E* own_scratch, const E* next) {
+  const auto columns = [&](int64_t n, int64_t n_end, Element* to, Element* own_scratch,
+                           const Element* next) {
     pack(l.W + n * l.K, 1, l.K, l.K, n_end - n, to);
-    gemm_to<E, S>(l.M, l.K, n_end - n, {l.x, l.K}, to, {l.y + n, l.N}, own_scratch,
-                  b ? b + n : nullptr, next);
+    gemm_to<Element, Stored>(l.M, l.K, n_end - n, {l.x, l.K}, to, {l.y + n, l.N}, own_scratch,
+                             b ? b + n : nullptr, next);
   };
   parallel(run, threads, [&](int64_t begin, int64_t end) {
-    const Range own = own_columns<E>(l.N, begin, end, threads);
-    E* const own_scratch = scratch + left * begin;
+    const Range own = own_columns<Element>(l.N, begin, end, threads);
+    Element* const own_scratch = scratch + left * begin;
     if (!one_chunk)
-      return columns(own.begin, own.end, packed + depth<E>(l.K) * own.begin, own_scratch, nullptr);
-    for (int64_t n = own.begin; n < own.end; n += PANEL<E>) {
-      const int64_t next = n + PANEL<E>, n_end = next < own.end ? next : own.end;
-      columns(n, n_end, packed + panel * begin, own_scratch, as_elements<E>(l.W + next * l.K));
+      return columns(own.begin, own.end, packed + depth<Element>(l.K) * own.begin, own_scratch,
+                     nullptr);
+    for (int64_t n = own.begin; n < own.end; n += PANEL<Element>) {
+      const int64_t next = n + PANEL<Element>, n_end = next < own.end ? next : own.end;
+      columns(n, n_end, packed + panel * begin, own_scratch,
+              as_elements<Element>(l.W + next * l.K));
     }
   });
 }
 
-template <class E, class S>
+template <class Element, class Stored>
 class LinearBackward {
  public:
-  LinearBackward(const cpu::Linear<S>& l, int parts)
+  LinearBackward(const cpu::Linear<Stored>& l, int parts)
       : l(l),
         parts(parts),
-        few(l.M <= CHUNK<E> && (!SAME || l.K % LANES<E> == 0)),
-        panel(packed_size<E>(l.N, PANEL<E>)),
-        left(stays_in_place<E, S>(l.N, l.N) ? 0 : left_size<E, S>(l.N)),
+        few(l.M <= CHUNK<Element> && (!SAME || l.K % LANES<Element> == 0)),
+        panel(packed_size<Element>(l.N, PANEL<Element>)),
+        left(stays_in_place<Element, Stored>(l.N, l.N) ? 0 : left_size<Element, Stored>(l.N)),
         packed(!l.dx  ? 0
-               : !few ? packed_size<E>(l.N, l.K)
+               : !few ? packed_size<Element>(l.N, l.K)
                : SAME ? 0
                       : panel * parts),
         lefts(l.dx ? left * parts : 0),
-        sums(l.db ? 2 * round_up<T>(l.N) : 0),
+        sums(l.db ? 2 * round_up<Real>(l.N) : 0),
         scratch(l.dW ? scratch_size * parts : 0),
-        dW(l.dW && !IN_PLACE && l.M > ONE_PASS<E> ? l.N * l.K : 0) {}
+        dW(l.dW && !IN_PLACE && l.M > ONE_PASS<Element> ? l.N * l.K : 0) {}
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    if (l.dx) gradient_of_x(begin, own_columns<E>(l.K, begin, end, parts));
+    if (l.dx) gradient_of_x(begin, own_columns<Element>(l.K, begin, end, parts));
     if (l.dW) gradient_of_W(begin, {l.N * begin / parts, l.N * end / parts});
-    if (l.db) gradient_of_b(own_columns<E>(l.N, begin, end, parts));
+    if (l.db) gradient_of_b(own_columns<Element>(l.N, begin, end, parts));
   }
 
  private:
-  using T = RealOf<E>;
-  static constexpr bool SAME = std::is_same<E, S>::value;  // the products' elements are in memory
-  static constexpr bool IN_PLACE = std::is_same<S, T>::value;  // sums can be written to the results
+  using Real = RealOf<Element>;
+  static constexpr bool SAME =
+      std::is_same<Element, Stored>::value;  // the products' elements are in memory
+  static constexpr bool IN_PLACE =
+      std::is_same<Stored, Real>::value;  // sums can be written to the results
   static constexpr int64_t scratch_size =
-      (TRANSPOSED_SCRATCH<E> + LANES<E> - 1) / LANES<E> * LANES<E>;
+      (TRANSPOSED_SCRATCH<Element> + LANES<Element> - 1) / LANES<Element> * LANES<Element>;
 
-  const cpu::Linear<S>& l;
+  const cpu::Linear<Stored>& l;
   const int parts;
   const bool few;
   const int64_t panel, left;  // elements of a panel of W, and of a converted chunk of dy
-  Buffer<E> packed;           // W, or (parts, panel) for few rows that need packing
-  Buffer<E> lefts;            // (parts, left)
-  Buffer<T> sums;             // (2, N)
-  Buffer<E> scratch;          // (parts, scratch_size)  of gemm_transposed
-  Buffer<T> dW;               // (N, K)  its sums, if they are not complete after one pass
+  Buffer<Element> packed;     // W, or (parts, panel) for few rows that need packing
+  Buffer<Element> lefts;      // (parts, left)
+  Buffer<Real> sums;          // (2, N)
+  Buffer<Element> scratch;    // (parts, scratch_size)  of gemm_transposed
+  Buffer<Real> dW;            // (N, K)  its sums, if they are not complete after one pass
 
   // dx = dy W: each part computes columns of dx. For few rows W is not packed, or panel by panel.
   void gradient_of_x(int64_t part, Range own) {
     if constexpr (SAME)
       if (few)
-        return product<T>(l.M, l.N, own.size(), {l.dy, l.N, 1}, {l.W + own.begin, l.K},
-                          {l.dx + own.begin, l.K}, false);
-    const int64_t step = few ? PANEL<E> : own.size();
+        return product<Real>(l.M, l.N, own.size(), {l.dy, l.N, 1}, {l.W + own.begin, l.K},
+                             {l.dx + own.begin, l.K}, false);
+    const int64_t step = few ? PANEL<Element> : own.size();
     for (int64_t k = own.begin; k < own.end; k += step) {
       const int64_t width = own.end - k < step ? own.end - k : step;
-      E* const columns = few ? packed + panel * part : packed + depth<E>(l.N) * k;
+      Element* const columns = few ? packed + panel * part : packed + depth<Element>(l.N) * k;
       pack(l.W + k, l.K, 1, l.N, width, columns);
-      gemm_to<E, S>(l.M, l.N, width, {l.dy, l.N}, columns, {l.dx + k, l.K}, lefts + left * part);
+      gemm_to<Element, Stored>(l.M, l.N, width, {l.dy, l.N}, columns, {l.dx + k, l.K},
+                               lefts + left * part);
     }
   }
 
   // dW = dy^T x: each part computes rows of dW.
   void gradient_of_W(int64_t part, Range own) {
-    E* const own_scratch = scratch + scratch_size * part;
-    const Matrix<const S> dy{l.dy, l.N}, x{l.x, l.K};
+    Element* const own_scratch = scratch + scratch_size * part;
+    const Matrix<const Stored> dy{l.dy, l.N}, x{l.x, l.K};
     if (dW) {
-      gemm_transposed<E>(l.M, l.K, own, dy, x, Matrix<T>{dW, l.K}, false, own_scratch);
+      gemm_transposed<Element>(l.M, l.K, own, dy, x, Matrix<Real>{dW, l.K}, false, own_scratch);
       store_block(own.size(), l.K, dW + own.begin * l.K, l.K, l.dW + own.begin * l.K, l.K);
     } else {
-      gemm_transposed<E>(l.M, l.K, own, dy, x, Matrix<S>{l.dW, l.K}, false, own_scratch);
+      gemm_transposed<Element>(l.M, l.K, own, dy, x, Matrix<Stored>{l.dW, l.K}, false, own_scratch);
     }
   }
 
   // db: the column sums of dy.
   void gradient_of_b(Range own) {
-    T* const block = sums + round_up<T>(l.N) + own.begin;
-    T* to = sums + own.begin;
+    Real* const block = sums + round_up<Real>(l.N) + own.begin;
+    Real* to = sums + own.begin;
     if constexpr (IN_PLACE) to = l.db + own.begin;
     column_sums(l.M, l.dy + own.begin, l.N, own.size(), to, block);
     if constexpr (!IN_PLACE)
-      store_block(1, own.size(), (const T*)to, own.size(), l.db + own.begin, l.N);
+      store_block(1, own.size(), (const Real*)to, own.size(), l.db + own.begin, l.N);
   }
 };
 
-template <class E, class S>
-void linear_backward(const cpu::Linear<S>& l, cpu::Parallel run, int threads) {
-  LinearBackward<E, S> team(l, threads);
+template <class Element, class Stored>
+void linear_backward(const cpu::Linear<Stored>& l, cpu::Parallel run, int threads) {
+  LinearBackward<Element, Stored> team(l, threads);
   parallel(run, threads, [&](int64_t begin, int64_t end) { team.run(begin, end); });
 }
 

@@ -10,18 +10,18 @@ namespace FUSEDSEQ_ISA {
 // C (M, N) = A (M, K) W^T with W (N, K), which is packed once, as are bf16 pairs of A, and
 // multiplied `repeats` times. The benchmarks measure with it the rate of the recurrence's product,
 // as a roofline limit. Returns the number of floating-point operations of the products.
-template <class E>
+template <class Element>
 double gemm_rate(int64_t M, int64_t N, int64_t K, const float* A, const float* W, float* C,
                  int64_t repeats, cpu::Parallel run, int threads) {
-  const int64_t left = left_size<E, float>(K);
-  Buffer<E> packed(packed_size<E>(K, N)), lefts(left * threads);
+  const int64_t left = left_size<Element, float>(K);
+  Buffer<Element> packed(packed_size<Element>(K, N)), lefts(left * threads);
   parallel(run, threads, [&](int64_t begin, int64_t end) {
-    const Range own = own_columns<E>(N, begin, end, threads);
-    E* const columns = packed + depth<E>(K) * own.begin;
+    const Range own = own_columns<Element>(N, begin, end, threads);
+    Element* const columns = packed + depth<Element>(K) * own.begin;
     pack(W + own.begin * K, 1, K, K, own.size(), columns);
     for (int64_t i = 0; i < repeats; ++i)
-      gemm<E, float>(M, K, own.size(), {A, K}, columns, {C + own.begin, N, false, false},
-                     lefts + left * begin);
+      gemm<Element, float>(M, K, own.size(), {A, K}, columns, {C + own.begin, N, false, false},
+                           lefts + left * begin);
   });
   return 2. * double(M) * double(N) * double(K) * double(repeats);
 }

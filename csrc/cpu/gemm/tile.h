@@ -1,8 +1,7 @@
 // The register tile of all matrix products: up to MR rows times NV vectors of C, accumulated in
 // registers over the whole depth K.
 //
-// E is the type of the products' elements and RealOf<E> that of their sums, see simd/bf16_pair.h. K
-// counts elements: pairs, if E is bf16_pair. SB and SC are the types of B and C in memory.
+// K counts elements: pairs of numbers, if Element is bf16_pair (simd/bf16_pair.h).
 #pragma once
 #include "cpu/gemm/operands.h"
 #include "cpu/gemm/tile_registers.h"
@@ -12,8 +11,8 @@ namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // The tile's size: 24 accumulators where there are 32 vector registers, 12 where there are 16.
-template <class E>
-constexpr int MR = IN_TILE_REGISTERS<E> ? 32 : 6;  // rows
+template <class Element>
+constexpr int MR = IN_TILE_REGISTERS<Element> ? 32 : 6;  // rows
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int NV = 4;  // vectors
 #else
@@ -40,37 +39,39 @@ enum class Split { columns, rows };
 // the latency of its additions. The number follows only the side of the tile that the split leaves
 // alone: a split of the columns changes nv, and a split of the rows changes M. Both choices need at
 // most as many accumulators as a full tile.
-template <int M, int nv, Split SPLIT>
-constexpr int CHAINS = (SPLIT == Split::columns ? 2 * M <= MR<float> : 2 * nv <= NV) ? 2 : 1;
+template <int ROWS, int VECTORS, Split SPLIT>
+constexpr int CHAINS =
+    (SPLIT == Split::columns ? 2 * ROWS <= MR<float> : 2 * VECTORS <= NV) ? 2 : 1;
 
 // A vector of elements, from elements or from numbers of another type in memory.
-template <class E, class S>
-HD Vec<E> load_elements(const S* p) {
-  if constexpr (std::is_same<E, S>::value)
-    return Vec<E>::load(p);
+template <class Element, class Stored>
+HD Vec<Element> load_elements(const Stored* p) {
+  if constexpr (std::is_same<Element, Stored>::value)
+    return Vec<Element>::load(p);
   else
     return load_as(p);
 }
 
 // C (M, nv vectors) (+)= A (M, K) B (K, nv vectors).
-template <int M, int nv, Split SPLIT, bool PREFETCH, class E, class SB = E, class SC = RealOf<E>>
-void tile(int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C, bool accumulate,
-          Prefetch<SB> prefetch) {
-  using T = RealOf<E>;
-  constexpr int chains = CHAINS<M, nv, SPLIT>;
-  Vec<T> c[chains][M][nv];
+template <int ROWS, int VECTORS, Split SPLIT, bool PREFETCH, class Element, class StoredB = Element,
+          class StoredC = RealOf<Element>>
+void tile(int64_t K, LeftOperand<Element> A, Matrix<const StoredB> B, Matrix<StoredC> C,
+          bool accumulate, Prefetch<StoredB> prefetch) {
+  using Real = RealOf<Element>;
+  constexpr int chains = CHAINS<ROWS, VECTORS, SPLIT>;
+  Vec<Real> c[chains][ROWS][VECTORS];
 #pragma GCC unroll 2
   for (int u = 0; u < chains; ++u)
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 4
-      for (int n = 0; n < nv; ++n)
-        c[u][m][n] = Vec<T>(T(0));
+      for (int n = 0; n < VECTORS; ++n)
+        c[u][m][n] = Vec<Real>(Real(0));
 
   // C is read and written at the end only: fetch its cache lines meanwhile.
-  for (int m = 0; m < M; ++m)
-    for (int n = 0; n < nv; ++n)
-      __builtin_prefetch(C.p + m * C.ld + n * LANES<T>, 1);
+  for (int m = 0; m < ROWS; ++m)
+    for (int n = 0; n < VECTORS; ++n)
+      __builtin_prefetch(C.p + m * C.ld + n * LANES<Real>, 1);
 
   // For each k, nv vectors of B are loaded once and multiplied by M broadcast elements of A.
   int64_t k = 0;
@@ -78,15 +79,15 @@ void tile(int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C, bool ac
 #pragma GCC unroll 2
     for (int u = 0; u < chains; ++u) {
       if constexpr (PREFETCH) __builtin_prefetch(prefetch.first + (k + u) * prefetch.step, 0, 2);
-      Vec<E> b[nv];
+      Vec<Element> b[VECTORS];
 #pragma GCC unroll 4
-      for (int n = 0; n < nv; ++n)
-        b[n] = load_elements<E>(B.p + (k + u) * B.ld + n * LANES<T>);
+      for (int n = 0; n < VECTORS; ++n)
+        b[n] = load_elements<Element>(B.p + (k + u) * B.ld + n * LANES<Real>);
 #pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) {
-        const Vec<E> a(A.p[m * A.sm + (k + u) * A.sk]);
+      for (int m = 0; m < ROWS; ++m) {
+        const Vec<Element> a(A.p[m * A.sm + (k + u) * A.sk]);
 #pragma GCC unroll 4
-        for (int n = 0; n < nv; ++n)
+        for (int n = 0; n < VECTORS; ++n)
           c[u][m][n] = multiply_add(c[u][m][n], a, b[n]);
       }
     }
@@ -94,41 +95,42 @@ void tile(int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C, bool ac
 
   // The last k, if K is odd and there are two chains.
   if (k < K)
-    for (int m = 0; m < M; ++m)
-      for (int n = 0; n < nv; ++n)
-        c[0][m][n] = multiply_add(c[0][m][n], Vec<E>(A.p[m * A.sm + k * A.sk]),
-                                  load_elements<E>(B.p + k * B.ld + n * LANES<E>));
+    for (int m = 0; m < ROWS; ++m)
+      for (int n = 0; n < VECTORS; ++n)
+        c[0][m][n] = multiply_add(c[0][m][n], Vec<Element>(A.p[m * A.sm + k * A.sk]),
+                                  load_elements<Element>(B.p + k * B.ld + n * LANES<Element>));
 
   // Add the chains, and C if its old value counts, and store.
 #pragma GCC unroll 8
-  for (int m = 0; m < M; ++m)
+  for (int m = 0; m < ROWS; ++m)
 #pragma GCC unroll 4
-    for (int n = 0; n < nv; ++n) {
-      Vec<T> r = c[0][m][n];
+    for (int n = 0; n < VECTORS; ++n) {
+      Vec<Real> r = c[0][m][n];
       if constexpr (chains == 2) r = r + c[1][m][n];
-      SC* out = C.p + m * C.ld + n * LANES<T>;
+      StoredC* out = C.p + m * C.ld + n * LANES<Real>;
       if (accumulate) r = r + load_as(out);
       store_as(out, r);
     }
 }
 
 // A tile whose number of rows is known at run time only.
-template <int nv, Split SPLIT, bool PREFETCH = false, class E, class SB = E, class SC = RealOf<E>>
-void tile_rows(int M, int64_t K, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C,
-               bool accumulate, Prefetch<SB> prefetch = {}) {
+template <int VECTORS, Split SPLIT, bool PREFETCH = false, class Element, class StoredB = Element,
+          class StoredC = RealOf<Element>>
+void tile_rows(int M, int64_t K, LeftOperand<Element> A, Matrix<const StoredB> B, Matrix<StoredC> C,
+               bool accumulate, Prefetch<StoredB> prefetch = {}) {
   switch (M) {
     case 1:
-      return tile<1, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+      return tile<1, VECTORS, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
     case 2:
-      return tile<2, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+      return tile<2, VECTORS, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
     case 3:
-      return tile<3, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+      return tile<3, VECTORS, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
     case 4:
-      return tile<4, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+      return tile<4, VECTORS, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
     case 5:
-      return tile<5, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+      return tile<5, VECTORS, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
     default:
-      return tile<6, nv, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
+      return tile<6, VECTORS, SPLIT, PREFETCH>(K, A, B, C, accumulate, prefetch);
   }
 }
 
@@ -153,33 +155,35 @@ inline void panel_in_tiles(TileRegisters& registers, int M, int64_t padded, int6
 // C (M, width) (+)= A (M, K) times a packed panel (K, width rounded up to vectors), M <= MR and
 // width <= PANEL. Unless C may be written up to whole vectors, a width that does not fill its
 // vectors goes through a buffer.
-template <class E, Split SPLIT>
-void any_tile(TileRegisters& registers, int M, int64_t width, int64_t K, LeftOperand<E> A,
-              const E* panel, Output<RealOf<E>> C, Prefetch<E> prefetch = {}) {
-  using T = RealOf<E>;
-  constexpr int64_t L = LANES<E>;
-  constexpr int THREE = NV < 3 ? NV : 3;  // a panel of NV = 2 vectors has no third case
-  T buffer[MR<E> * PANEL<T>];             // (M, padded)
-  const int64_t padded = round_up<T>(width);
+template <class Element, Split SPLIT>
+void any_tile(TileRegisters& registers, int M, int64_t width, int64_t K, LeftOperand<Element> A,
+              const Element* panel, Output<RealOf<Element>> C, Prefetch<Element> prefetch = {}) {
+  using Real = RealOf<Element>;
+  constexpr int64_t L = LANES<Element>;
+  constexpr int THREE = NV < 3 ? NV : 3;   // a panel of NV = 2 vectors has no third case
+  Real buffer[MR<Element> * PANEL<Real>];  // (M, padded)
+  const int64_t padded = round_up<Real>(width);
   const bool direct = C.whole_vectors || padded == width;
-  const Matrix<T> out{direct ? C.p : buffer, direct ? C.ld : padded};
+  const Matrix<Real> out{direct ? C.p : buffer, direct ? C.ld : padded};
   const bool accumulate = C.accumulate && direct;
   const auto in_vectors = [&](auto prefetches) {
     constexpr bool PREFETCH = decltype(prefetches)::value;
     switch (padded / L) {
       case 1:
-        return tile_rows<1, SPLIT, PREFETCH, E>(M, K, A, {panel, L}, out, accumulate, prefetch);
+        return tile_rows<1, SPLIT, PREFETCH, Element>(M, K, A, {panel, L}, out, accumulate,
+                                                      prefetch);
       case 2:
-        return tile_rows<2, SPLIT, PREFETCH, E>(M, K, A, {panel, 2 * L}, out, accumulate, prefetch);
+        return tile_rows<2, SPLIT, PREFETCH, Element>(M, K, A, {panel, 2 * L}, out, accumulate,
+                                                      prefetch);
       case 3:
-        return tile_rows<THREE, SPLIT, PREFETCH, E>(M, K, A, {panel, THREE * L}, out, accumulate,
-                                                    prefetch);
+        return tile_rows<THREE, SPLIT, PREFETCH, Element>(M, K, A, {panel, THREE * L}, out,
+                                                          accumulate, prefetch);
       default:
-        return tile_rows<NV, SPLIT, PREFETCH, E>(M, K, A, {panel, NV * L}, out, accumulate,
-                                                 prefetch);
+        return tile_rows<NV, SPLIT, PREFETCH, Element>(M, K, A, {panel, NV * L}, out, accumulate,
+                                                       prefetch);
     }
   };
-  if constexpr (IN_TILE_REGISTERS<E>)
+  if constexpr (IN_TILE_REGISTERS<Element>)
     panel_in_tiles(registers, M, padded, K, A, panel, out, accumulate, prefetch);
   else if (prefetch.step)
     in_vectors(std::true_type());
@@ -188,7 +192,7 @@ void any_tile(TileRegisters& registers, int M, int64_t width, int64_t K, LeftOpe
   if (direct) return;
   for (int m = 0; m < M; ++m)
     for (int64_t n = 0; n < width; ++n)
-      C.p[m * C.ld + n] = buffer[m * padded + n] + (C.accumulate ? C.p[m * C.ld + n] : T(0));
+      C.p[m * C.ld + n] = buffer[m * padded + n] + (C.accumulate ? C.p[m * C.ld + n] : Real(0));
 }
 
 }  // namespace FUSEDSEQ_ISA

@@ -31,8 +31,8 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// Whether products of elements E are computed in tile registers.
-template <class E>
+// Whether products of these elements are computed in tile registers.
+template <class Element>
 constexpr bool IN_TILE_REGISTERS = false;
 
 #if !defined(__AMX_BF16__)
@@ -130,9 +130,9 @@ HD void store_tiles(float* C, int64_t ldc, int64_t lower) {
 
 // C (M, 16 or, if RIGHT, 32) (+)= A (M, K) B (K, .), M at most 32 and a row of A contiguous.
 // `prefetch(k)` is called for every 16th k.
-template <bool RIGHT, class F>
+template <bool RIGHT, class Function>
 void tile_product(TileRegisters& registers, int M, int64_t K, const bf16_pair* A, int64_t sm,
-                  Matrix<const bf16_pair> B, Matrix<float> C, bool accumulate, F prefetch) {
+                  Matrix<const bf16_pair> B, Matrix<float> C, bool accumulate, Function prefetch) {
   const int rows = registers.configure(M);
   const int lower = M - rows;                     // the first row of the lower part
   constexpr int WIDTH = RIGHT ? 2 * TILE : TILE;  // of C

@@ -9,32 +9,34 @@ namespace FUSEDSEQ_ISA {
 
 // What is packed together: KC<E> elements deep, for pairs twice as many so that more products are
 // complete after one pass, NC_PANELS<E> panels of B and A_TILES tiles of A.
-template <class E>
-constexpr int64_t KC = IN_TILE_REGISTERS<E> ? 256 : 256 * NUMBERS<E>;
-template <class E>
-constexpr int64_t NC_PANELS = IN_TILE_REGISTERS<E> ? 24 : 12 / NUMBERS<E>;
-template <class E>
-constexpr int64_t A_TILES = IN_TILE_REGISTERS<E> ? 4 : 8;
+template <class Element>
+constexpr int64_t KC = IN_TILE_REGISTERS<Element> ? 256 : 256 * NUMBERS<Element>;
+template <class Element>
+constexpr int64_t NC_PANELS = IN_TILE_REGISTERS<Element> ? 24 : 12 / NUMBERS<Element>;
+template <class Element>
+constexpr int64_t A_TILES = IN_TILE_REGISTERS<Element> ? 4 : 8;
 
 // The elements of workspace that gemm_transposed needs.
-template <class E>
-constexpr int64_t TRANSPOSED_SCRATCH = KC<E> * (NC_PANELS<E> * PANEL<E> + A_TILES<E> * MR<E>);
+template <class Element>
+constexpr int64_t TRANSPOSED_SCRATCH =
+    KC<Element> * (NC_PANELS<Element> * PANEL<Element> + A_TILES<Element> * MR<Element>);
 
 // Copies A (K, rows), rows <= A_TILES * MR, into tiles of (depth(K), MR), for tile registers into
 // rows of depth(K). Several tiles are packed at once, so that a cache line of a row of A is read
 // once.
-template <class E, class S>
-HD void pack_tiles(int64_t K, const S* A, int64_t lda, int64_t rows, E* tiles) {
-  const int64_t elements = depth<E>(K);
-  if constexpr (IN_TILE_REGISTERS<E>) {
-    constexpr int64_t L = LANES<E>;
+template <class Element, class Stored>
+HD void pack_tiles(int64_t K, const Stored* A, int64_t lda, int64_t rows, Element* tiles) {
+  const int64_t elements = depth<Element>(K);
+  if constexpr (IN_TILE_REGISTERS<Element>) {
+    constexpr int64_t L = LANES<Element>;
     for (int64_t k = 0; k < elements; k += L)
       for (int64_t i = 0; i < rows; i += L) {
-        Vec<E> square[L];
+        Vec<Element> square[L];
         for (int64_t j = 0; j < L; ++j) {
-          const int64_t first = (k + j) * NUMBERS<E>;
-          square[j] = first < K ? load_across<E>(A + first * lda + i, lda, K - first, rows - i)
-                                : Vec<E>(E{});
+          const int64_t first = (k + j) * NUMBERS<Element>;
+          square[j] = first < K
+                          ? load_across<Element>(A + first * lda + i, lda, K - first, rows - i)
+                          : Vec<Element>(Element{});
         }
         transpose(square);
         for (int64_t j = 0; j < L && i + j < rows; ++j)
@@ -43,49 +45,52 @@ HD void pack_tiles(int64_t K, const S* A, int64_t lda, int64_t rows, E* tiles) {
     return;
   }
   for (int64_t k = 0; k < elements; ++k) {
-    const S* numbers = A + k * NUMBERS<E> * lda;
-    const E* row;
-    E buffer[A_TILES<E> * MR<E> + LANES<E>];
-    if constexpr (std::is_same<E, S>::value) {
+    const Stored* numbers = A + k * NUMBERS<Element> * lda;
+    const Element* row;
+    Element buffer[A_TILES<Element> * MR<Element> + LANES<Element>];
+    if constexpr (std::is_same<Element, Stored>::value) {
       row = numbers;
     } else {
-      for (int64_t i = 0; i < rows; i += LANES<E>)
-        load_across<E>(numbers + i, lda, K - k * NUMBERS<E>, rows - i).store(buffer + i);
+      for (int64_t i = 0; i < rows; i += LANES<Element>)
+        load_across<Element>(numbers + i, lda, K - k * NUMBERS<Element>, rows - i)
+            .store(buffer + i);
       row = buffer;
     }
     int64_t i = 0;
-    for (; i + MR<E> <= rows; i += MR<E>)
-      memcpy(tiles + i * elements + k * MR<E>, row + i, MR<E> * sizeof(E));
+    for (; i + MR<Element> <= rows; i += MR<Element>)
+      memcpy(tiles + i * elements + k * MR<Element>, row + i, MR<Element> * sizeof(Element));
     for (int64_t m = 0; i + m < rows; ++m)
-      tiles[i * elements + k * MR<E> + m] = row[i + m];
+      tiles[i * elements + k * MR<Element> + m] = row[i + m];
   }
 }
 
 // The most rows of A and B whose products are complete after one pass.
-template <class E>
-constexpr int64_t ONE_PASS = KC<E> * NUMBERS<E>;
+template <class Element>
+constexpr int64_t ONE_PASS = KC<Element> * NUMBERS<Element>;
 
 // Rows `own` of C (., columns) (+)= A^T B, with A (K, .), B (K, columns). Row r of C belongs to
 // column r of A. scratch: TRANSPOSED_SCRATCH elements. If C is not of the type of the sums, it
 // cannot accumulate, and K is at most ONE_PASS.
-template <class E, class SA, class SB, class SC>
-void gemm_transposed(int64_t K, int64_t columns, Range own, Matrix<const SA> A, Matrix<const SB> B,
-                     Matrix<SC> C, bool accumulate, E* scratch) {
-  using T = RealOf<E>;
-  constexpr int64_t ROWS = A_TILES<E> * MR<E>, KC_ = ONE_PASS<E>;
+template <class Element, class StoredA, class StoredB, class StoredC>
+void gemm_transposed(int64_t K, int64_t columns, Range own, Matrix<const StoredA> A,
+                     Matrix<const StoredB> B, Matrix<StoredC> C, bool accumulate,
+                     Element* scratch) {
+  using Real = RealOf<Element>;
+  constexpr int64_t ROWS = A_TILES<Element> * MR<Element>, KC_ = ONE_PASS<Element>;
   TileRegisters registers;
-  const int64_t panels = (columns + PANEL<E> - 1) / PANEL<E>;
-  const int64_t blocks = (panels + NC_PANELS<E> - 1) / NC_PANELS<E>;
-  E* B_block = scratch;                                    // (NC_PANELS)(KC, PANEL)
-  E* A_tiles = scratch + KC<E> * NC_PANELS<E> * PANEL<E>;  // (A_TILES)(KC, MR)
+  const int64_t panels = (columns + PANEL<Element> - 1) / PANEL<Element>;
+  const int64_t blocks = (panels + NC_PANELS<Element> - 1) / NC_PANELS<Element>;
+  Element* B_block = scratch;  // (NC_PANELS)(KC, PANEL)
+  Element* A_tiles =
+      scratch + KC<Element> * NC_PANELS<Element> * PANEL<Element>;  // (A_TILES)(KC, MR)
 
   // At least one pass, which writes zeros if K is 0.
   for (int64_t k0 = 0; k0 < K || k0 == 0; k0 += KC_) {
-    const int64_t kc = K - k0 < KC_ ? K - k0 : KC_, elements = depth<E>(kc);
+    const int64_t kc = K - k0 < KC_ ? K - k0 : KC_, elements = depth<Element>(kc);
     for (int64_t block = 0; block < blocks; ++block) {
       // Pack a block of B's columns, which all tiles of A then use; the blocks have equal widths.
-      const int64_t n0 = panels * block / blocks * PANEL<E>;
-      const int64_t n1 = panels * (block + 1) / blocks * PANEL<E>;
+      const int64_t n0 = panels * block / blocks * PANEL<Element>;
+      const int64_t n1 = panels * (block + 1) / blocks * PANEL<Element>;
       const int64_t nc = (n1 < columns ? n1 : columns) - n0;
       pack(B.p + k0 * B.ld + n0, B.ld, 1, kc, nc, B_block);
 
@@ -93,25 +98,28 @@ void gemm_transposed(int64_t K, int64_t columns, Range own, Matrix<const SA> A, 
       for (int64_t r = own.begin; r < own.end; r += ROWS) {
         const int64_t rows = own.end - r < ROWS ? own.end - r : ROWS;
         pack_tiles(kc, A.p + k0 * A.ld + r, A.ld, rows, A_tiles);
-        for (int64_t i = 0; i < rows; i += MR<E>)
-          for (int64_t j = 0; j < nc; j += PANEL<E>) {
-            const int64_t M = rows - i < MR<E> ? rows - i : MR<E>;
-            const int64_t width = nc - j < PANEL<E> ? nc - j : PANEL<E>;
-            const E* const tiles = A_tiles + i * elements;
-            const LeftOperand<E> a = IN_TILE_REGISTERS<E> ? LeftOperand<E>{tiles, elements, 1}
-                                                          : LeftOperand<E>{tiles, 1, MR<E>};
-            SC* const c = C.p + (r + i) * C.ld + n0 + j;
-            if constexpr (std::is_same<SC, T>::value) {
-              any_tile<E, Split::rows>(registers, int(M), width, elements, a,
-                                       B_block + elements * j,
-                                       {c, C.ld, false, accumulate || k0 > 0});
+        for (int64_t i = 0; i < rows; i += MR<Element>)
+          for (int64_t j = 0; j < nc; j += PANEL<Element>) {
+            const int64_t M = rows - i < MR<Element> ? rows - i : MR<Element>;
+            const int64_t width = nc - j < PANEL<Element> ? nc - j : PANEL<Element>;
+            const Element* const tiles = A_tiles + i * elements;
+            const LeftOperand<Element> a = IN_TILE_REGISTERS<Element>
+                                               ? LeftOperand<Element>{tiles, elements, 1}
+                                               : LeftOperand<Element>{tiles, 1, MR<Element>};
+            StoredC* const c = C.p + (r + i) * C.ld + n0 + j;
+            if constexpr (std::is_same<StoredC, Real>::value) {
+              any_tile<Element, Split::rows>(registers, int(M), width, elements, a,
+                                             B_block + elements * j,
+                                             {c, C.ld, false, accumulate || k0 > 0});
             } else {
-              alignas(64) T sums[MR<E> * PANEL<E>];
-              any_tile<E, Split::rows>(registers, int(M), width, elements, a,
-                                       B_block + elements * j, {sums, PANEL<E>, true, false});
+              alignas(64) Real sums[MR<Element> * PANEL<Element>];
+              any_tile<Element, Split::rows>(registers, int(M), width, elements, a,
+                                             B_block + elements * j,
+                                             {sums, PANEL<Element>, true, false});
               for (int64_t m = 0; m < M; ++m)
-                for (int64_t n = 0; n < width; n += LANES<T>)
-                  store_up_to(c + m * C.ld + n, Vec<T>::load(sums + m * PANEL<E> + n), width - n);
+                for (int64_t n = 0; n < width; n += LANES<Real>)
+                  store_up_to(c + m * C.ld + n, Vec<Real>::load(sums + m * PANEL<Element> + n),
+                              width - n);
             }
           }
       }

@@ -40,36 +40,36 @@ inline void product_in_tiles(int64_t M, int64_t K, int64_t N, LeftOperand<bf16_p
 }
 #endif
 
-// C (M, N) (+)= A (M, K) B (K, N). K counts elements, of type E. N and the row lengths of B and C
-// must be whole vectors. SB and SC are the types of B and C in memory; a C that rounds the sums
-// must not need more than one pass, DEPTH.
-template <class E, class SB = E, class SC = RealOf<E>>
-void product(int64_t M, int64_t K, int64_t N, LeftOperand<E> A, Matrix<const SB> B, Matrix<SC> C,
-             bool accumulate) {
-  using T = RealOf<E>;
+// C (M, N) (+)= A (M, K) B (K, N). K counts elements. N and the row lengths of B and C must be
+// whole vectors. Where C has a narrower type than the sums, K is at most DEPTH: each sum is then
+// complete, and rounded once.
+template <class Element, class StoredB = Element, class StoredC = RealOf<Element>>
+void product(int64_t M, int64_t K, int64_t N, LeftOperand<Element> A, Matrix<const StoredB> B,
+             Matrix<StoredC> C, bool accumulate) {
+  using Real = RealOf<Element>;
   constexpr int64_t DEPTH = 128;          // rows of B, whose panel stays in L1 while A's rows pass
   constexpr int THREE = NV < 3 ? NV : 3;  // a panel of NV = 2 vectors has no third case
-  const int64_t tiles = (M + MR<E> - 1) / MR<E>;
+  const int64_t tiles = (M + MR<Element> - 1) / MR<Element>;
 
   // A sum of no terms is zero.
   for (int64_t m = 0; K == 0 && !accumulate && m < M; ++m)
-    memset(C.p + m * C.ld, 0, N * sizeof(SC));
+    memset(C.p + m * C.ld, 0, N * sizeof(StoredC));
 
-  if constexpr (IN_TILE_REGISTERS<E>) return product_in_tiles(M, K, N, A, B, C, accumulate);
+  if constexpr (IN_TILE_REGISTERS<Element>) return product_in_tiles(M, K, N, A, B, C, accumulate);
 
   for (int64_t k0 = 0; k0 < K; k0 += DEPTH) {
     const int64_t depth = K - k0 < DEPTH ? K - k0 : DEPTH;
     const bool acc = accumulate || k0 > 0;
-    for (int64_t n = 0; n < N; n += PANEL<T>) {
-      const int64_t vectors = (N - n < PANEL<T> ? N - n : PANEL<T>) / LANES<T>;
+    for (int64_t n = 0; n < N; n += PANEL<Real>) {
+      const int64_t vectors = (N - n < PANEL<Real> ? N - n : PANEL<Real>) / LANES<Real>;
       // Tiles of equal height. Together they prefetch the panel that comes next, to the right or,
       // after the last one, at the beginning of the next DEPTH rows: each tile one vector's column.
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t m = M * i / tiles;
         const int rows = int(M * (i + 1) / tiles - m);
-        const LeftOperand<E> a{A.p + m * A.sm + k0 * A.sk, A.sm, A.sk};
-        const Matrix<const SB> b{B.p + k0 * B.ld + n, B.ld};
-        const Matrix<SC> c{C.p + m * C.ld + n, C.ld};
+        const LeftOperand<Element> a{A.p + m * A.sm + k0 * A.sk, A.sm, A.sk};
+        const Matrix<const StoredB> b{B.p + k0 * B.ld + n, B.ld};
+        const Matrix<StoredC> c{C.p + m * C.ld + n, C.ld};
         switch (vectors) {
           case 1:
             tile_rows<1, Split::columns>(rows, depth, a, b, c, acc);
@@ -81,8 +81,8 @@ void product(int64_t M, int64_t K, int64_t N, LeftOperand<E> A, Matrix<const SB>
             tile_rows<THREE, Split::columns>(rows, depth, a, b, c, acc);
             break;
           default: {
-            const int64_t to_next_panel = n + PANEL<T> < N ? PANEL<T> : depth * B.ld - n;
-            const Prefetch<SB> prefetch{b.p + to_next_panel + i % NV * LANES<T>, B.ld};
+            const int64_t to_next_panel = n + PANEL<Real> < N ? PANEL<Real> : depth * B.ld - n;
+            const Prefetch<StoredB> prefetch{b.p + to_next_panel + i % NV * LANES<Real>, B.ld};
             tile_rows<NV, Split::columns, true>(rows, depth, a, b, c, acc, prefetch);
           }
         }
