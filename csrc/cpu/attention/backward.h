@@ -240,8 +240,8 @@ class AttentionBackward {
     const auto key_gradient = [&](LeftOperand<X> left, const X* right, T* to) {
       to += base * p.Dp;
       product<X>(old, depth_of_rows, p.Dp, left, {right, p.Dp}, {to, p.Dp}, true);
-      product<X>(columns - old, depth_of_rows, p.Dp, {left.p + old, 1, left.sk}, {right, p.Dp},
-                 {to + old * p.Dp, p.Dp}, false);
+      product<X>(columns - old, depth_of_rows, p.Dp, {left.p + old, 1, left.stride_k},
+                 {right, p.Dp}, {to + old * p.Dp, p.Dp}, false);
     };
     const X* q_across = p.also_across(q, q_rows, rows, position, true, w.rotation, w.q_across);
     if (a.dv)

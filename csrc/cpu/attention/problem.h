@@ -85,13 +85,13 @@ constexpr int64_t MOST_QUERIES = 48;  // of a block
 // cache and for causal attention to skip keys that no query of the block sees; whole tiles, of
 // about equal size.
 inline int64_t queries_per_block(int64_t L, int64_t Wp) {
-  int64_t rows = 65536 / Wp / MR<float> * MR<float>;
-  if (rows < 2 * MR<float>)
-    rows = 2 * MR<float>;
+  int64_t rows = 65536 / Wp / TILE_ROWS<float> * TILE_ROWS<float>;
+  if (rows < 2 * TILE_ROWS<float>)
+    rows = 2 * TILE_ROWS<float>;
   else if (rows > MOST_QUERIES)
     rows = MOST_QUERIES;
   const int64_t blocks = (L + rows - 1) / rows, equal = (L + blocks - 1) / blocks;
-  return (equal + MR<float> - 1) / MR<float> * MR<float>;
+  return (equal + TILE_ROWS<float> - 1) / TILE_ROWS<float> * TILE_ROWS<float>;
 }
 
 // E: the element type in memory, T: the type of computing.

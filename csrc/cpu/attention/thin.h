@@ -23,7 +23,7 @@ class AttentionThin {
   using T = RealOf<E>;
   using V = Vec<T>;
   using Problem = AttentionOperands<E, T>;
-  static constexpr int CHUNK = 4;  // vectors of a result that are accumulated in registers
+  static constexpr int CHUNK_VECTORS = 4;  // vectors of a result that are accumulated in registers
   const cpu::Attention& a;
   const Problem p{a};
   // Whether keys and values come from memory, or from the far end of the L3 cache.
@@ -75,8 +75,8 @@ class AttentionThin {
             a.key_rows ? a.key_rows + b * a.S : nullptr, strides[0]};
   }
 
-  // s (LANES,) = the products of q with LANES keys. CHUNK vectors of one key at a time, so that
-  // memory is read in order. Prefetches the rows `next`.
+  // s (LANES,) = the products of q with LANES keys. CHUNK_VECTORS vectors of one key at a time, so
+  // that memory is read in order. Prefetches the rows `next`.
   template <bool PREFETCH, class X>
   HD void dots(const T* q, const X* const* keys, const E* const* next, T* s) const {
     V sum[LANES<T>];
@@ -84,8 +84,8 @@ class AttentionThin {
     for (int t = 0; t < LANES<T>; ++t)
       sum[t] = V(T(0));
     int64_t d = 0;
-    for (; d + CHUNK * LANES<T> <= a.D; d += CHUNK * LANES<T>)
-      add_products<PREFETCH, CHUNK>(q, keys, next, d, sum);
+    for (; d + CHUNK_VECTORS * LANES<T> <= a.D; d += CHUNK_VECTORS * LANES<T>)
+      add_products<PREFETCH, CHUNK_VECTORS>(q, keys, next, d, sum);
     for (; d + LANES<T> <= a.D; d += LANES<T>)
       add_products<PREFETCH, 1>(q, keys, next, d, sum);
     if (d < a.D) {
@@ -147,29 +147,29 @@ class AttentionThin {
     }
   }
 
-  // out (Dp,) = the sum of values [first, first + n), weighted. CHUNK vectors of the result at a
-  // time; the last ones may be fewer and not whole.
+  // out (Dp,) = the sum of values [first, first + n), weighted. CHUNK_VECTORS vectors of the result
+  // at a time; the last ones may be fewer and not whole.
   HD void weighted_sum(const T* weights, const Rows& v, int64_t first, int64_t n, T* out) const {
-    for (int64_t d = 0; d < a.D; d += CHUNK * LANES<T>) {
-      V sum[CHUNK];
+    for (int64_t d = 0; d < a.D; d += CHUNK_VECTORS * LANES<T>) {
+      V sum[CHUNK_VECTORS];
 #pragma GCC unroll 4
-      for (int c = 0; c < CHUNK; ++c)
+      for (int c = 0; c < CHUNK_VECTORS; ++c)
         sum[c] = V(T(0));
-      if (d + CHUNK * LANES<T> <= a.D)
+      if (d + CHUNK_VECTORS * LANES<T> <= a.D)
         for (int64_t j = 0; j < n; ++j) {
           const E* row = v[first + j] + d;
 #pragma GCC unroll 4
-          for (int c = 0; c < CHUNK; ++c)
+          for (int c = 0; c < CHUNK_VECTORS; ++c)
             sum[c] = sum[c] + V(weights[j]) * load_as(row + c * LANES<T>);
         }
       else
         for (int64_t j = 0; j < n; ++j) {
           const E* row = v[first + j] + d;
-          for (int c = 0; c < CHUNK && d + c * LANES<T> < a.D; ++c)
+          for (int c = 0; c < CHUNK_VECTORS && d + c * LANES<T> < a.D; ++c)
             sum[c] =
                 sum[c] + V(weights[j]) * load_up_to(row + c * LANES<T>, a.D - d - c * LANES<T>);
         }
-      for (int c = 0; c < CHUNK && d + c * LANES<T> < p.Dp; ++c)
+      for (int c = 0; c < CHUNK_VECTORS && d + c * LANES<T> < p.Dp; ++c)
         sum[c].store(out + d + c * LANES<T>);
     }
   }

@@ -26,8 +26,8 @@ class ChunkInTiles {
       : M(M),
         K(K),
         columns(columns),
-        whole(K / TILE * TILE),
-        tiles(int((M + MR<Element> - 1) / MR<Element>)),
+        whole(K / REGISTER_SIDE * REGISTER_SIDE),
+        tiles(int((M + TILE_ROWS<Element> - 1) / TILE_ROWS<Element>)),
         A(A),
         packed(packed),
         C(C),
@@ -37,7 +37,8 @@ class ChunkInTiles {
       first[i] = M * i / tiles;
     rows = registers.configure(int((M + tiles - 1) / tiles));
     for (int64_t m = 0; whole < K && m < M; ++m)
-      Vec<Element>::load(A.p + m * A.sm + whole, K - whole).store(rest_of_A + m * TILE);
+      Vec<Element>::load(A.p + m * A.stride_m + whole, K - whole)
+          .store(rest_of_A + m * REGISTER_SIDE);
   }
 
   // `next` is that of `gemm`.
@@ -46,10 +47,10 @@ class ChunkInTiles {
     const int64_t part = steps_for(K, (M * K * int64_t(sizeof(Element)) + L2_BYTES - 1) / L2_BYTES);
     for (int64_t k = 0; k < K; k += part) {
       const int64_t end = k + part < K ? k + part : K;
-      for (int64_t n = 0; n < columns; n += PANEL<Element>) {
+      for (int64_t n = 0; n < columns; n += PANEL_COLUMNS<Element>) {
         const Element* ahead = next;
-        if (n + PANEL<Element> < columns)
-          ahead = panel_at(n + PANEL<Element>, k);
+        if (n + PANEL_COLUMNS<Element> < columns)
+          ahead = panel_at(n + PANEL_COLUMNS<Element>, k);
         else if (end < K)
           ahead = panel_at(0, end);
         multiply_panel(n, k, end, ahead, next);
@@ -68,19 +69,20 @@ class ChunkInTiles {
   const Matrix<float> C;
   const bool accumulate;
   TileRegisters registers;
-  int rows;                                             // of a register of A
-  int64_t first[MOST_ROWS_IN_TILES / MR<Element> + 1];  // the first rows of the tiles
-  // The last pairs of the rows of A, and the last rows of a panel, filled up with zeros.
-  alignas(64) Element rest_of_A[MOST_ROWS_IN_TILES * TILE];  // (M, TILE)
-  alignas(64) Element rest_of_panel[TILE * PANEL<Element>];  // (TILE, the panel's columns)
+  int rows;                                                    // of a register of A
+  int64_t first[MOST_ROWS_IN_TILES / TILE_ROWS<Element> + 1];  // the first rows of the tiles
+  // The last pairs of the rows of A (M, REGISTER_SIDE), and the last rows of a panel
+  // (REGISTER_SIDE, the panel's columns), filled up with zeros.
+  alignas(64) Element rest_of_A[MOST_ROWS_IN_TILES * REGISTER_SIDE];
+  alignas(64) Element rest_of_panel[REGISTER_SIDE * PANEL_COLUMNS<Element>];
 
-  // Returns a multiple of TILE that covers `depth` in `parts` parts.
+  // Returns a multiple of REGISTER_SIDE that covers `depth` in `parts` parts.
   static int64_t steps_for(int64_t depth, int64_t parts) {
-    return ((depth + parts - 1) / parts + TILE - 1) / TILE * TILE;
+    return ((depth + parts - 1) / parts + REGISTER_SIDE - 1) / REGISTER_SIDE * REGISTER_SIDE;
   }
 
   int64_t width_at(int64_t n) const {
-    return columns - n < PANEL<Element> ? columns - n : PANEL<Element>;
+    return columns - n < PANEL_COLUMNS<Element> ? columns - n : PANEL_COLUMNS<Element>;
   }
   const Element* panel_at(int64_t n, int64_t k) const {
     return packed + K * n + k * round_up<Element>(width_at(n));
@@ -100,36 +102,39 @@ class ChunkInTiles {
       // A panel alone has just been packed and is in the L2 cache; each slab fetches a part of
       // `next`.
       const Element* fetched = k_end < end ? panel_at(n, k_end) : ahead;
-      if (columns <= PANEL<Element>) fetched = next ? next + k * PANEL<Element> : nullptr;
-      if (padded > TILE)
+      if (columns <= PANEL_COLUMNS<Element>)
+        fetched = next ? next + k * PANEL_COLUMNS<Element> : nullptr;
+      if (padded > REGISTER_SIDE)
         multiply_slab<true>(n, k, k_end, fetched);
       else
         multiply_slab<false>(n, k, k_end, fetched);
     }
   }
 
-  // The same of one slab, whose panel is padded to 2 * TILE columns if RIGHT, else to TILE.
+  // The same of one slab, whose panel is padded to 2 * REGISTER_SIDE columns if RIGHT, else to
+  // REGISTER_SIDE.
   template <bool RIGHT>
   void multiply_slab(int64_t n, int64_t k, int64_t k_end, const Element* ahead) {
-    constexpr int64_t WIDTH = RIGHT ? 2 * TILE : TILE;
-    const int64_t steps = ((k_end < whole ? k_end : whole) - k) / TILE;
+    constexpr int64_t WIDTH = RIGHT ? 2 * REGISTER_SIDE : REGISTER_SIDE;
+    const int64_t steps = ((k_end < whole ? k_end : whole) - k) / REGISTER_SIDE;
     const bool rest = k_end > whole;
     const Element* const panel = panel_at(n, k);
     // Each tile fetches an equal part of what is read next.
     const int64_t lines = ahead ? ((steps + rest) * WIDTH + tiles - 1) / tiles : 0;
     for (int i = 0; i < tiles; ++i) {
       for (int64_t j = i * lines; j < (i + 1) * lines; ++j)
-        __builtin_prefetch(ahead + j * TILE, 0, 2);
+        __builtin_prefetch(ahead + j * REGISTER_SIDE, 0, 2);
       const int64_t m = first[i], lower = first[i + 1] - m - rows;
-      const Element* const a = A.p + m * A.sm + k;
+      const Element* const a = A.p + m * A.stride_m + k;
       float* const c = C.p + m * C.ld + n;
       begin_sums<RIGHT>(c, C.ld, lower, accumulate || k > 0);
       for (int64_t s = 0; s < steps; ++s)
-        multiply_tiles<RIGHT>(a + s * TILE, a + lower * A.sm + s * TILE, A.sm,
-                              panel + s * TILE * WIDTH, WIDTH);
+        multiply_tiles<RIGHT>(a + s * REGISTER_SIDE, a + lower * A.stride_m + s * REGISTER_SIDE,
+                              A.stride_m, panel + s * REGISTER_SIDE * WIDTH, WIDTH);
       if (rest) {
-        const Element* const rest_of_a = rest_of_A + m * TILE;
-        multiply_tiles<RIGHT>(rest_of_a, rest_of_a + lower * TILE, TILE, rest_of_panel, WIDTH);
+        const Element* const rest_of_a = rest_of_A + m * REGISTER_SIDE;
+        multiply_tiles<RIGHT>(rest_of_a, rest_of_a + lower * REGISTER_SIDE, REGISTER_SIDE,
+                              rest_of_panel, WIDTH);
       }
       store_tiles<RIGHT>(c, C.ld, lower);
       asm volatile("" ::: "memory");  // GCC does not know what stores of tiles write

@@ -12,10 +12,11 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// The rows of A that stay in the L2 cache while the panels of B pass: twice as many where their
-// elements have half the size and are multiplied faster, so that B is read less often.
+// A chunk: the rows of A that stay in the L2 cache while the panels of B pass. For tile registers
+// it has twice as many rows, because a pair has half the size of two floats and is multiplied
+// faster: B is then read less often.
 template <class Element>
-constexpr int64_t CHUNK = IN_TILE_REGISTERS<Element> ? MOST_ROWS_IN_TILES : 144;
+constexpr int64_t CHUNK_ROWS = IN_TILE_REGISTERS<Element> ? MOST_ROWS_IN_TILES : 144;
 
 // The distance of the rows of a left operand that is copied. For tile registers it is an odd number
 // of cache lines, else the 16 rows of a tile could share few sets of the L1 cache.
@@ -37,12 +38,12 @@ HD bool stays_in_place(int64_t K, int64_t ld) {
 
 // The elements of workspace that `gemm` needs for a left operand that it copies.
 template <class Element, class Stored>
-HD int64_t left_size(int64_t K) {
-  return std::is_same<Element, Stored>::value ? 0 : CHUNK<Element> * left_stride<Element>(K);
+HD int64_t left_copy_size(int64_t K) {
+  return std::is_same<Element, Stored>::value ? 0 : CHUNK_ROWS<Element> * left_stride<Element>(K);
 }
 
-// Returns M <= CHUNK rows of a left operand (M, K) as elements of the product: the numbers
-// themselves, bfloat16 numbers that are pairs already, or else a copy in `scratch`, left_size
+// Returns M <= CHUNK_ROWS rows of a left operand (M, K) as elements of the product: the numbers
+// themselves, bfloat16 numbers that are pairs already, or else a copy in `scratch`, left_copy_size
 // elements.
 template <class Element, class Stored>
 LeftOperand<Element> left_operand(int64_t M, int64_t K, Matrix<const Stored> A, Element* scratch) {
@@ -61,18 +62,19 @@ LeftOperand<Element> left_operand(int64_t M, int64_t K, Matrix<const Stored> A, 
 }
 
 // C (M, columns) (+)= A times packed columns (see `pack`), + bias (columns,) if not null. M is at
-// most CHUNK, K counts elements, and `next` is that of `gemm`.
+// most CHUNK_ROWS, K counts elements, and `next` is that of `gemm`.
 template <class Element>
 void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<Element> A,
                 const Element* packed, Output<RealOf<Element>> C, const RealOf<Element>* bias,
                 const Element* next) {
   // The depth of a panel, which stays in the L2 cache while the rows pass.
   constexpr int64_t DEPTH = (IN_TILE_REGISTERS<Element> ? 2048 : 3072) / sizeof(Element);
-  const int64_t tiles =
-      (M + MR<Element> - 1) / MR<Element>;  // of equal height, not full ones and a rest
+  // The tiles have equal heights: they are not full ones and a rest.
+  const int64_t tiles = (M + TILE_ROWS<Element> - 1) / TILE_ROWS<Element>;
   TileRegisters registers;
-  for (int64_t n0 = 0; n0 < columns; n0 += PANEL<Element>) {
-    const int64_t width = columns - n0 < PANEL<Element> ? columns - n0 : PANEL<Element>;
+  for (int64_t n0 = 0; n0 < columns; n0 += PANEL_COLUMNS<Element>) {
+    const int64_t width =
+        columns - n0 < PANEL_COLUMNS<Element> ? columns - n0 : PANEL_COLUMNS<Element>;
     const int64_t padded = round_up<Element>(width);
 
     // A sum of no terms is zero.
@@ -90,26 +92,27 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<Element> A,
       // Together, they prefetch what is read next, else the first tile waits for the L3 cache: the
       // next part of this panel, the first part of the next panel, or `next`. A panel alone has
       // just been packed and is in the L2 cache; each of its parts prefetches a part of `next`.
-      const bool alone = columns <= PANEL<Element>;
+      const bool alone = columns <= PANEL_COLUMNS<Element>;
       const Element* ahead = nullptr;
       if (k0 + DEPTH < K && !alone)
         ahead = packed + K * n0 + (k0 + DEPTH) * padded;
-      else if (n0 + PANEL<Element> < columns)
-        ahead = packed + K * (n0 + PANEL<Element>);
+      else if (n0 + PANEL_COLUMNS<Element> < columns)
+        ahead = packed + K * (n0 + PANEL_COLUMNS<Element>);
       else if (next)
-        ahead = next + (alone ? k0 * PANEL<Element> : 0);
+        ahead = next + (alone ? k0 * PANEL_COLUMNS<Element> : 0);
 
       for (int64_t i = 0; i < tiles; ++i) {
         const int64_t m = M * i / tiles, m_end = M * (i + 1) / tiles;
         Prefetch<Element> prefetch;
         if (ahead)
-          prefetch = {ahead + deep * i / tiles * PANEL<Element>,
-                      (PANEL<Element> + tiles - 1) / tiles};
+          prefetch = {ahead + deep * i / tiles * PANEL_COLUMNS<Element>,
+                      (PANEL_COLUMNS<Element> + tiles - 1) / tiles};
         const Output<RealOf<Element>> c{C.p + m * C.ld + n0, C.ld, C.whole_vectors,
                                         C.accumulate || bias || k0 > 0};
-        any_tile<Element, Split::columns>(registers, int(m_end - m), width, deep,
-                                          {A.p + m * A.sm + k0 * A.sk, A.sm, A.sk},
-                                          packed + K * n0 + k0 * padded, c, prefetch);
+        any_tile<Element, Split::columns>(
+            registers, int(m_end - m), width, deep,
+            {A.p + m * A.stride_m + k0 * A.stride_k, A.stride_m, A.stride_k},
+            packed + K * n0 + k0 * padded, c, prefetch);
       }
     }
   }
@@ -126,9 +129,10 @@ template <class Element, class Function>
 void gemm_in_blocks(int64_t rows, int64_t K, int64_t columns, LeftOperand<Element> A,
                     const Element* packed, const RealOf<Element>* bias, const Element* next,
                     Function f) {
-  constexpr int64_t WIDTH = IN_TILE_REGISTERS<Element> ? 4 * PANEL<Element> : PANEL<Element>;
+  constexpr int64_t WIDTH =
+      IN_TILE_REGISTERS<Element> ? 4 * PANEL_COLUMNS<Element> : PANEL_COLUMNS<Element>;
   constexpr int64_t LD = IN_TILE_REGISTERS<Element> ? WIDTH + 16 : WIDTH;
-  alignas(64) RealOf<Element> sums[CHUNK<Element> * LD];
+  alignas(64) RealOf<Element> sums[CHUNK_ROWS<Element> * LD];
   for (int64_t n = 0; n < columns; n += WIDTH) {
     const int64_t width = columns - n < WIDTH ? columns - n : WIDTH;
     const Element* const panels = packed + K * n;
@@ -144,10 +148,10 @@ void gemm_in_blocks(int64_t rows, int64_t K, int64_t columns, LeftOperand<Elemen
 }
 
 // Calls f(first row, rows, left operand) with the rows of A (M, K) in chunks of equal size.
-// scratch: left_size elements.
+// scratch: left_copy_size elements.
 template <class Element, class Stored, class Function>
 HD void each_chunk(int64_t M, int64_t K, Matrix<const Stored> A, Element* scratch, Function f) {
-  const int64_t chunks = (M + CHUNK<Element> - 1) / CHUNK<Element>;
+  const int64_t chunks = (M + CHUNK_ROWS<Element> - 1) / CHUNK_ROWS<Element>;
   for (int64_t i = 0; i < chunks; ++i) {
     const int64_t m = M * i / chunks, rows = M * (i + 1) / chunks - m;
     f(m, rows, left_operand(rows, K, Matrix<const Stored>{A.p + m * A.ld, A.ld}, scratch));
@@ -156,8 +160,8 @@ HD void each_chunk(int64_t M, int64_t K, Matrix<const Stored> A, Element* scratc
 
 // C (M, columns) (+)= A (M, K) times packed columns (see `pack`), + bias (columns,) if not null.
 //
-// next: what is read after the last panel, or null: up to depth(K) x PANEL elements from there on
-// are prefetched. Only for at most CHUNK rows. scratch: left_size elements.
+// next: what is read after the last panel, or null: up to depth(K) x PANEL_COLUMNS elements from
+// there on are prefetched. Only for at most CHUNK_ROWS rows. scratch: left_copy_size elements.
 template <class Element, class Stored>
 void gemm(int64_t M, int64_t K, int64_t columns, Matrix<const Stored> A, const Element* packed,
           Output<RealOf<Element>> C, Element* scratch, const RealOf<Element>* bias = nullptr,

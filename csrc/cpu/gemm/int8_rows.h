@@ -112,8 +112,8 @@ void product_of_int8_rows(const cpu::Int8Product& p) {
 // Packs rows of W as columns, as `pack` does, multiplied by their scales.
 HD void pack_scaled(const int8_t* W, const float* scales, int64_t K, int64_t columns, float* to) {
   pack(W, 1, K, K, columns, to);
-  for (int64_t n0 = 0; n0 < columns; n0 += PANEL<float>) {
-    const int64_t width = columns - n0 < PANEL<float> ? columns - n0 : PANEL<float>;
+  for (int64_t n0 = 0; n0 < columns; n0 += PANEL_COLUMNS<float>) {
+    const int64_t width = columns - n0 < PANEL_COLUMNS<float> ? columns - n0 : PANEL_COLUMNS<float>;
     const int64_t padded = round_up<float>(width);
     for (int64_t j = 0; j < padded; j += LANES<float>) {
       const Vec<float> scale = Vec<float>::load(scales + n0 + j, width - j);

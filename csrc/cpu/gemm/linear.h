@@ -2,8 +2,9 @@
 // twice that of torch's library.
 //
 // What limits it: for many rows the multiply-add units, for few rows reading W. few_rows.h computes
-// y where W need not be packed, gemm.h all others. For at most CHUNK rows each panel of W is used
-// as soon as it is packed, while it is in the L2 cache, and the next panel is prefetched meanwhile.
+// y where W need not be packed, gemm.h all others. For at most CHUNK_ROWS rows each panel of W is
+// used as soon as it is packed, while it is in the L2 cache, and the next panel is prefetched
+// meanwhile.
 #pragma once
 #include "cpu/arguments/products.h"
 #include "cpu/gemm/column_sums.h"
@@ -66,12 +67,12 @@ void linear(const cpu::Linear<Stored>& l, cpu::Parallel run, int threads) {
     });
 
   // The workspace: one panel for each part if a chunk has all rows, else W.
-  const bool one_chunk = l.M <= CHUNK<Element>;
-  const int64_t panel = packed_size<Element>(l.K, PANEL<Element>);
-  const int64_t left =
-      stays_in_place<Element, Stored>(l.K, l.K) ? 0 : left_size<Element, Stored>(l.K);
+  const bool one_chunk = l.M <= CHUNK_ROWS<Element>;
+  const int64_t panel = packed_size<Element>(l.K, PANEL_COLUMNS<Element>);
+  const int64_t left_size =
+      stays_in_place<Element, Stored>(l.K, l.K) ? 0 : left_copy_size<Element, Stored>(l.K);
   Buffer<Element> packed(one_chunk ? panel * threads : packed_size<Element>(l.K, l.N));
-  Buffer<Element> scratch(left * threads);
+  Buffer<Element> scratch(left_size * threads);
   // Columns [n, n_end) of y: packs these rows of W and multiplies. `next` is that of `gemm`.
   const auto columns = [&](int64_t n, int64_t n_end, Element* to, Element* own_scratch,
                            const Element* next) {
@@ -81,12 +82,12 @@ void linear(const cpu::Linear<Stored>& l, cpu::Parallel run, int threads) {
   };
   parallel(run, threads, [&](int64_t begin, int64_t end) {
     const Range own = own_columns<Element>(l.N, begin, end, threads);
-    Element* const own_scratch = scratch + left * begin;
+    Element* const own_scratch = scratch + left_size * begin;
     if (!one_chunk)
       return columns(own.begin, own.end, packed + depth<Element>(l.K) * own.begin, own_scratch,
                      nullptr);
-    for (int64_t n = own.begin; n < own.end; n += PANEL<Element>) {
-      const int64_t next = n + PANEL<Element>, n_end = next < own.end ? next : own.end;
+    for (int64_t n = own.begin; n < own.end; n += PANEL_COLUMNS<Element>) {
+      const int64_t next = n + PANEL_COLUMNS<Element>, n_end = next < own.end ? next : own.end;
       columns(n, n_end, packed + panel * begin, own_scratch,
               as_elements<Element>(l.W + next * l.K));
     }
@@ -99,17 +100,18 @@ class LinearBackward {
   LinearBackward(const cpu::Linear<Stored>& l, int parts)
       : l(l),
         parts(parts),
-        few(l.M <= CHUNK<Element> && (!SAME || l.K % LANES<Element> == 0)),
-        panel(packed_size<Element>(l.N, PANEL<Element>)),
-        left(stays_in_place<Element, Stored>(l.N, l.N) ? 0 : left_size<Element, Stored>(l.N)),
+        few(l.M <= CHUNK_ROWS<Element> && (!SAME || l.K % LANES<Element> == 0)),
+        panel(packed_size<Element>(l.N, PANEL_COLUMNS<Element>)),
+        left_size(stays_in_place<Element, Stored>(l.N, l.N) ? 0
+                                                            : left_copy_size<Element, Stored>(l.N)),
         packed(!l.dx  ? 0
                : !few ? packed_size<Element>(l.N, l.K)
                : SAME ? 0
                       : panel * parts),
-        lefts(l.dx ? left * parts : 0),
+        left_copies(l.dx ? left_size * parts : 0),
         sums(l.db ? 2 * round_up<Real>(l.N) : 0),
         scratch(l.dW ? scratch_size * parts : 0),
-        dW(l.dW && !IN_PLACE && l.M > ONE_PASS<Element> ? l.N * l.K : 0) {}
+        dW(l.dW && !IN_PLACE && l.M > ROWS_PER_PASS<Element> ? l.N * l.K : 0) {}
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
@@ -130,12 +132,12 @@ class LinearBackward {
   const cpu::Linear<Stored>& l;
   const int parts;
   const bool few;
-  const int64_t panel, left;  // elements of a panel of W, and of a converted chunk of dy
-  Buffer<Element> packed;     // W, or (parts, panel) for few rows that need packing
-  Buffer<Element> lefts;      // (parts, left)
-  Buffer<Real> sums;          // (2, N)
-  Buffer<Element> scratch;    // (parts, scratch_size)  of gemm_transposed
-  Buffer<Real> dW;            // (N, K)  its sums, if they are not complete after one pass
+  const int64_t panel, left_size;  // elements of a panel of W, and of a converted chunk of dy
+  Buffer<Element> packed;          // W, or (parts, panel) for few rows that need packing
+  Buffer<Element> left_copies;     // (parts, left_size)
+  Buffer<Real> sums;               // (2, N)
+  Buffer<Element> scratch;         // (parts, scratch_size)  of gemm_transposed
+  Buffer<Real> dW;                 // (N, K)  its sums, if they are not complete after one pass
 
   // dx = dy W: each part computes columns of dx. For few rows W is not packed, or panel by panel.
   void gradient_of_x(int64_t part, Range own) {
@@ -143,13 +145,13 @@ class LinearBackward {
       if (few)
         return product<Real>(l.M, l.N, own.size(), {l.dy, l.N, 1}, {l.W + own.begin, l.K},
                              {l.dx + own.begin, l.K}, false);
-    const int64_t step = few ? PANEL<Element> : own.size();
+    const int64_t step = few ? PANEL_COLUMNS<Element> : own.size();
     for (int64_t k = own.begin; k < own.end; k += step) {
       const int64_t width = own.end - k < step ? own.end - k : step;
       Element* const columns = few ? packed + panel * part : packed + depth<Element>(l.N) * k;
       pack(l.W + k, l.K, 1, l.N, width, columns);
       gemm_to<Element, Stored>(l.M, l.N, width, {l.dy, l.N}, columns, {l.dx + k, l.K},
-                               lefts + left * part);
+                               left_copies + left_size * part);
     }
   }
 

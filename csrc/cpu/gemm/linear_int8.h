@@ -26,8 +26,8 @@ void linear_int8_panels(const cpu::LinearInt8& l, int64_t begin, int64_t end, fl
 }
 
 void linear_int8(const cpu::LinearInt8& l, cpu::Parallel run, int threads) {
-  const bool dots = l.M <= l.rows.most, few = l.M <= CHUNK<float>;
-  const int64_t panel = packed_size<float>(l.K, PANEL<float>);
+  const bool dots = l.M <= l.rows.most, few = l.M <= CHUNK_ROWS<float>;
+  const int64_t panel = packed_size<float>(l.K, PANEL_COLUMNS<float>);
   // Like linear: one panel for each part if there are few rows, else all of W.
   Buffer<float> packed(dots ? 0 : few ? panel * threads : packed_size<float>(l.K, l.N));
   parallel(run, threads, [&](int64_t begin, int64_t end) {
@@ -36,7 +36,7 @@ void linear_int8(const cpu::LinearInt8& l, cpu::Parallel run, int threads) {
       return l.rows.multiply({l.M, l.K, own.size(), l.x, l.K, l.W + own.begin * l.K,
                               l.scale + own.begin, l.b ? l.b + own.begin : nullptr, l.y + own.begin,
                               l.N, false, false});
-    const int64_t step = few ? PANEL<float> : own.size();
+    const int64_t step = few ? PANEL_COLUMNS<float> : own.size();
     for (int64_t n = own.begin; n < own.end; n += step)
       linear_int8_panels(l, n, n + step < own.end ? n + step : own.end,
                          packed + (few ? panel * begin : l.K * n));

@@ -12,11 +12,11 @@ struct Matrix {
   int64_t ld;
 };
 
-// A left operand with any strides: element (m, k) is p[m * sm + k * sk].
+// A left operand with any strides: element (m, k) is p[m * stride_m + k * stride_k].
 template <class T>
 struct LeftOperand {
   const T* p;
-  int64_t sm, sk;
+  int64_t stride_m, stride_k;
 };
 
 // The result of a product.

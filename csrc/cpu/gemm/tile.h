@@ -1,5 +1,5 @@
-// The register tile of all matrix products: up to MR rows times NV vectors of C, accumulated in
-// registers over the whole depth K.
+// The register tile of all matrix products: up to TILE_ROWS rows times TILE_VECTORS vectors of C,
+// accumulated in registers over the whole depth K.
 //
 // K counts elements: pairs of numbers, if Element is bf16_pair (simd/bf16_pair.h).
 #pragma once
@@ -10,17 +10,18 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// The tile's size: 24 accumulators where there are 32 vector registers, 12 where there are 16.
+// The tile's rows and vectors: 24 accumulators where there are 32 vector registers, 12 where there
+// are 16.
 template <class Element>
-constexpr int MR = IN_TILE_REGISTERS<Element> ? 32 : 6;  // rows
+constexpr int TILE_ROWS = IN_TILE_REGISTERS<Element> ? 32 : 6;
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int NV = 4;  // vectors
+constexpr int TILE_VECTORS = 4;
 #else
-constexpr int NV = 2;
+constexpr int TILE_VECTORS = 2;
 #endif
 // The columns of a panel, which is as wide as a tile.
 template <class T>
-constexpr int64_t PANEL = (IN_TILE_REGISTERS<T> ? 2 : NV) * LANES<T>;
+constexpr int64_t PANEL_COLUMNS = (IN_TILE_REGISTERS<T> ? 2 : TILE_VECTORS) * LANES<T>;
 
 // Software prefetch into the L2 cache while a tile is computed: one cache line for each k, at
 // first + k * step.
@@ -34,14 +35,14 @@ struct Prefetch {
 // depend on such a split, and therefore neither may the order in which a tile adds.
 enum class Split { columns, rows };
 
-// The chains of additions for each element of a tile of M rows and nv vectors: with two, the even
-// and the odd k have accumulators of their own, because a tile of few accumulators would wait for
-// the latency of its additions. The number follows only the side of the tile that the split leaves
-// alone: a split of the columns changes nv, and a split of the rows changes M. Both choices need at
-// most as many accumulators as a full tile.
+// The chains of additions for each element of a tile of ROWS rows and VECTORS vectors: with two,
+// the even and the odd k have accumulators of their own, because a tile of few accumulators would
+// wait for the latency of its additions. The number follows only the side of the tile that the
+// split leaves alone: a split of the columns changes VECTORS, and a split of the rows changes ROWS.
+// Both choices need at most as many accumulators as a full tile.
 template <int ROWS, int VECTORS, Split SPLIT>
 constexpr int CHAINS =
-    (SPLIT == Split::columns ? 2 * ROWS <= MR<float> : 2 * VECTORS <= NV) ? 2 : 1;
+    (SPLIT == Split::columns ? 2 * ROWS <= TILE_ROWS<float> : 2 * VECTORS <= TILE_VECTORS) ? 2 : 1;
 
 // A vector of elements, from elements or from numbers of another type in memory.
 template <class Element, class Stored>
@@ -52,7 +53,7 @@ HD Vec<Element> load_elements(const Stored* p) {
     return load_as(p);
 }
 
-// C (M, nv vectors) (+)= A (M, K) B (K, nv vectors).
+// C (ROWS, VECTORS vectors) (+)= A (ROWS, K) B (K, VECTORS vectors).
 template <int ROWS, int VECTORS, Split SPLIT, bool PREFETCH, class Element, class StoredB = Element,
           class StoredC = RealOf<Element>>
 void tile(int64_t K, LeftOperand<Element> A, Matrix<const StoredB> B, Matrix<StoredC> C,
@@ -73,7 +74,8 @@ void tile(int64_t K, LeftOperand<Element> A, Matrix<const StoredB> B, Matrix<Sto
     for (int n = 0; n < VECTORS; ++n)
       __builtin_prefetch(C.p + m * C.ld + n * LANES<Real>, 1);
 
-  // For each k, nv vectors of B are loaded once and multiplied by M broadcast elements of A.
+  // For each k, VECTORS vectors of B are loaded once and multiplied by ROWS elements of A, each
+  // broadcast.
   int64_t k = 0;
   for (; k + chains <= K; k += chains) {
 #pragma GCC unroll 2
@@ -85,7 +87,7 @@ void tile(int64_t K, LeftOperand<Element> A, Matrix<const StoredB> B, Matrix<Sto
         b[n] = load_elements<Element>(B.p + (k + u) * B.ld + n * LANES<Real>);
 #pragma GCC unroll 8
       for (int m = 0; m < ROWS; ++m) {
-        const Vec<Element> a(A.p[m * A.sm + (k + u) * A.sk]);
+        const Vec<Element> a(A.p[m * A.stride_m + (k + u) * A.stride_k]);
 #pragma GCC unroll 4
         for (int n = 0; n < VECTORS; ++n)
           c[u][m][n] = multiply_add(c[u][m][n], a, b[n]);
@@ -97,7 +99,7 @@ void tile(int64_t K, LeftOperand<Element> A, Matrix<const StoredB> B, Matrix<Sto
   if (k < K)
     for (int m = 0; m < ROWS; ++m)
       for (int n = 0; n < VECTORS; ++n)
-        c[0][m][n] = multiply_add(c[0][m][n], Vec<Element>(A.p[m * A.sm + k * A.sk]),
+        c[0][m][n] = multiply_add(c[0][m][n], Vec<Element>(A.p[m * A.stride_m + k * A.stride_k]),
                                   load_elements<Element>(B.p + k * B.ld + n * LANES<Element>));
 
   // Add the chains, and C if its old value counts, and store.
@@ -141,46 +143,47 @@ inline void panel_in_tiles(TileRegisters& registers, int M, int64_t padded, int6
                            bool accumulate, Prefetch<bf16_pair> prefetch) {
   constexpr int64_t LINE = 64 / sizeof(bf16_pair);
   const auto fetch = [&](int64_t k) {
-    for (int64_t i = k * prefetch.step; i < (k + TILE) * prefetch.step; i += LINE)
+    for (int64_t i = k * prefetch.step; i < (k + REGISTER_SIDE) * prefetch.step; i += LINE)
       __builtin_prefetch(prefetch.first + i, 0, 2);
   };
   const Matrix<const bf16_pair> B{panel, padded};
-  if (padded > TILE)
-    tile_product<true>(registers, M, K, A.p, A.sm, B, C, accumulate, fetch);
+  if (padded > REGISTER_SIDE)
+    tile_product<true>(registers, M, K, A.p, A.stride_m, B, C, accumulate, fetch);
   else
-    tile_product<false>(registers, M, K, A.p, A.sm, B, C, accumulate, fetch);
+    tile_product<false>(registers, M, K, A.p, A.stride_m, B, C, accumulate, fetch);
 }
 #endif
 
-// C (M, width) (+)= A (M, K) times a packed panel (K, width rounded up to vectors), M <= MR and
-// width <= PANEL. Unless C may be written up to whole vectors, a width that does not fill its
-// vectors goes through a buffer.
+// C (M, width) (+)= A (M, K) times a packed panel (K, width rounded up to vectors), M <= TILE_ROWS
+// and width <= PANEL_COLUMNS. Unless C may be written up to whole vectors, a width that does not
+// fill its vectors goes through a buffer.
 template <class Element, Split SPLIT>
 void any_tile(TileRegisters& registers, int M, int64_t width, int64_t K, LeftOperand<Element> A,
               const Element* panel, Output<RealOf<Element>> C, Prefetch<Element> prefetch = {}) {
   using Real = RealOf<Element>;
-  constexpr int64_t L = LANES<Element>;
-  constexpr int THREE = NV < 3 ? NV : 3;   // a panel of NV = 2 vectors has no third case
-  Real buffer[MR<Element> * PANEL<Real>];  // (M, padded)
+  constexpr int64_t lanes = LANES<Element>;
+  // Where a panel has two vectors, no product has three.
+  constexpr int THREE = TILE_VECTORS < 3 ? TILE_VECTORS : 3;
+  Real buffer[TILE_ROWS<Element> * PANEL_COLUMNS<Real>];  // (M, padded)
   const int64_t padded = round_up<Real>(width);
   const bool direct = C.whole_vectors || padded == width;
   const Matrix<Real> out{direct ? C.p : buffer, direct ? C.ld : padded};
   const bool accumulate = C.accumulate && direct;
   const auto in_vectors = [&](auto prefetches) {
     constexpr bool PREFETCH = decltype(prefetches)::value;
-    switch (padded / L) {
+    switch (padded / lanes) {
       case 1:
-        return tile_rows<1, SPLIT, PREFETCH, Element>(M, K, A, {panel, L}, out, accumulate,
+        return tile_rows<1, SPLIT, PREFETCH, Element>(M, K, A, {panel, lanes}, out, accumulate,
                                                       prefetch);
       case 2:
-        return tile_rows<2, SPLIT, PREFETCH, Element>(M, K, A, {panel, 2 * L}, out, accumulate,
+        return tile_rows<2, SPLIT, PREFETCH, Element>(M, K, A, {panel, 2 * lanes}, out, accumulate,
                                                       prefetch);
       case 3:
-        return tile_rows<THREE, SPLIT, PREFETCH, Element>(M, K, A, {panel, THREE * L}, out,
+        return tile_rows<THREE, SPLIT, PREFETCH, Element>(M, K, A, {panel, THREE * lanes}, out,
                                                           accumulate, prefetch);
       default:
-        return tile_rows<NV, SPLIT, PREFETCH, Element>(M, K, A, {panel, NV * L}, out, accumulate,
-                                                       prefetch);
+        return tile_rows<TILE_VECTORS, SPLIT, PREFETCH, Element>(
+            M, K, A, {panel, TILE_VECTORS * lanes}, out, accumulate, prefetch);
     }
   };
   if constexpr (IN_TILE_REGISTERS<Element>)

@@ -42,7 +42,7 @@ struct TileRegisters {};
 template <>
 constexpr bool IN_TILE_REGISTERS<bf16_pair> = true;
 
-constexpr int TILE = 16;  // the rows of a tile register, and the floats or pairs of a row
+constexpr int REGISTER_SIDE = 16;  // the rows of a tile register, and the floats or pairs of a row
 
 // The configuration of this thread's tile registers, which is given up at the end of the scope: a
 // thread with tiles in use takes longer to switch to.
@@ -54,7 +54,7 @@ class TileRegisters {
     if (rows_) _tile_release();
   }
 
-  // Returns the rows of each part of A for tiles of M <= 2 * TILE rows, and configures the
+  // Returns the rows of each part of A for tiles of M <= 2 * REGISTER_SIDE rows, and configures the
   // registers for them. Tiles of one row less can use the configuration, too.
   int configure(int M) {
     if (rows_ == (M + 1) / 2 || (rows_ == (M + 2) / 2 && rows_ <= M)) return rows_;
@@ -62,7 +62,7 @@ class TileRegisters {
     Configuration c;
     for (int i = 0; i < 8; ++i) {
       c.bytes_of_row[i] = 64;
-      c.rows[i] = uint8_t(i < 6 ? rows_ : TILE);  // of B all
+      c.rows[i] = uint8_t(i < 6 ? rows_ : REGISTER_SIDE);  // of B all
     }
     // As assembly, because GCC thinks that _tile_loadconfig reads 8 bytes.
     asm volatile("ldtilecfg %0" : : "m"(c));
@@ -78,16 +78,16 @@ class TileRegisters {
   int rows_ = 0;
 };
 
-// Adds the products of 16 pairs of k to the sums. The rows of A are sm elements apart, those of B
-// ldb elements. All loads come first: where tile instructions do not overlap, that is faster by a
-// tenth than loads between the products.
+// Adds the products of 16 pairs of k to the sums. The rows of A are stride_m elements apart, those
+// of B ldb elements. All loads come first: where tile instructions do not overlap, that is faster
+// by a tenth than loads between the products.
 template <bool RIGHT>
-HD void multiply_tiles(const bf16_pair* upper, const bf16_pair* lower, int64_t sm,
+HD void multiply_tiles(const bf16_pair* upper, const bf16_pair* lower, int64_t stride_m,
                        const bf16_pair* B, int64_t ldb) {
-  _tile_loadd(4, upper, sm * sizeof(bf16_pair));
-  _tile_loadd(5, lower, sm * sizeof(bf16_pair));
+  _tile_loadd(4, upper, stride_m * sizeof(bf16_pair));
+  _tile_loadd(5, lower, stride_m * sizeof(bf16_pair));
   _tile_loadd(6, B, ldb * sizeof(bf16_pair));
-  if constexpr (RIGHT) _tile_loadd(7, B + TILE, ldb * sizeof(bf16_pair));
+  if constexpr (RIGHT) _tile_loadd(7, B + REGISTER_SIDE, ldb * sizeof(bf16_pair));
   _tile_dpbf16ps(0, 4, 6);
   _tile_dpbf16ps(2, 5, 6);
   if constexpr (RIGHT) {
@@ -104,8 +104,8 @@ HD void begin_sums(const float* C, int64_t ldc, int64_t lower, bool from_C) {
     _tile_loadd(0, C, ldc * sizeof(float));
     _tile_loadd(2, C + lower * ldc, ldc * sizeof(float));
     if constexpr (RIGHT) {
-      _tile_loadd(1, C + TILE, ldc * sizeof(float));
-      _tile_loadd(3, C + lower * ldc + TILE, ldc * sizeof(float));
+      _tile_loadd(1, C + REGISTER_SIDE, ldc * sizeof(float));
+      _tile_loadd(3, C + lower * ldc + REGISTER_SIDE, ldc * sizeof(float));
     }
   } else {
     _tile_zero(0);
@@ -123,19 +123,19 @@ HD void store_tiles(float* C, int64_t ldc, int64_t lower) {
   _tile_stored(0, C, ldc * sizeof(float));
   _tile_stored(2, C + lower * ldc, ldc * sizeof(float));
   if constexpr (RIGHT) {
-    _tile_stored(1, C + TILE, ldc * sizeof(float));
-    _tile_stored(3, C + lower * ldc + TILE, ldc * sizeof(float));
+    _tile_stored(1, C + REGISTER_SIDE, ldc * sizeof(float));
+    _tile_stored(3, C + lower * ldc + REGISTER_SIDE, ldc * sizeof(float));
   }
 }
 
 // C (M, 16 or, if RIGHT, 32) (+)= A (M, K) B (K, .), M at most 32 and a row of A contiguous.
 // `prefetch(k)` is called for every 16th k.
 template <bool RIGHT, class Function>
-void tile_product(TileRegisters& registers, int M, int64_t K, const bf16_pair* A, int64_t sm,
+void tile_product(TileRegisters& registers, int M, int64_t K, const bf16_pair* A, int64_t stride_m,
                   Matrix<const bf16_pair> B, Matrix<float> C, bool accumulate, Function prefetch) {
   const int rows = registers.configure(M);
-  const int lower = M - rows;                     // the first row of the lower part
-  constexpr int WIDTH = RIGHT ? 2 * TILE : TILE;  // of C
+  const int lower = M - rows;  // the first row of the lower part
+  constexpr int WIDTH = RIGHT ? 2 * REGISTER_SIDE : REGISTER_SIDE;  // of C
   begin_sums<RIGHT>(nullptr, 0, lower, false);
 
   // C is read and written at the end only: its cache lines are fetched meanwhile, a few in each
@@ -143,33 +143,33 @@ void tile_product(TileRegisters& registers, int M, int64_t K, const bf16_pair* A
   constexpr int ROWS_PER_STEP = 2;
   int fetched = 0;
   int64_t k = 0;
-  for (; k + TILE <= K; k += TILE) {
+  for (; k + REGISTER_SIDE <= K; k += REGISTER_SIDE) {
     prefetch(k);
     for (int i = 0; i < ROWS_PER_STEP && fetched < M; ++i, ++fetched)
-      for (int n = 0; n < WIDTH; n += TILE)
+      for (int n = 0; n < WIDTH; n += REGISTER_SIDE)
         __builtin_prefetch(C.p + fetched * C.ld + n, 1);
-    multiply_tiles<RIGHT>(A + k, A + lower * sm + k, sm, B.p + k * B.ld, B.ld);
+    multiply_tiles<RIGHT>(A + k, A + lower * stride_m + k, stride_m, B.p + k * B.ld, B.ld);
   }
 
   // The last pairs, fewer than 16, go through buffers that are filled up with zeros.
   if (k < K) {
-    alignas(64) bf16_pair left[2 * TILE * TILE], right[TILE * WIDTH];
+    alignas(64) bf16_pair left[2 * REGISTER_SIDE * REGISTER_SIDE], right[REGISTER_SIDE * WIDTH];
     for (int m = 0; m < M; ++m)
-      Vec<bf16_pair>::load(A + m * sm + k, K - k).store(left + m * TILE);
-    for (int64_t i = 0; i < TILE; ++i)
-      for (int n = 0; n < WIDTH; n += TILE)
+      Vec<bf16_pair>::load(A + m * stride_m + k, K - k).store(left + m * REGISTER_SIDE);
+    for (int64_t i = 0; i < REGISTER_SIDE; ++i)
+      for (int n = 0; n < WIDTH; n += REGISTER_SIDE)
         (k + i < K ? Vec<bf16_pair>::load(B.p + (k + i) * B.ld + n) : Vec<bf16_pair>(bf16_pair{}))
             .store(right + i * WIDTH + n);
     asm volatile("" ::: "memory");
-    multiply_tiles<RIGHT>(left, left + lower * TILE, TILE, right, WIDTH);
+    multiply_tiles<RIGHT>(left, left + lower * REGISTER_SIDE, REGISTER_SIDE, right, WIDTH);
   }
 
   if (!accumulate) return store_tiles<RIGHT>(C.p, C.ld, lower);
-  alignas(64) float sums[2 * TILE * WIDTH];
+  alignas(64) float sums[2 * REGISTER_SIDE * WIDTH];
   store_tiles<RIGHT>(sums, WIDTH, lower);
   asm volatile("" ::: "memory");
   for (int m = 0; m < M; ++m)
-    for (int n = 0; n < WIDTH; n += TILE) {
+    for (int n = 0; n < WIDTH; n += REGISTER_SIDE) {
       float* const c = C.p + m * C.ld + n;
       (Vec<float>::load(c) + Vec<float>::load(sums + m * WIDTH + n)).store(c);
     }
@@ -177,13 +177,13 @@ void tile_product(TileRegisters& registers, int M, int64_t K, const bf16_pair* A
 
 // Copies A (M, K), whose columns are contiguous, with its rows contiguous and `ld` apart.
 HD void transpose_left(int M, int64_t K, LeftOperand<bf16_pair> A, bf16_pair* rows, int64_t ld) {
-  for (int64_t k = 0; k < K; k += TILE)
-    for (int m = 0; m < M; m += TILE) {
-      Vec<bf16_pair> square[TILE];
-      for (int i = 0; i < TILE; ++i)
-        square[i] = Vec<bf16_pair>::load(A.p + m + (k + i < K ? k + i : k) * A.sk, M - m);
+  for (int64_t k = 0; k < K; k += REGISTER_SIDE)
+    for (int m = 0; m < M; m += REGISTER_SIDE) {
+      Vec<bf16_pair> square[REGISTER_SIDE];
+      for (int i = 0; i < REGISTER_SIDE; ++i)
+        square[i] = Vec<bf16_pair>::load(A.p + m + (k + i < K ? k + i : k) * A.stride_k, M - m);
       transpose(square);
-      for (int i = 0; i < TILE && m + i < M; ++i)
+      for (int i = 0; i < REGISTER_SIDE && m + i < M; ++i)
         square[i].store(rows + (m + i) * ld + k, K - k);
     }
 }

@@ -41,7 +41,7 @@ class CrossEntropy {
         parts(parts),
         gradients(l.dx || l.dW || l.db),
         few_rows(l.N, l.E, l.x),
-        reads_W(SAME && l.N <= CHUNK<E> && l.E % LANES<E> == 0),
+        reads_W(SAME && l.N <= CHUNK_ROWS<E> && l.E % LANES<E> == 0),
         scale(T(1 / l.temperature)),
         barrier(parts) {
     choose_schedule();
@@ -126,8 +126,8 @@ class CrossEntropy {
   Buffer<dZ> dlogits;      // (rows, ld_dz) unless they replace the logits
   Buffer<E> packed;        // (parts, packed_size(E, COLUMNS))  a block's columns of W^T
   Buffer<E> packed_rows;   // (COLUMNS, E)  a block's rows of W, of which each part packs columns
-  int64_t left;            // the elements of a converted left operand, see gemm.h
-  Buffer<E> lefts;         // (parts, left)
+  int64_t left_size;       // the elements of a converted left operand, see gemm.h
+  Buffer<E> left_copies;   // (parts, left_size)
   Buffer<T> sums;          // (parts, 2, ld_sums)  of column_sums
   RowStatistics<T, S> statistics;
   LogitGradients<T, S, dZ> of_logits;
@@ -165,9 +165,9 @@ class CrossEntropy {
     if (gradients && !(kept && REPLACED)) dlogits = Buffer<dZ>(rows * ld_dz);
     if (!few_rows) packed = Buffer<E>(parts * packed_size<E>(l.E, COLUMNS));
     if (l.dx && !reads_W) packed_rows = Buffer<E>(packed_size<E>(COLUMNS, l.E));
-    const int64_t of_x = left_size<E, S>(l.E), of_dz = left_size<E, dZ>(COLUMNS);
-    left = of_x > of_dz ? of_x : of_dz;
-    lefts = Buffer<E>(parts * left);
+    const int64_t of_x = left_copy_size<E, S>(l.E), of_dz = left_copy_size<E, dZ>(COLUMNS);
+    left_size = of_x > of_dz ? of_x : of_dz;
+    left_copies = Buffer<E>(parts * left_size);
     if (l.db) sums = Buffer<T>(parts * 2 * ld_sums);
     statistics = RowStatistics<T, S>(l, rows, parts);
     if (gradients) of_logits = LogitGradients<T, S, dZ>(l, rows);
@@ -200,7 +200,7 @@ class CrossEntropy {
       few_rows.multiply(block.size(), l.W + block.begin * l.E, bias, z, ld);
     else
       gemm<E, S>(s1 - s0, l.E, block.size(), {l.x + s0 * l.E, l.E}, packed_of(part),
-                 {z, ld, true, false}, lefts + part * left, bias);
+                 {z, ld, true, false}, left_copies + part * left_size, bias);
     for (int64_t i = 0; i < s1 - s0; ++i) {
       T* const row = z + i * ld;
       if (l.temperature != 1)
@@ -272,7 +272,7 @@ class CrossEntropy {
         gemm<E, dZ>(s1 - s0, block.size(), own.size(),
                     {gradients_of(s0 - r0, block.begin - range.begin), ld_dz}, rows_of_W,
                     {l.dx + s0 * l.E + own.begin, l.E, false, block.begin > 0},
-                    lefts + part * left);
+                    left_copies + part * left_size);
       }
     });
   }

@@ -21,7 +21,7 @@ class WeightGradient {
   WeightGradient(const cpu::LinearCrossEntropy<T, S>& l, int64_t chunk, int64_t classes, int parts)
       : l(&l),
         one_chunk(chunk == l.N),
-        one_product(ROUNDED && one_chunk && l.N <= ONE_PASS<E>),
+        one_product(ROUNDED && one_chunk && l.N <= ROWS_PER_PASS<E>),
         classes(classes),
         scratch(l.dW ? scratch_size * parts : 0),
         sums(l.dW && ROUNDED && !one_product ? (one_chunk ? parts * classes : l.V) * l.E : 0) {}

@@ -37,10 +37,10 @@ class RecurrentBackward {
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    Part p{{s, begin, end, parts, by_rows, PANEL<E>, Cell::WHOLE_ROWS},
+    Part p{{s, begin, end, parts, by_rows, PANEL_COLUMNS<E>, Cell::WHOLE_ROWS},
            w.zoneout + 2 * s.ldh * begin,
            w.scratch + w.scratch_size * begin,
-           w.lefts + w.left * begin,
+           w.left_copies + w.left_size * begin,
            w.sums + 2 * w.sums_size * begin};
     prepare_strips(p);
     pack_weights(p.packed);
@@ -158,7 +158,7 @@ class RecurrentBackward {
                         {p.dx.at(p.rows.begin + m, p.own.x.begin), p.dx.ld, true, false}, nullptr,
                         first_of_round(p, s.rounds - 1));
       };
-      each_chunk(p.rows.size(), block.gates * s.H, dz, p.left, chunk);
+      each_chunk(p.rows.size(), block.gates * s.H, dz, p.left_copy, chunk);
     }
     for (int64_t k = s.rounds - 1; k >= 0; --k)
       round(p, t, k);
@@ -204,7 +204,7 @@ class RecurrentBackward {
     const int64_t first = p.rows.begin;
     gemm<E, T>(p.rows.size(), s.P, p.own.h.size(),
                {w.dprojected + (t * s.B + first) * s.ldp, s.ldp}, projection(p),
-               {p.dh_of_cell.at(first, p.own.h.begin), p.dh_of_cell.ld, true, false}, p.left,
+               {p.dh_of_cell.at(first, p.own.h.begin), p.dh_of_cell.ld, true, false}, p.left_copy,
                nullptr, packed_block(Cell::BLOCKS[0], p.own.p.begin));
   }
 
@@ -334,13 +334,14 @@ class RecurrentBackward {
     if (s.rank) {
       T* u = w.dfactors[k] + (first + own) * s.ldr;  // (rows, ldr)
       gemm<E, T>(rows, s.out(k), p.own.r.size(), left, first_of_round(p, k),
-                 {u + p.own.r.begin, s.ldr, true, false}, p.left, nullptr, last_of_round(p, k));
+                 {u + p.own.r.begin, s.ldr, true, false}, p.left_copy, nullptr,
+                 last_of_round(p, k));
       wait(p);
-      gemm<E, T>(rows, s.rank, in.size(), {u, s.ldr}, last_of_round(p, k), target, p.left, nullptr,
-                 next);
+      gemm<E, T>(rows, s.rank, in.size(), {u, s.ldr}, last_of_round(p, k), target, p.left_copy,
+                 nullptr, next);
     } else {
-      gemm<E, T>(rows, s.out(k), in.size(), left, first_of_round(p, k), target, p.left, nullptr,
-                 next);
+      gemm<E, T>(rows, s.out(k), in.size(), left, first_of_round(p, k), target, p.left_copy,
+                 nullptr, next);
     }
   }
 

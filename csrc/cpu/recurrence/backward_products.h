@@ -118,7 +118,7 @@ class BackwardProducts {
     const int64_t last = by_rows ? w.rows * p.end / parts : w.rows;
     gemm<E, T>(last - first, GATES * s.H, p.own.x.size(), {w.dz + first * w.ldz, w.ldz},
                w.W_ih + depth<E>(GATES * s.H) * p.own.x.begin,
-               {g.dx + first * s.X + p.own.x.begin, s.X, false, false}, p.left);
+               {g.dx + first * s.X + p.own.x.begin, s.X, false, false}, p.left_copy);
   }
 
   // The gradients of W_ih, W_hh, W_hr and b.

@@ -19,7 +19,7 @@ struct BackwardWorkspace {
   const int64_t terms_width;   // the terms of a row of T * B, see cells.h
   const int64_t ld_terms;      // the row length of `terms`
   const int64_t scratch_size;  // of gemm_transposed
-  const int64_t left;          // the elements of a converted left operand, see gemm.h
+  const int64_t left_size;     // the elements of a converted left operand, see gemm.h
   const int64_t sums_size;     // the most columns of a bias's gradient
 
   // Weights, packed as right operands of dz W. Rounds that share a weight share the packed copy.
@@ -51,7 +51,7 @@ struct BackwardWorkspace {
   Buffer<T> zoneout;                        // (parts, 2, ldh)
   Buffer<T> sums;                           // (parts, 2, sums_size)  of column_sums
   Buffer<E> scratch;                        // (parts, scratch_size)
-  Buffer<E> lefts;                          // (parts, left)
+  Buffer<E> left_copies;                    // (parts, left_size)
 
   // Whether the gradient of W_ih needs a copy of x: with lengths, x may be NaN where dz is 0. With
   // rounds, the recomputed operands have zeros there already.
@@ -73,7 +73,7 @@ struct BackwardWorkspace {
         terms_width(terms_of_cell * s.H),
         ld_terms(terms_of_cell ? leading_dimension<T>(terms_width) : 0),
         scratch_size(round_up<E>(TRANSPOSED_SCRATCH<E>)),
-        left(left_size<E, T>(s.widest())),
+        left_size(left_copy_size<E, T>(s.widest())),
         sums_size(round_up<T>(s.widest())),
         W_ih(packed_size<E>(s.gates * s.H, s.X)),
         W_hh(s.gates * packed_size<E>(s.H, s.P)),
@@ -91,7 +91,7 @@ struct BackwardWorkspace {
         zoneout(2 * s.ldh * parts),
         sums(2 * sums_size * parts),
         scratch(scratch_size * parts),
-        lefts(left * parts) {
+        left_copies(left_size * parts) {
     if (masked_x) x_operand[0] = Buffer<T>(rows * s.ldx);
     h_operand[0] = Buffer<T>(rows * s.ldp);
     for (int64_t k = 0; k < s.rounds; ++k) {
@@ -108,10 +108,10 @@ struct BackwardWorkspace {
 // What one thread computes of the backward pass, and its workspaces.
 template <class T, class E>
 struct BackwardPart : Share {
-  T* zoneout;  // (2, ldh)  for h and for c
-  E* scratch;  // of gemm_transposed
-  E* left;     // a left operand as elements of the products
-  T* sums;     // (2, sums_size)  of column_sums
+  T* zoneout;    // (2, ldh)  for h and for c
+  E* scratch;    // of gemm_transposed
+  E* left_copy;  // a left operand as elements of the products
+  T* sums;       // (2, sums_size)  of column_sums
   Strip<T> dh = {}, dx = {}, dh_carried = {}, dc_carried = {}, dh_of_cell = {}, dz_row = {};
 };
 

@@ -50,7 +50,7 @@ class RecurrentForward {
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    Part p = w.part({s, begin, end, parts, plan.by_rows, PANEL<E>, Cell::WHOLE_ROWS}, s);
+    Part p = w.part({s, begin, end, parts, plan.by_rows, PANEL_COLUMNS<E>, Cell::WHOLE_ROWS}, s);
     weights.pack(p.packed);
     prepare_state(p);
     barrier.wait(p.parts());
@@ -192,7 +192,7 @@ class RecurrentForward {
   template <class Of>
   void add_gates(const Part& p, int64_t first, int64_t rows, int64_t K, Matrix<const T> operand,
                  Of of, const Strip<T>& z, Block block, bool accumulate, Weight next) {
-    each_chunk(rows, K, operand, p.left, [&](int64_t m, int64_t height, LeftOperand<E> left) {
+    each_chunk(rows, K, operand, p.left_copy, [&](int64_t m, int64_t height, LeftOperand<E> left) {
       for (int i = 0; i < block.gates; ++i) {
         const int g = block.gate + i;
         weights.multiply(p, height, K, p.own.h.size(), left, of(g),

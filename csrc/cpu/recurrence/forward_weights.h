@@ -15,7 +15,7 @@ class ForwardWeights {
  public:
   // What one thread computes.
   struct Own : Share {
-    E* left;  // workspace: a left operand as elements of the products
+    E* left_copy;  // workspace: a left operand as elements of the products
   };
 
   // A part's columns of a product: rows of a weight (out, K), from its number `first` on, their
@@ -34,7 +34,7 @@ class ForwardWeights {
         W_ih(in_panels ? 0 : GATES * packed_size<E>(s.X, s.H)),
         W_hh(in_panels ? 0 : GATES * packed_size<E>(s.P, s.H)),
         W_hr(in_panels || !r.W_hr ? 0 : packed_size<E>(s.H, s.P)),
-        panel(packed_size<E>(std::max({s.X, s.H, s.P, s.rank}), PANEL<E>)),
+        panel(packed_size<E>(std::max({s.X, s.H, s.P, s.rank}), PANEL_COLUMNS<E>)),
         panels(in_panels ? panel * parts : 0) {
     for (int64_t k = 0; k < s.rounds && !in_panels; ++k) {
       if (first_use(r.A, k) == k)
@@ -48,7 +48,7 @@ class ForwardWeights {
   // a whole: of a single step, which uses no weight twice, and of few rows and weights in 8 bits,
   // which dot products read faster than packed floats.
   static bool are_in_panels(const cpu::Recurrence<T>& r) {
-    if (r.steps == 1) return r.B <= CHUNK<E>;
+    if (r.steps == 1) return r.B <= CHUNK_ROWS<E>;
     return r.weights == cpu::WeightType::int8 && r.B <= MAX_DOT_ROWS;
   }
 
@@ -118,15 +118,16 @@ class ForwardWeights {
       return gemm_chunk<E>(M, depth<E>(K), columns, left, weight.packed, C, nullptr, next.packed);
     if constexpr (std::is_same<E, float>::value)
       if (r.weights == cpu::WeightType::int8 && M <= r.int8_rows.most)
-        return r.int8_rows.multiply(
-            {M, K, columns, left.p, left.sm, static_cast<const int8_t*>(weight.W) + weight.first,
-             weight.scale, nullptr, C.p, C.ld, C.whole_vectors, C.accumulate});
+        return r.int8_rows.multiply({M, K, columns, left.p, left.stride_m,
+                                     static_cast<const int8_t*>(weight.W) + weight.first,
+                                     weight.scale, nullptr, C.p, C.ld, C.whole_vectors,
+                                     C.accumulate});
     if (M <= MAX_DOT_ROWS && fills_vectors<E>(K) && are_elements(K))
-      return product_of_rows<E>(M, depth<E>(K), columns, {left.p, left.sm},
+      return product_of_rows<E>(M, depth<E>(K), columns, {left.p, left.stride_m},
                                 {in_memory(weight), depth<E>(K)}, nullptr, C);
     E* const own = panels + panel * p.begin;
-    for (int64_t n = 0; n < columns; n += PANEL<E>) {
-      const int64_t after = n + PANEL<E>, width = (after < columns ? after : columns) - n;
+    for (int64_t n = 0; n < columns; n += PANEL_COLUMNS<E>) {
+      const int64_t after = n + PANEL_COLUMNS<E>, width = (after < columns ? after : columns) - n;
       const Weight ahead =
           after < columns ? Weight{weight.W, weight.first + after * K, {}, {}} : next;
       pack_weight(r, weight.W, weight.first + n * K, 1, K, K, width, own,
@@ -137,7 +138,7 @@ class ForwardWeights {
   }
   void multiply(const Own& p, int64_t M, int64_t K, int64_t columns, Matrix<const T> operand,
                 Weight weight, Output<T> C, Weight next) const {
-    each_chunk(M, K, operand, p.left, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
+    each_chunk(M, K, operand, p.left_copy, [&](int64_t m, int64_t rows, LeftOperand<E> left) {
       multiply(p, rows, K, columns, left, weight,
                {C.p + m * C.ld, C.ld, C.whole_vectors, C.accumulate}, next);
     });

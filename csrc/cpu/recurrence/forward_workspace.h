@@ -27,10 +27,10 @@ struct ForwardPlan {
   ForwardPlan(const cpu::Recurrence<T>& r, const Sizes<T>& s, int parts)
       : by_rows(!ForwardWeights<T, E, Cell>::are_in_panels(r) && shares_rows<E>(s, r, parts)),
         exchanges(parts > 1 && !by_rows),
-        input_block(s.rounds || by_rows   ? 0
-                    : s.B <= CHUNK<T> / 2 ? CHUNK<T> / s.B
-                    : s.B < 2 * CHUNK<T>  ? 2 * CHUNK<T> / s.B
-                                          : 1),
+        input_block(s.rounds || by_rows        ? 0
+                    : s.B <= CHUNK_ROWS<T> / 2 ? CHUNK_ROWS<T> / s.B
+                    : s.B < 2 * CHUNK_ROWS<T>  ? 2 * CHUNK_ROWS<T> / s.B
+                                               : 1),
         steps_of_z(std::clamp(input_block, int64_t(1), s.steps)),
         streams_y(exchanges && !Cell::WHOLE_ROWS && is_streamed(s, s.P)),
         streams_saved(r.gates && is_streamed(s, Cell::SLOTS * s.Hp)) {}
@@ -69,14 +69,14 @@ struct ForwardWorkspace {
   const int64_t zoneout_size;  // the elements of a thread's factors of zoneout
 
   // What one thread alone uses. Where the cells need whole rows, the states are those of its rows.
-  Strips<T> z;          // (steps_of_z, B, SLOTS, H)  the gates' pre-activations
-  Strips<T> c;          // (B, C_SLOTS, H)  the cell state
-  Strips<T> h_carried;  // (B, P)  the state that goes from step to step
-  Strips<T> gate_of_x;  // (B, X)  of a round on x
-  Strips<T> gate_of_h;  // (B, H)  of a round on h
-  Buffer<T> copies;     // (parts, copies_size)
-  Buffer<T> zoneout;    // (parts, zoneout_size)
-  Buffer<E> lefts;      // (parts, left_size)
+  Strips<T> z;            // (steps_of_z, B, SLOTS, H)  the gates' pre-activations
+  Strips<T> c;            // (B, C_SLOTS, H)  the cell state
+  Strips<T> h_carried;    // (B, P)  the state that goes from step to step
+  Strips<T> gate_of_x;    // (B, X)  of a round on x
+  Strips<T> gate_of_h;    // (B, H)  of a round on h
+  Buffer<T> copies;       // (parts, copies_size)
+  Buffer<T> zoneout;      // (parts, zoneout_size)
+  Buffer<E> left_copies;  // (parts, left_size)
 
   // What all threads read.
   Exchange<T> h_in[2];      // (B, P)  the state with its dropout, of step t in h_in[t % 2]
@@ -90,7 +90,7 @@ struct ForwardWorkspace {
                    const ForwardPlan<T, E, Cell>& plan, int parts)
       : ld_copy_of_h(std::max(s.ldh, s.ldp)),
         copies_size(plan.exchanges ? s.B * (ld_copy_of_h + (s.rounds ? s.ldx : 0)) : 0),
-        left_size(FUSEDSEQ_ISA::left_size<E, T>(s.widest())),
+        left_size(left_copy_size<E, T>(s.widest())),
         zoneout_size(2 * s.ldh),
         z(Cell::WHOLE_ROWS ? 0 : plan.steps_of_z * s.B, s.H, Cell::SLOTS, parts),
         c(Cell::HAS_C ? s.B : 0, s.H, C_SLOTS, parts),
@@ -99,7 +99,7 @@ struct ForwardWorkspace {
         gate_of_h(s.rounds > 1 ? s.B : 0, s.H, 1, parts),
         copies(copies_size * parts),
         zoneout(zoneout_size * parts),
-        lefts(left_size * parts),
+        left_copies(left_size * parts),
         h_in{{s.B, s.P, parts}, {s.B, s.P, parts}},
         h_of_cell(r.W_hr ? s.B : 0, s.H, parts),
         h_mogrified(s.rounds > 1 ? s.B : 0, s.H, parts),
@@ -110,7 +110,7 @@ struct ForwardWorkspace {
   // Returns what a thread has that computes this share. A barrier has to follow before any thread
   // reads what another one computes.
   Part part(const Share& share, const Sizes<T>& s) {
-    Part p{{share, lefts + left_size * share.begin}, zoneout + zoneout_size * share.begin};
+    Part p{{share, left_copies + left_size * share.begin}, zoneout + zoneout_size * share.begin};
     p.state = Cell::WHOLE_ROWS ? p.cell_units : p.own.p;
     p.copy_of_h = copies + copies_size * p.begin;
     p.copy_of_x = p.copy_of_h + s.B * ld_copy_of_h;

@@ -73,15 +73,16 @@ HD int64_t first_use(const Pointer* weights, int64_t k) {
 // Packs a part of a weight, from its number `first` on, as `pack` does. scale: of its columns, if
 // the weight has 8 bits.
 template <class E, class T>
-void pack_weight(const cpu::Recurrence<T>& r, const void* W, int64_t first, int64_t sk, int64_t sn,
-                 int64_t K, int64_t columns, E* to, const float* scale = nullptr) {
+void pack_weight(const cpu::Recurrence<T>& r, const void* W, int64_t first, int64_t stride_k,
+                 int64_t stride_n, int64_t K, int64_t columns, E* to,
+                 const float* scale = nullptr) {
   if constexpr (std::is_same<T, float>::value)
     if (r.weights == cpu::WeightType::bf16)
-      return pack(static_cast<const bfloat16*>(W) + first, sk, sn, K, columns, to);
+      return pack(static_cast<const bfloat16*>(W) + first, stride_k, stride_n, K, columns, to);
   if constexpr (std::is_same<E, float>::value)
     if (r.weights == cpu::WeightType::int8)
       return pack_scaled(static_cast<const int8_t*>(W) + first, scale, K, columns, to);
-  pack(static_cast<const T*>(W) + first, sk, sn, K, columns, to);
+  pack(static_cast<const T*>(W) + first, stride_k, stride_n, K, columns, to);
 }
 
 // Whether the parts of the team share the rows of the batch during the steps, instead of the
