@@ -100,18 +100,18 @@ class LinearBackward {
   LinearBackward(const cpu::Linear<Stored>& l, int parts)
       : l(l),
         parts(parts),
-        few(l.M <= CHUNK_ROWS<Element> && (!SAME || l.K % LANES<Element> == 0)),
+        few(l.M <= CHUNK_ROWS<Element> && (!ELEMENTS_IN_MEMORY || l.K % LANES<Element> == 0)),
         panel(packed_size<Element>(l.N, PANEL_COLUMNS<Element>)),
         left_size(stays_in_place<Element, Stored>(l.N, l.N) ? 0
                                                             : left_copy_size<Element, Stored>(l.N)),
-        packed(!l.dx  ? 0
-               : !few ? packed_size<Element>(l.N, l.K)
-               : SAME ? 0
-                      : panel * parts),
+        packed(!l.dx                ? 0
+               : !few               ? packed_size<Element>(l.N, l.K)
+               : ELEMENTS_IN_MEMORY ? 0
+                                    : panel * parts),
         left_copies(l.dx ? left_size * parts : 0),
         sums(l.db ? 2 * round_up<Real>(l.N) : 0),
         scratch(l.dW ? scratch_size * parts : 0),
-        dW(l.dW && !IN_PLACE && l.M > ROWS_PER_PASS<Element> ? l.N * l.K : 0) {}
+        dW(l.dW && !SUMS_IN_RESULTS && l.M > ROWS_PER_PASS<Element> ? l.N * l.K : 0) {}
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
@@ -122,9 +122,9 @@ class LinearBackward {
 
  private:
   using Real = RealOf<Element>;
-  static constexpr bool SAME =
+  static constexpr bool ELEMENTS_IN_MEMORY =
       std::is_same<Element, Stored>::value;  // the products' elements are in memory
-  static constexpr bool IN_PLACE =
+  static constexpr bool SUMS_IN_RESULTS =
       std::is_same<Stored, Real>::value;  // sums can be written to the results
   static constexpr int64_t scratch_size =
       (TRANSPOSED_SCRATCH<Element> + LANES<Element> - 1) / LANES<Element> * LANES<Element>;
@@ -141,7 +141,7 @@ class LinearBackward {
 
   // dx = dy W: each part computes columns of dx. For few rows W is not packed, or panel by panel.
   void gradient_of_x(int64_t part, Range own) {
-    if constexpr (SAME)
+    if constexpr (ELEMENTS_IN_MEMORY)
       if (few)
         return product<Real>(l.M, l.N, own.size(), {l.dy, l.N, 1}, {l.W + own.begin, l.K},
                              {l.dx + own.begin, l.K}, false);
@@ -171,9 +171,9 @@ class LinearBackward {
   void gradient_of_b(Range own) {
     Real* const block = sums + round_up<Real>(l.N) + own.begin;
     Real* to = sums + own.begin;
-    if constexpr (IN_PLACE) to = l.db + own.begin;
+    if constexpr (SUMS_IN_RESULTS) to = l.db + own.begin;
     column_sums(l.M, l.dy + own.begin, l.N, own.size(), to, block);
-    if constexpr (!IN_PLACE)
+    if constexpr (!SUMS_IN_RESULTS)
       store_block(1, own.size(), (const Real*)to, own.size(), l.db + own.begin, l.N);
   }
 };

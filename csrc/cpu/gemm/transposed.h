@@ -79,8 +79,8 @@ void gemm_transposed(int64_t K, int64_t columns, Range own, Matrix<const StoredA
                      Matrix<const StoredB> B, Matrix<StoredC> C, bool accumulate,
                      Element* scratch) {
   using Real = RealOf<Element>;
-  constexpr int64_t ROWS = PACKED_TILES<Element> * TILE_ROWS<Element>,
-                    rows_per_pass = ROWS_PER_PASS<Element>;
+  constexpr int64_t ROWS = PACKED_TILES<Element> * TILE_ROWS<Element>;
+  constexpr int64_t DEPTH = ROWS_PER_PASS<Element>;
   TileRegisters registers;
   const int64_t panels = (columns + PANEL_COLUMNS<Element> - 1) / PANEL_COLUMNS<Element>;
   const int64_t blocks = (panels + PACKED_PANELS<Element> - 1) / PACKED_PANELS<Element>;
@@ -91,24 +91,25 @@ void gemm_transposed(int64_t K, int64_t columns, Range own, Matrix<const StoredA
       scratch + PACKED_DEPTH<Element> * PACKED_PANELS<Element> * PANEL_COLUMNS<Element>;
 
   // At least one pass, which writes zeros if K is 0.
-  for (int64_t k0 = 0; k0 < K || k0 == 0; k0 += rows_per_pass) {
-    const int64_t kc = K - k0 < rows_per_pass ? K - k0 : rows_per_pass,
-                  elements = depth<Element>(kc);
+  for (int64_t k0 = 0; k0 < K || k0 == 0; k0 += DEPTH) {
+    const int64_t numbers = K - k0 < DEPTH ? K - k0 : DEPTH, elements = depth<Element>(numbers);
     for (int64_t block = 0; block < blocks; ++block) {
       // Pack a block of B's columns, which all tiles of A then use; the blocks have equal widths.
       const int64_t n0 = panels * block / blocks * PANEL_COLUMNS<Element>;
       const int64_t n1 = panels * (block + 1) / blocks * PANEL_COLUMNS<Element>;
-      const int64_t nc = (n1 < columns ? n1 : columns) - n0;
-      pack(B.p + k0 * B.ld + n0, B.ld, 1, kc, nc, B_block);
+      const int64_t block_columns = (n1 < columns ? n1 : columns) - n0;
+      pack(B.p + k0 * B.ld + n0, B.ld, 1, numbers, block_columns, B_block);
 
       // Multiply it by all tiles of A.
       for (int64_t r = own.begin; r < own.end; r += ROWS) {
         const int64_t rows = own.end - r < ROWS ? own.end - r : ROWS;
-        pack_tiles(kc, A.p + k0 * A.ld + r, A.ld, rows, A_tiles);
+        pack_tiles(numbers, A.p + k0 * A.ld + r, A.ld, rows, A_tiles);
         for (int64_t i = 0; i < rows; i += TILE_ROWS<Element>)
-          for (int64_t j = 0; j < nc; j += PANEL_COLUMNS<Element>) {
+          for (int64_t j = 0; j < block_columns; j += PANEL_COLUMNS<Element>) {
             const int64_t M = rows - i < TILE_ROWS<Element> ? rows - i : TILE_ROWS<Element>;
-            const int64_t width = nc - j < PANEL_COLUMNS<Element> ? nc - j : PANEL_COLUMNS<Element>;
+            const int64_t width = block_columns - j < PANEL_COLUMNS<Element>
+                                      ? block_columns - j
+                                      : PANEL_COLUMNS<Element>;
             const Element* const tiles = A_tiles + i * elements;
             const LeftOperand<Element> a = IN_TILE_REGISTERS<Element>
                                                ? LeftOperand<Element>{tiles, elements, 1}

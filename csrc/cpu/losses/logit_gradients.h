@@ -8,13 +8,13 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// dZ: the type of the gradients
-template <class T, class S, class dZ>
+// Gradient: the type of the gradients
+template <class Real, class Stored, class Gradient>
 class LogitGradients {
  public:
   LogitGradients() = default;
   // rows: in a chunk
-  LogitGradients(const cpu::LinearCrossEntropy<T, S>& l, int64_t rows)
+  LogitGradients(const cpu::LinearCrossEntropy<Real, Stored>& l, int64_t rows)
       : l(&l), coefficients(rows) {}
 
   // Before the first block of row n, which is row i of its chunk.
@@ -30,27 +30,26 @@ class LogitGradients {
 
   // dz = the gradients of a block of columns of the logits z of row n, which is row i of its chunk.
   // dz may be z.
-  void differentiate(const T* z, dZ* dz, Range block, int64_t n, int64_t i) const {
-    using V = Vec<T>;
-    constexpr int L = LANES<T>;
+  void differentiate(const Real* z, Gradient* dz, Range block, int64_t n, int64_t i) const {
+    constexpr int lanes = LANES<Real>;
     const Coefficients c = coefficients[i];
     const int64_t columns = block.size(), y = l->target[n];
     const bool has_target = block.begin <= y && y < block.end;
     const double P = has_target ? ::exp(double(z[y - block.begin]) - double(l->lse[n])) : 0;
-    const V lse(l->lse[n]), p(T(c.p(l->weights_sum))), classes(T(c.classes));
+    const Vec<Real> lse(l->lse[n]), p(Real(c.p(l->weights_sum))), classes(Real(c.classes));
     if (l->class_weights && c.classes != 0) {
-      for (int64_t j = 0; j < columns; j += L) {
-        const V weights = V::load(l->class_weights + block.begin + j, columns - j);
-        store_as(dz + j, p * exp_(V::load(z + j) - lse) - classes * weights);
+      for (int64_t j = 0; j < columns; j += lanes) {
+        const Vec<Real> weights = Vec<Real>::load(l->class_weights + block.begin + j, columns - j);
+        store_as(dz + j, p * exp_(Vec<Real>::load(z + j) - lse) - classes * weights);
       }
     } else {
-      for (int64_t j = 0; j < columns; j += L)
-        store_as(dz + j, p * exp_(V::load(z + j) - lse) - classes);
+      for (int64_t j = 0; j < columns; j += lanes)
+        store_as(dz + j, p * exp_(Vec<Real>::load(z + j) - lse) - classes);
     }
     if (has_target)
       store_scalar(
           dz + (y - block.begin),
-          T(c.target * (P - 1) + c.classes * (l->weights_sum * P - weight(n)) + c.rest * P));
+          Real(c.target * (P - 1) + c.classes * (l->weights_sum * P - weight(n)) + c.rest * P));
   }
 
  private:
@@ -63,11 +62,13 @@ class LogitGradients {
     double p(double weights_sum) const { return target + classes * weights_sum + rest; }
   };
 
-  const cpu::LinearCrossEntropy<T, S>* l = nullptr;
+  const cpu::LinearCrossEntropy<Real, Stored>* l = nullptr;
   Buffer<Coefficients> coefficients;  // (rows,)
 
   // The class weight of a row's target.
-  T weight(int64_t n) const { return l->class_weights ? l->class_weights[l->target[n]] : T(1); }
+  Real weight(int64_t n) const {
+    return l->class_weights ? l->class_weights[l->target[n]] : Real(1);
+  }
 };
 
 }  // namespace FUSEDSEQ_ISA

@@ -9,12 +9,12 @@ namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // The maximum of no logits. Not an infinity, because the difference of two infinities is NaN.
-template <class T>
-constexpr T LOWEST = std::numeric_limits<T>::lowest();
+template <class Real>
+constexpr Real LOWEST = std::numeric_limits<Real>::lowest();
 
-template <class T>
+template <class Real>
 struct Statistics {
-  T max;            // the largest logit
+  Real max;         // the largest logit
   int64_t argmax;   // its first column
   double sum;       // the sum of exp(z - max)
   double weighted;  // the sum of class_weights * z
@@ -22,8 +22,8 @@ struct Statistics {
 
 // Combines the statistics of two sets of columns; the columns of `to` come first. The sum that
 // belongs to the smaller maximum is rescaled to the larger one.
-template <class T>
-void combine(const Statistics<T>& from, Statistics<T>& to) {
+template <class Real>
+void combine(const Statistics<Real>& from, Statistics<Real>& to) {
   if (from.max > to.max) {
     to.sum = (to.sum != 0 ? to.sum * ::exp(double(to.max - from.max)) : 0) + from.sum;
     to.max = from.max;

@@ -14,19 +14,19 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-template <class T, class S>
+template <class Real, class Stored>
 class RowStatistics {
  public:
   RowStatistics() = default;
   // rows: in a chunk, of which the statistics are taken at a time
-  RowStatistics(const cpu::LinearCrossEntropy<T, S>& l, int64_t rows, int parts)
+  RowStatistics(const cpu::LinearCrossEntropy<Real, Stored>& l, int64_t rows, int parts)
       : l(&l), rows(rows), parts(parts) {
     const int64_t columns = (l.V + MAX_GROUPS - 1) / MAX_GROUPS;
     group = (columns + MIN_GROUP - 1) / MIN_GROUP * MIN_GROUP;
     if (!l.statistics) return;
-    statistics = Buffer<Statistics<T>>(groups() * rows);
-    target_logit = Buffer<T>(rows);
-    highest = Buffer<T>(parts * rows);
+    statistics = Buffer<Statistics<Real>>(groups() * rows);
+    target_logit = Buffer<Real>(rows);
+    highest = Buffer<Real>(parts * rows);
   }
 
   // The columns of the parts [begin, end), whole groups.
@@ -37,15 +37,15 @@ class RowStatistics {
   // Before the first block of a part that owns the columns `own`.
   void begin(int64_t part, Range own) {
     for (int64_t i = own.begin / group * rows; i < (own.end + group - 1) / group * rows; ++i)
-      statistics[i] = {LOWEST<T>, 0, 0, 0};
+      statistics[i] = {LOWEST<Real>, 0, 0, 0};
     for (int64_t i = 0; i < rows; ++i)
-      highest[part * rows + i] = LOWEST<T>;
+      highest[part * rows + i] = LOWEST<Real>;
   }
 
   // Calls f with blocks of at most `most` of the columns `own`: several whole groups or, where a
   // group is wider, part of one group.
-  template <class F>
-  void each_block(Range own, int64_t most, F f) const {
+  template <class Function>
+  void each_block(Range own, int64_t most, Function f) const {
     const int64_t whole = most / group * group;
     for (int64_t c = own.begin, end; c < own.end; c = end) {
       const int64_t group_end = (c / group + 1) * group;
@@ -56,7 +56,7 @@ class RowStatistics {
   }
 
   // Adds the logits z of a block of columns of row n, which is row i of its chunk.
-  void add(int64_t part, const T* z, Range block, int64_t n, int64_t i) {
+  void add(int64_t part, const Real* z, Range block, int64_t n, int64_t i) {
     for (int64_t c = block.begin; c < block.end; c += group - c % group) {
       const int64_t c_end = c + group - c % group;
       add_to_group(z + c - block.begin, {c, c_end < block.end ? c_end : block.end},
@@ -69,32 +69,32 @@ class RowStatistics {
   // Combines the statistics of all groups for row n, which is row i of its chunk, and stores the
   // row's results.
   void finish(int64_t n, int64_t i) {
-    Statistics<T> s = statistics[i];
+    Statistics<Real> s = statistics[i];
     for (int64_t g = 1; g < groups(); ++g)
       combine(statistics[g * rows + i], s);
-    const double w = l->class_weights ? l->class_weights[l->target[n]] : T(1);
+    const double w = l->class_weights ? l->class_weights[l->target[n]] : Real(1);
     // Not target_logit - lse, whose rounding exceeds small losses where the logits are large.
     const double log_sum = ::log(s.sum), lse = s.max + log_sum;
     const double log_prob = (double(target_logit[i]) - s.max) - log_sum;
-    l->lse[n] = T(lse);
-    l->log_prob[n] = T(log_prob);
+    l->lse[n] = Real(lse);
+    l->log_prob[n] = Real(log_prob);
     l->argmax[n] = s.argmax;
-    l->loss[n] = T(-(1 - l->label_smoothing) * w * log_prob +
-                   l->label_smoothing / double(l->V) * (l->weights_sum * lse - s.weighted) +
-                   l->z_loss * w * lse * lse);
+    l->loss[n] = Real(-(1 - l->label_smoothing) * w * log_prob +
+                      l->label_smoothing / double(l->V) * (l->weights_sum * lse - s.weighted) +
+                      l->z_loss * w * lse * lse);
   }
 
  private:
   // The columns are divided into at most MAX_GROUPS groups of at least MIN_GROUP columns.
   static constexpr int64_t MAX_GROUPS = 64, MIN_GROUP = 32;
 
-  const cpu::LinearCrossEntropy<T, S>* l = nullptr;
+  const cpu::LinearCrossEntropy<Real, Stored>* l = nullptr;
   int64_t rows = 0;
   int parts = 0;
-  int64_t group = 0;                 // columns of a group, a multiple of MIN_GROUP
-  Buffer<T> target_logit;            // (rows,)
-  Buffer<T> highest;                 // (parts, rows)  the largest logit of a part's columns so far
-  Buffer<Statistics<T>> statistics;  // (groups, rows)
+  int64_t group = 0;          // columns of a group, a multiple of MIN_GROUP
+  Buffer<Real> target_logit;  // (rows,)
+  Buffer<Real> highest;       // (parts, rows)  the largest logit of a part's columns so far
+  Buffer<Statistics<Real>> statistics;  // (groups, rows)
 
   int64_t groups() const { return (l->V + group - 1) / group; }
   int64_t first_column(int64_t part) const {
@@ -104,16 +104,15 @@ class RowStatistics {
 
   // Adds a row's logits z of columns of one group to their statistics s. The column of the maximum
   // is looked for only if it may be the row's: if it exceeds `highest` of the columns before.
-  void add_to_group(const T* z, Range block, Statistics<T>& s, T& highest) {
-    using V = Vec<T>;
-    constexpr int L = LANES<T>;
+  void add_to_group(const Real* z, Range block, Statistics<Real>& s, Real& highest) {
+    constexpr int lanes = LANES<Real>;
     const int64_t n = block.size();
 
     // The maximum and its column.
-    V high(LOWEST<T>);
-    for (int64_t j = 0; j < n; j += L)
-      high = max_(high, V::load(z + j));
-    Statistics<T> here{max_lane(high), 0, 0, 0};
+    Vec<Real> high(LOWEST<Real>);
+    for (int64_t j = 0; j < n; j += lanes)
+      high = max_(high, Vec<Real>::load(z + j));
+    Statistics<Real> here{max_lane(high), 0, 0, 0};
     if (here.max > highest) {
       highest = here.max;
       while (here.argmax < n - 1 && z[here.argmax] != here.max)
@@ -122,10 +121,10 @@ class RowStatistics {
     }
 
     // The sum of exp relative to the maximum of all columns so far.
-    const V max(here.max > s.max ? here.max : s.max);
-    V total(T(0));
-    for (int64_t j = 0; j < n; j += L)
-      total = total + exp_(V::load(z + j) - max);
+    const Vec<Real> max(here.max > s.max ? here.max : s.max);
+    Vec<Real> total(Real(0));
+    for (int64_t j = 0; j < n; j += lanes)
+      total = total + exp_(Vec<Real>::load(z + j) - max);
     here.sum = sum(total);
     if (l->label_smoothing != 0) here.weighted = weighted_sum(z, block);
     if (here.max <= s.max) here.max = s.max;
@@ -133,12 +132,13 @@ class RowStatistics {
   }
 
   // The sum of class_weights * z over a block of columns.
-  double weighted_sum(const T* z, Range block) {
-    Vec<T> total(T(0));
-    for (int64_t j = 0, n = block.size(); j < n; j += LANES<T>) {
-      const Vec<T> x = Vec<T>::load(z + j, n - j);
-      total = total +
-              (l->class_weights ? x * Vec<T>::load(l->class_weights + block.begin + j, n - j) : x);
+  double weighted_sum(const Real* z, Range block) {
+    Vec<Real> total(Real(0));
+    for (int64_t j = 0, n = block.size(); j < n; j += LANES<Real>) {
+      const Vec<Real> x = Vec<Real>::load(z + j, n - j);
+      total =
+          total +
+          (l->class_weights ? x * Vec<Real>::load(l->class_weights + block.begin + j, n - j) : x);
     }
     return sum(total);
   }
