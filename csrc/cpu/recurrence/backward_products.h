@@ -12,46 +12,46 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// E: the elements of the products, T or bf16_pair
-template <class T, class E, class Cell>
+// Element: Real or bf16_pair
+template <class Real, class Element, class Cell>
 class BackwardProducts {
  public:
-  using Part = BackwardPart<T, E>;
+  using Part = BackwardPart<Real, Element>;
 
-  BackwardProducts(const cpu::RecurrenceBackward<T>& g, const Sizes<T>& s,
-                   BackwardWorkspace<T, E>& w, int parts, bool by_rows)
+  BackwardProducts(const cpu::RecurrenceBackward<Real>& g, const Sizes<Real>& s,
+                   BackwardWorkspace<Real, Element>& w, int parts, bool by_rows)
       : g(g), r(g.forward), s(s), w(w), parts(parts), by_rows(by_rows) {}
 
   // The saved sigmoids of round k in a row of T * B.
-  const T* gate(int64_t k, int64_t row) const {
+  const Real* gate(int64_t k, int64_t row) const {
     return r.round_gates + row * s.round_width + s.round_offset[k];
   }
 
   // The state h before step t of row b, (P,), or null where it is zero.
-  const T* h_before(int64_t t, int64_t b) const {
-    return fusedseq::h_before<T>(r, s.P, r.h0, r.y, t, b);
+  const Real* h_before(int64_t t, int64_t b) const {
+    return fusedseq::h_before<Real>(r, s.P, r.h0, r.y, t, b);
   }
 
   // Recomputes the operands of row b at step t, before and after each round, from the saved
   // sigmoids.
   void recompute_operands(const Columns& own, int64_t t, int64_t b) const {
     const int64_t row = t * s.B + b;
-    const T* before = h_before(t, b);
-    for (int64_t j = own.p.begin; j < own.p.end; j += LANES<T>) {
-      Vec<T> h = before ? Vec<T>::load(before + j, s.P - j) : Vec<T>(T(0));
-      if (r.state.threshold) h = part_of(Vec<T>::load(w.state_mask + b * s.ldh + j), h);
+    const Real* before = h_before(t, b);
+    for (int64_t j = own.p.begin; j < own.p.end; j += LANES<Real>) {
+      Vec<Real> h = before ? Vec<Real>::load(before + j, s.P - j) : Vec<Real>(Real(0));
+      if (r.state.threshold) h = part_of(Vec<Real>::load(w.state_mask + b * s.ldh + j), h);
       h.store(w.h_operand[0] + row * s.ldp + j);
       for (int64_t k = 1; k < s.rounds; k += 2) {
-        h = mogrify(Vec<T>::load(gate(k, row) + j), h);
+        h = mogrify(Vec<Real>::load(gate(k, row) + j), h);
         h.store(w.h_operand[k / 2 + 1] + row * s.ldh + j);
       }
     }
     if (s.rounds || w.x_operand[0])
-      for (int64_t j = own.x.begin; j < own.x.end; j += LANES<T>) {
-        Vec<T> x = load_input(r, t, b, j);
+      for (int64_t j = own.x.begin; j < own.x.end; j += LANES<Real>) {
+        Vec<Real> x = load_input(r, t, b, j);
         if (w.x_operand[0]) x.store(w.x_operand[0] + row * s.ldx + j);
         for (int64_t k = 0; k < s.rounds; k += 2) {
-          x = mogrify(Vec<T>::load(gate(k, row) + j), x);
+          x = mogrify(Vec<Real>::load(gate(k, row) + j), x);
           x.store(w.x_operand[k / 2 + 1] + row * s.ldx + j);
         }
       }
@@ -77,10 +77,10 @@ class BackwardProducts {
  private:
   static constexpr int GATES = Cell::GATES, SLOTS = Cell::SLOTS;
 
-  const cpu::RecurrenceBackward<T>& g;
-  const cpu::Recurrence<T>& r;
-  const Sizes<T>& s;
-  BackwardWorkspace<T, E>& w;
+  const cpu::RecurrenceBackward<Real>& g;
+  const cpu::Recurrence<Real>& r;
+  const Sizes<Real>& s;
+  BackwardWorkspace<Real, Element>& w;
   const int parts;
   const bool by_rows;
 
@@ -89,25 +89,25 @@ class BackwardProducts {
 
   // dW (out, columns) (+)= d^T operand over all T * B rows, unless dW is null. Each part computes
   // rows of dW.
-  void weight_gradient(const Part& p, T* dW, int64_t out, int64_t columns, Matrix<const T> d,
-                       Matrix<const T> operand, bool accumulate) const {
+  void weight_gradient(const Part& p, Real* dW, int64_t out, int64_t columns, Matrix<const Real> d,
+                       Matrix<const Real> operand, bool accumulate) const {
     const Range own{out * p.begin / parts, out * p.end / parts};
     if (dW)
-      gemm_transposed<E>(w.rows, columns, own, d, operand, Matrix<T>{dW, columns}, accumulate,
-                         p.scratch);
+      gemm_transposed<Element>(w.rows, columns, own, d, operand, Matrix<Real>{dW, columns},
+                               accumulate, p.scratch);
   }
 
   // out (width,) (+)= the sums of the columns of d over all T * B rows, unless out is null. Each
   // part computes columns.
-  void bias_gradient(const Part& p, T* out, int64_t width, Matrix<const T> d,
+  void bias_gradient(const Part& p, Real* out, int64_t width, Matrix<const Real> d,
                      bool accumulate) const {
     if (!out) return;
-    const Range own = own_columns<T>(width, p.begin, p.end, parts);
+    const Range own = own_columns<Real>(width, p.begin, p.end, parts);
     column_sums(w.rows, d.p + own.begin, d.ld, own.size(), p.sums, p.sums + w.sums_size);
     if (accumulate)
-      add_row((const T*)p.sums, out + own.begin, own.size(), T(1));
+      add_row((const Real*)p.sums, out + own.begin, own.size(), Real(1));
     else
-      memcpy(out + own.begin, p.sums, own.size() * sizeof(T));
+      memcpy(out + own.begin, p.sums, own.size() * sizeof(Real));
   }
 
   // Without rounds: the gradient of x. Where the parts own rows of the batch, each computes rows of
@@ -116,15 +116,16 @@ class BackwardProducts {
     if (s.rounds || !g.dx) return;
     const int64_t first = by_rows ? w.rows * p.begin / parts : 0;
     const int64_t last = by_rows ? w.rows * p.end / parts : w.rows;
-    gemm<E, T>(last - first, GATES * s.H, p.own.x.size(), {w.dz + first * w.ldz, w.ldz},
-               w.W_ih + depth<E>(GATES * s.H) * p.own.x.begin,
-               {g.dx + first * s.X + p.own.x.begin, s.X, false, false}, p.left_copy);
+    gemm<Element, Real>(last - first, GATES * s.H, p.own.x.size(), {w.dz + first * w.ldz, w.ldz},
+                        w.W_ih + depth<Element>(GATES * s.H) * p.own.x.begin,
+                        {g.dx + first * s.X + p.own.x.begin, s.X, false, false}, p.left_copy);
   }
 
   // The gradients of W_ih, W_hh, W_hr and b.
   void gate_weight_gradients(const Part& p) const {
-    const T* operand = w.x_operand[rounds_on_x()];  // null without rounds and lengths
-    const Matrix<const T> x = operand ? Matrix<const T>{operand, s.ldx} : Matrix<const T>{r.x, s.X};
+    const Real* operand = w.x_operand[rounds_on_x()];  // null without rounds and lengths
+    const Matrix<const Real> x =
+        operand ? Matrix<const Real>{operand, s.ldx} : Matrix<const Real>{r.x, s.X};
     weight_gradient(p, g.dW_ih, GATES * s.H, s.X, {w.dz, w.ldz}, x, false);
     for (const Block& block : Cell::BLOCKS)
       weight_gradient(p, g.dW_hh ? g.dW_hh + block.gate * s.H * s.P : nullptr, block.gates * s.H,
@@ -137,19 +138,19 @@ class BackwardProducts {
   // The gradients of the cell's own parameters, and of b with layer normalization. Products with
   // saved values are summed in the order of column_sums.
   void vector_gradients(const Part& p) const {
-    const Matrix<const T> terms{w.terms, w.ld_terms};
+    const Matrix<const Real> terms{w.terms, w.ld_terms};
     if constexpr (Cell::WHOLE_ROWS) {
-      constexpr int Z = WholeRow<T, Cell>::Z;
-      bias_gradient(p, g.db, Z * s.H, terms, false);
+      constexpr int PRE_ACTIVATIONS = WholeRow<Real, Cell>::PRE_ACTIVATIONS;
+      bias_gradient(p, g.db, PRE_ACTIVATIONS * s.H, terms, false);
       if (!g.dvectors) return;
-      const Range own = own_columns<T>(s.H, p.begin, p.end, parts);
+      const Range own = own_columns<Real>(s.H, p.begin, p.end, parts);
       for (int slot = 0; slot < SLOTS; ++slot)
         product_sums(w.rows, own.size(), terms.p + Cell::term(slot) * s.H + own.begin, terms.ld,
                      r.gates + slot * s.Hp + own.begin, SLOTS * s.Hp,
                      g.dvectors + slot * s.H + own.begin, p.sums);
-      if constexpr (Cell::TERMS > Z)
-        bias_gradient(p, g.dvectors + SLOTS * s.H, (Cell::TERMS - Z) * s.H,
-                      {terms.p + Z * s.H, terms.ld}, false);
+      if constexpr (Cell::TERMS > PRE_ACTIVATIONS)
+        bias_gradient(p, g.dvectors + SLOTS * s.H, (Cell::TERMS - PRE_ACTIVATIONS) * s.H,
+                      {terms.p + PRE_ACTIVATIONS * s.H, terms.ld}, false);
     } else if (Cell::TERMS) {
       bias_gradient(p, g.dvectors, w.terms_width, terms, false);
     }
@@ -159,10 +160,10 @@ class BackwardProducts {
   void round_weight_gradients(const Part& p) const {
     for (int64_t k = 0; k < s.rounds; ++k) {
       const bool on_x = s.on_x(k);
-      const Matrix<const T> dgate{w.dgate[k], s.ld_out(k)};
-      const Matrix<const T> operand{on_x ? w.h_operand[k / 2] : w.x_operand[k / 2 + 1],
-                                    on_x ? s.ldh : s.ldx};
-      const auto repeated = [&](T* const* d) {
+      const Matrix<const Real> dgate{w.dgate[k], s.ld_out(k)};
+      const Matrix<const Real> operand{on_x ? w.h_operand[k / 2] : w.x_operand[k / 2 + 1],
+                                       on_x ? s.ldh : s.ldx};
+      const auto repeated = [&](Real* const* d) {
         return d[k] && first_use(d, k) < k;
       };
       if (s.rank) {

@@ -8,12 +8,12 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// The cell's own parameters (V, H) for the hidden units from j on.
-template <class T>
+// The cell's own parameters (vectors, H) for the hidden units from j on.
+template <class Real>
 struct VectorsAt {
-  const T* p;
+  const Real* p;
   int64_t H, j;
-  HD Vec<T> operator[](int v) const { return Vec<T>::load(p + v * H + j, H - j); }
+  HD Vec<Real> operator[](int v) const { return Vec<Real>::load(p + v * H + j, H - j); }
 };
 
 }  // namespace FUSEDSEQ_ISA

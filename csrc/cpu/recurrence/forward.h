@@ -35,11 +35,11 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// E: the elements of the products, T or bf16_pair
-template <class T, class E, class Cell>
+// Element: Real or bf16_pair
+template <class Real, class Element, class Cell>
 class RecurrentForward {
  public:
-  RecurrentForward(const cpu::Recurrence<T>& r, int parts)
+  RecurrentForward(const cpu::Recurrence<Real>& r, int parts)
       : r(r),
         s(r),
         parts(parts),
@@ -50,7 +50,8 @@ class RecurrentForward {
 
   // Parts [begin, end) of the team.
   void run(int64_t begin, int64_t end) {
-    Part p = w.part({s, begin, end, parts, plan.by_rows, PANEL_COLUMNS<E>, Cell::WHOLE_ROWS}, s);
+    Part p =
+        w.part({s, begin, end, parts, plan.by_rows, PANEL_COLUMNS<Element>, Cell::WHOLE_ROWS}, s);
     weights.pack(p.packed);
     prepare_state(p);
     barrier.wait(p.parts());
@@ -59,11 +60,11 @@ class RecurrentForward {
     for (int64_t n = 0; n < s.steps; ++n) {
       const int64_t t = nth_step(r, n);
       if (!plan.input_block) {
-        p.first_kept = t;
+        p.first_step_of_z = t;
       } else if (n % plan.input_block == 0) {
         const int64_t steps = std::min(s.steps - n, plan.input_block);
-        p.first_kept = r.reverse ? s.steps - n - steps : n;
-        add_inputs(p, p.first_kept, steps);
+        p.first_step_of_z = r.reverse ? s.steps - n - steps : n;
+        add_inputs(p, p.first_step_of_z, steps);
       }
       for (int64_t k = 0; k < s.rounds; ++k)
         round(p, t, k);
@@ -82,15 +83,15 @@ class RecurrentForward {
 
  private:
   static constexpr int GATES = Cell::GATES, SLOTS = Cell::SLOTS;
-  using Part = ForwardPart<T, E, Cell>;
-  using Weight = typename ForwardWeights<T, E, Cell>::Weight;
+  using Part = ForwardPart<Real, Element, Cell>;
+  using Weight = typename ForwardWeights<Real, Element, Cell>::Weight;
 
-  const cpu::Recurrence<T>& r;
-  const Sizes<T> s;
+  const cpu::Recurrence<Real>& r;
+  const Sizes<Real> s;
   const int parts;
-  const ForwardPlan<T, E, Cell> plan;
-  ForwardWorkspace<T, E, Cell> w;
-  ForwardWeights<T, E, Cell> weights;
+  const ForwardPlan<Real, Element, Cell> plan;
+  ForwardWorkspace<Real, Element, Cell> w;
+  ForwardWeights<Real, Element, Cell> weights;
   Barrier barrier;
 
   // Waits until all parts have come here, unless no part needs what another one computes.
@@ -103,17 +104,18 @@ class RecurrentForward {
   // Generates the mask of the state's dropout and loads h0 and c0.
   void prepare_state(const Part& p) {
     memset(p.zoneout, 0,
-           w.zoneout_size * sizeof(T));  // so that no load reads uninitialized padding
+           w.zoneout_size * sizeof(Real));  // so that no load reads uninitialized padding
     for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b) {
       if (r.state.threshold)
-        mask_values(r.state, b, s.H, p.cell_units.begin, p.cell_units.end, T(r.state.scale), T(0),
-                    w.state_mask + b * s.ldh + p.cell_units.begin);
+        mask_values(r.state, b, s.H, p.cell_units.begin, p.cell_units.end, Real(r.state.scale),
+                    Real(0), w.state_mask + b * s.ldh + p.cell_units.begin);
       const int64_t first = nth_step(r, 0);
       const bool reset = resets(r, first, b);
-      for (int64_t j = p.cell_units.begin; Cell::HAS_C && j < p.cell_units.end; j += LANES<T>)
-        Vec<T>::load(r.c0 + b * s.H + j, s.H - j).store(c_of(p, first, b, j));
-      for (int64_t j = p.state.begin; j < p.state.end; j += LANES<T>) {
-        const Vec<T> h = reset ? Vec<T>(T(0)) : Vec<T>::load(r.h0 + b * s.P + j, s.P - j);
+      for (int64_t j = p.cell_units.begin; Cell::HAS_C && j < p.cell_units.end; j += LANES<Real>)
+        Vec<Real>::load(r.c0 + b * s.H + j, s.H - j).store(c_of(p, first, b, j));
+      for (int64_t j = p.state.begin; j < p.state.end; j += LANES<Real>) {
+        const Vec<Real> h =
+            reset ? Vec<Real>(Real(0)) : Vec<Real>::load(r.h0 + b * s.P + j, s.P - j);
         h.store(p.h_carried.at(b, j));
         drop_state(h, b, j).store(p.h_in[first % 2].at(b, j));
       }
@@ -122,14 +124,14 @@ class RecurrentForward {
 
   // The cell state of row b before step t, from unit j on. For t + 1: after step t, also in
   // reverse.
-  T* c_of(const Part& p, int64_t t, int64_t b, int64_t j) const {
+  Real* c_of(const Part& p, int64_t t, int64_t b, int64_t j) const {
     return p.c.at(b, j, t % w.C_SLOTS);
   }
 
   // Returns the state with its dropout, for the units from j on in row b.
-  HD Vec<T> drop_state(Vec<T> h, int64_t b, int64_t j) const {
+  HD Vec<Real> drop_state(Vec<Real> h, int64_t b, int64_t j) const {
     if (!r.state.threshold) return h;
-    return part_of(Vec<T>::load(w.state_mask + b * s.ldh + j, s.H - j), h);
+    return part_of(Vec<Real>::load(w.state_mask + b * s.ldh + j, s.H - j), h);
   }
 
   // Round k of step t: the operand that it scales is multiplied by twice the sigmoid of a product
@@ -137,45 +139,45 @@ class RecurrentForward {
   void round(Part& p, int64_t t, int64_t k) {
     const bool on_x = s.on_x(k);
     const Range out = on_x ? p.own.x : p.own.h;
-    const Matrix<const T> operand = on_x ? p.h : p.x;
+    const Matrix<const Real> operand = on_x ? p.h : p.x;
     const int64_t K = s.rank ? s.rank : s.in(k);
-    const Strip<T> gate = on_x ? p.gate_of_x : p.gate_of_h;
-    T* const saved = r.round_gates ? r.round_gates + t * s.B * s.round_width + s.round_offset[k]
-                                   : nullptr;  // (B, round_width)
+    const Strip<Real> gate = on_x ? p.gate_of_x : p.gate_of_h;
+    Real* const saved = r.round_gates ? r.round_gates + t * s.B * s.round_width + s.round_offset[k]
+                                      : nullptr;  // (B, round_width)
     const Weight last = weights.last_of_round(p, k);
     const Weight next = k + 1 < s.rounds ? weights.first_of_round(p, k + 1) : weights.of_x(0, p);
     const int64_t first = p.rows.begin, rows = p.rows.size();
-    const Matrix<const T> left{operand.p + first * operand.ld, operand.ld};
-    const Output<T> product{gate.at(first, out.begin), gate.ld, true, false};
+    const Matrix<const Real> left{operand.p + first * operand.ld, operand.ld};
+    const Output<Real> product{gate.at(first, out.begin), gate.ld, true, false};
 
     // The product of the part's rows. With a low rank there are two, and the second needs all
     // columns of the first.
     if (s.rank) {
-      T* u = w.kept.factors(k, t) + first * s.rp;  // (rows, rp)
+      Real* u = w.shared_results.factors(k, t) + first * s.rp;  // (rows, rp)
       weights.multiply(p, rows, s.in(k), p.own.r.size(), left, weights.first_of_round(p, k),
                        {u + p.own.r.begin, s.rp, true, false}, last);
       wait(p);
-      weights.multiply(p, rows, K, out.size(), Matrix<const T>{u, s.rp}, last, product, next);
+      weights.multiply(p, rows, K, out.size(), Matrix<const Real>{u, s.rp}, last, product, next);
     } else {
       weights.multiply(p, rows, K, out.size(), left, last, product, next);
     }
 
     // Bias, sigmoid (saved for backward) and the operand's new value. The first round on x and the
     // first one on h start from the step's inputs, later rounds from the previous one's result.
-    const T* bias = r.bias[k];  // (out,) or null
+    const Real* bias = r.bias[k];  // (out,) or null
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b)
-      for (int64_t j = out.begin; j < out.end; j += LANES<T>) {
-        Vec<T> g = Vec<T>::load(gate.at(b, j));
-        if (bias) g = g + Vec<T>::load(bias + j, s.out(k) - j);
+      for (int64_t j = out.begin; j < out.end; j += LANES<Real>) {
+        Vec<Real> g = Vec<Real>::load(gate.at(b, j));
+        if (bias) g = g + Vec<Real>::load(bias + j, s.out(k) - j);
         g = sigmoid(g);
         if (saved) store(saved + b * s.round_width + j, g, plan.streams_saved);
         if (on_x) {
-          T* x = p.x_mogrified.at(b, j);
-          const Vec<T> before = k == 0 ? load_input(r, t, b, j) : Vec<T>::load(x);
+          Real* x = p.x_mogrified.at(b, j);
+          const Vec<Real> before = k == 0 ? load_input(r, t, b, j) : Vec<Real>::load(x);
           store(x, mogrify(g, before), plan.exchanges);
         } else {
-          T* h = p.h_mogrified.at(b, j);
-          const Vec<T> before = Vec<T>::load(k == 1 ? p.h_in[t % 2].at(b, j) : h);
+          Real* h = p.h_mogrified.at(b, j);
+          const Vec<Real> before = Vec<Real>::load(k == 1 ? p.h_in[t % 2].at(b, j) : h);
           store(h, mogrify(g, before), plan.exchanges);
         }
       }
@@ -190,23 +192,25 @@ class RecurrentForward {
   // of: (gate) -> its part of the weight    block: the gates of the weight and the first slot of z
   // next: the weight that is multiplied after it
   template <class Of>
-  void add_gates(const Part& p, int64_t first, int64_t rows, int64_t K, Matrix<const T> operand,
-                 Of of, const Strip<T>& z, Block block, bool accumulate, Weight next) {
-    each_chunk(rows, K, operand, p.left_copy, [&](int64_t m, int64_t height, LeftOperand<E> left) {
-      for (int i = 0; i < block.gates; ++i) {
-        const int g = block.gate + i;
-        weights.multiply(p, height, K, p.own.h.size(), left, of(g),
-                         {z.at(first + m, p.own.h.begin, block.slot + i), z.ld, true, accumulate},
-                         i + 1 < block.gates ? of(g + 1) : next);
-      }
-    });
+  void add_gates(const Part& p, int64_t first, int64_t rows, int64_t K, Matrix<const Real> operand,
+                 Of of, const Strip<Real>& z, Block block, bool accumulate, Weight next) {
+    each_chunk(rows, K, operand, p.left_copy,
+               [&](int64_t m, int64_t height, LeftOperand<Element> left) {
+                 for (int i = 0; i < block.gates; ++i) {
+                   const int g = block.gate + i;
+                   weights.multiply(
+                       p, height, K, p.own.h.size(), left, of(g),
+                       {z.at(first + m, p.own.h.begin, block.slot + i), z.ld, true, accumulate},
+                       i + 1 < block.gates ? of(g + 1) : next);
+                 }
+               });
   }
 
   // The gates' products with the inputs, which are added to the first slots.
   static constexpr Block INPUTS = {0, 0, GATES};
 
-  void add_products_of_x(const Part& p, int64_t first, int64_t rows, Matrix<const T> x,
-                         const Strip<T>& z) {
+  void add_products_of_x(const Part& p, int64_t first, int64_t rows, Matrix<const Real> x,
+                         const Strip<Real>& z) {
     const auto of = [&](int gate) {
       return weights.of_x(gate, p);
     };
@@ -220,20 +224,22 @@ class RecurrentForward {
   }
 
   // The pre-activations of step t, which is in the present block, and of the steps after it. Where
-  // the cells need whole rows, they are computed where the gates are kept.
-  Strip<T> z_of(const Part& p, int64_t t) const {
-    if (Cell::WHOLE_ROWS) return {w.kept.gates(t, p.first_kept), SLOTS * s.Hp, s.Hp, 0};
-    return {p.z.p + (t - p.first_kept) * s.B * p.z.ld, p.z.ld, p.z.ld_slot, p.z.first};
+  // the cells need whole rows, the pre-activations are in the shared results.
+  Strip<Real> z_of(const Part& p, int64_t t) const {
+    if (Cell::WHOLE_ROWS)
+      return {w.shared_results.gates(t, p.first_step_of_z), SLOTS * s.Hp, s.Hp, 0};
+    return {p.z.p + (t - p.first_step_of_z) * s.B * p.z.ld, p.z.ld, p.z.ld_slot, p.z.first};
   }
 
   // The gates of step t and, from them, the new state.
   void gates(const Part& p, int64_t t) {
     const int64_t first = p.rows.begin, rows = p.rows.size();
-    const Strip<T> z = z_of(p, t);
-    const Matrix<const T> h{p.h.p + first * p.h.ld, p.h.ld};
+    const Strip<Real> z = z_of(p, t);
+    const Matrix<const Real> h{p.h.p + first * p.h.ld, p.h.ld};
     if (!plan.input_block) {
-      const Matrix<const T> x = s.rounds ? Matrix<const T>{p.x.p + first * p.x.ld, p.x.ld}
-                                         : Matrix<const T>{r.x + (t * s.B + first) * s.X, s.X};
+      const Matrix<const Real> x = s.rounds
+                                       ? Matrix<const Real>{p.x.p + first * p.x.ld, p.x.ld}
+                                       : Matrix<const Real>{r.x + (t * s.B + first) * s.X, s.X};
       add_products_of_x(p, first, rows, x, z);
     }
     constexpr int last = sizeof Cell::BLOCKS / sizeof(Block) - 1;
@@ -253,38 +259,39 @@ class RecurrentForward {
   }
 
   // The cell of row b at step t, from its pre-activations. Saves the activated gates and c.
-  void cell(const Part& p, int64_t t, int64_t b, const Strip<T>& z) {
+  void cell(const Part& p, int64_t t, int64_t b, const Strip<Real>& z) {
     const bool alive = !has_ended(r.lengths, t, b), reset = resets(r, t, b);
-    T* const saved = r.gates ? r.gates + (t * s.B + b) * SLOTS * s.Hp : nullptr;  // (SLOTS, Hp)
-    T* const saved_c = r.gates && Cell::HAS_C ? r.cells + (t * s.B + b) * s.Hp : nullptr;  // (Hp,)
+    Real* const saved = r.gates ? r.gates + (t * s.B + b) * SLOTS * s.Hp : nullptr;  // (SLOTS, Hp)
+    Real* const saved_c =
+        r.gates && Cell::HAS_C ? r.cells + (t * s.B + b) * s.Hp : nullptr;  // (Hp,)
     const StateRow next = state_row(p, t, b);
-    const Update<T> update =
-        alive ? update_of(r, p.cell_units, t, b, p.zoneout, s.ldh) : Update<T>{};
+    const Update<Real> update =
+        alive ? update_of(r, p.cell_units, t, b, p.zoneout, s.ldh) : Update<Real>{};
     if constexpr (Cell::WHOLE_ROWS) {
-      const T* before = !Cell::HAS_C ? next.carried : reset ? nullptr : c_of(p, t, b, 0);
-      T* statistics = w.kept.statistics(t) + b * Cell::STATISTICS;
-      const WholeRow<T, Cell> row{{s.H, s.Hp, T(r.eps), r.b, r.vectors, before, z.at(b, 0),
-                                   c_of(p, t + 1, b, 0), statistics}};
+      const Real* before = !Cell::HAS_C ? next.carried : reset ? nullptr : c_of(p, t, b, 0);
+      Real* statistics = w.shared_results.statistics(t) + b * Cell::STATISTICS;
+      const WholeRow<Real, Cell> row{{s.H, s.Hp, Real(r.eps), r.b, r.vectors, before, z.at(b, 0),
+                                      c_of(p, t + 1, b, 0), statistics}};
       alive ? row.forward(next.y) : row.clear();
     }
 
-    const Vec<T> zero(T(0));
-    for (int64_t j = p.cell_units.begin; j < p.cell_units.end; j += LANES<T>) {
+    const Vec<Real> zero(Real(0));
+    for (int64_t j = p.cell_units.begin; j < p.cell_units.end; j += LANES<Real>) {
       // Activate the gates and save them.
       const int64_t n = s.H - j;
-      const Vec<T> h_old = r.W_hr ? zero : Vec<T>::load(next.carried + j);
-      const Vec<T> c_old = Cell::HAS_C && !reset ? Vec<T>::load(c_of(p, t, b, j)) : zero;
-      Vec<T> h_new = h_old, c_new = c_old;
+      const Vec<Real> h_old = r.W_hr ? zero : Vec<Real>::load(next.carried + j);
+      const Vec<Real> c_old = Cell::HAS_C && !reset ? Vec<Real>::load(c_of(p, t, b, j)) : zero;
+      Vec<Real> h_new = h_old, c_new = c_old;
       if constexpr (Cell::WHOLE_ROWS) {
-        if (alive) h_new = Vec<T>::load(next.y + j, n);
-        if (alive && Cell::HAS_C) c_new = Vec<T>::load(c_of(p, t + 1, b, j));
+        if (alive) h_new = Vec<Real>::load(next.y + j, n);
+        if (alive && Cell::HAS_C) c_new = Vec<Real>::load(c_of(p, t + 1, b, j));
       } else {
-        Vec<T> a[SLOTS];
+        Vec<Real> a[SLOTS];
         for (int slot = 0; slot < SLOTS; ++slot) {
-          a[slot] = Vec<T>::load(z.at(b, j, slot));
-          if (r.b) a[slot] = a[slot] + Vec<T>::load(r.b + slot * s.H + j, n);
+          a[slot] = Vec<Real>::load(z.at(b, j, slot));
+          if (r.b) a[slot] = a[slot] + Vec<Real>::load(r.b + slot * s.H + j, n);
         }
-        Cell::forward(a, h_new, c_new, VectorsAt<T>{r.vectors, s.H, j});
+        Cell::forward(a, h_new, c_new, VectorsAt<Real>{r.vectors, s.H, j});
         for (int slot = 0; saved && slot < SLOTS; ++slot)
           store(saved + slot * s.Hp + j, a[slot], plan.streams_saved);
       }
@@ -292,7 +299,7 @@ class RecurrentForward {
       // The new state. A row whose sequence has ended retains its state.
       const int64_t unit = j - p.cell_units.begin;
       if (Cell::HAS_C) {
-        const Vec<T> c = alive ? mix(update.c, unit, c_new, c_old) : c_old;
+        const Vec<Real> c = alive ? mix(update.c, unit, c_new, c_old) : c_old;
         c.store(c_of(p, t + 1, b, j));
         if (saved_c) store(saved_c + j, c, plan.streams_saved);
       }
@@ -307,9 +314,9 @@ class RecurrentForward {
   // Where row b's state h after step t is stored.
   struct StateRow {
     int64_t b;
-    T *y, *carried, *next_in;  // indexed by the unit, which has to be one of the thread's own
-    bool alive, next_resets;   // whether the next step starts from zero
-    bool streams_y;            // whether stream_y stores y
+    Real *y, *carried, *next_in;  // indexed by the unit, which has to be one of the thread's own
+    bool alive, next_resets;      // whether the next step starts from zero
+    bool streams_y;               // whether stream_y stores y
   };
   StateRow state_row(const Part& p, int64_t t, int64_t b) const {
     const bool is_last = t == nth_step(r, s.steps - 1), alive = !has_ended(r.lengths, t, b);
@@ -323,8 +330,8 @@ class RecurrentForward {
             plan.streams_y && alive && !next_resets};
   }
   // Stores the units from j on of the state, and of the output: zero where the sequence has ended.
-  HD void store_state(const StateRow& to, int64_t j, Vec<T> h) const {
-    const Vec<T> zero(T(0));
+  HD void store_state(const StateRow& to, int64_t j, Vec<Real> h) const {
+    const Vec<Real> zero(Real(0));
     if (!to.streams_y) (to.alive ? h : zero).store(to.y + j, s.P - j);
     if (to.next_resets) h = zero;
     h.store(to.carried + j);
@@ -337,17 +344,17 @@ class RecurrentForward {
 
   // The state after step t from what the cells have computed, with a projection.
   void project(const Part& p, int64_t t) {
-    const Strip<T> products = p.h_in[(t + 1) % 2];  // where store_state replaces them
+    const Strip<Real> products = p.h_in[(t + 1) % 2];  // where store_state replaces them
     const int64_t first = p.rows.begin;
     weights.multiply(p, p.rows.size(), s.H, p.own.p.size(),
-                     Matrix<const T>{p.h.p + first * p.h.ld, p.h.ld}, weights.of_projection(p),
+                     Matrix<const Real>{p.h.p + first * p.h.ld, p.h.ld}, weights.of_projection(p),
                      {products.at(first, p.own.p.begin), products.ld, true, false},
                      weights.first_of_step(p));
     for (int64_t b = p.rows.begin; b < p.rows.end; ++b) {
       const StateRow to = state_row(p, t, b);
-      const T* h = to.alive ? to.next_in : to.carried;
-      for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<T>)
-        store_state(to, j, Vec<T>::load(h + j));
+      const Real* h = to.alive ? to.next_in : to.carried;
+      for (int64_t j = p.own.p.begin; j < p.own.p.end; j += LANES<Real>)
+        store_state(to, j, Vec<Real>::load(h + j));
       stream_y(p, to);
     }
   }
@@ -355,18 +362,18 @@ class RecurrentForward {
   void store_last_state(const Part& p) {
     const int64_t end = nth_step(r, s.steps - 1) + 1;
     for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b) {
-      for (int64_t j = p.state.begin; j < p.state.end; j += LANES<T>)
-        Vec<T>::load(p.h_carried.at(b, j)).store(r.h + b * s.P + j, s.P - j);
-      for (int64_t j = p.cell_units.begin; Cell::HAS_C && j < p.cell_units.end; j += LANES<T>)
-        Vec<T>::load(c_of(p, end, b, j)).store(r.c + b * s.H + j, s.H - j);
+      for (int64_t j = p.state.begin; j < p.state.end; j += LANES<Real>)
+        Vec<Real>::load(p.h_carried.at(b, j)).store(r.h + b * s.P + j, s.P - j);
+      for (int64_t j = p.cell_units.begin; Cell::HAS_C && j < p.cell_units.end; j += LANES<Real>)
+        Vec<Real>::load(c_of(p, end, b, j)).store(r.c + b * s.H + j, s.H - j);
     }
   }
 };
 
-template <class E, class T>
-void recurrence(const cpu::Recurrence<T>* r, int count, cpu::Parallel run, int threads) {
+template <class Element, class Real>
+void recurrence(const cpu::Recurrence<Real>* r, int count, cpu::Parallel run, int threads) {
   with_cell(r->cell, r->cap_input_gate, [&](auto cell) {
-    run_side_by_side<RecurrentForward<T, E, decltype(cell)>>(r, count, run, threads);
+    run_side_by_side<RecurrentForward<Real, Element, decltype(cell)>>(r, count, run, threads);
   });
 }
 

@@ -7,15 +7,15 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-template <class T>
-struct WholeRow<T, LayerNormGruCell> : LayerNormRow<T, LayerNormGruCell> {
-  using Row = LayerNormRow<T, LayerNormGruCell>;
+template <class Real>
+struct WholeRow<Real, LayerNormGruCell> : LayerNormRow<Real, LayerNormGruCell> {
+  using Row = LayerNormRow<Real, LayerNormGruCell>;
   using Row::H, Row::state_before;
 
   // Computes h' (H,), and saves the normalized products and their statistics.
-  HD void forward(T* h) const {
+  HD void forward(Real* h) const {
     this->normalize_products();
-    for (int64_t j = 0; j < H; j += LANES<T>)
+    for (int64_t j = 0; j < H; j += LANES<Real>)
       gru_cell(gates(j), state_before(j)).store(h + j, H - j);
   }
 
@@ -23,12 +23,13 @@ struct WholeRow<T, LayerNormGruCell> : LayerNormRow<T, LayerNormGruCell> {
   // with W_ih and with W_hh, and what the row adds to the parameters' gradients. On return dh is
   // the gradient of the previous h without what comes through the products.
   // update: see bypass
-  HD void backward(const T* dy, T* dh, T*, const Update<T>& update, T* dz, T* terms) const {
+  HD void backward(const Real* dy, Real* dh, Real*, const Update<Real>& update, Real* dz,
+                   Real* terms) const {
     typename Row::Sums sums;
-    for (int64_t j = 0; j < H; j += LANES<T>) {
-      Vec<T> d_h = Vec<T>::load(dh + j, H - j) + Vec<T>::load(dy + j, H - j);
-      const Vec<T> past = bypass(update.h, j, d_h);
-      const GruGates<Vec<T>> d = gru_cell_backward(gates(j), state_before(j), d_h);
+    for (int64_t j = 0; j < H; j += LANES<Real>) {
+      Vec<Real> d_h = Vec<Real>::load(dh + j, H - j) + Vec<Real>::load(dy + j, H - j);
+      const Vec<Real> past = bypass(update.h, j, d_h);
+      const GruGates<Vec<Real>> d = gru_cell_backward(gates(j), state_before(j), d_h);
       (d_h + past).store(dh + j);
       this->add(j, {d.r, d.z, d.n, d.q}, terms, sums);
     }
@@ -37,10 +38,10 @@ struct WholeRow<T, LayerNormGruCell> : LayerNormRow<T, LayerNormGruCell> {
 
  private:
   // The activated gates of the units from j on.
-  HD GruGates<Vec<T>> gates(int64_t j) const {
-    Vec<T> z[Row::Z];
+  HD GruGates<Vec<Real>> gates(int64_t j) const {
+    Vec<Real> z[Row::PRE_ACTIVATIONS];
     this->pre_activations(j, z);
-    return gru_gates(GruGates<Vec<T>>{z[0], z[1], z[2], z[3]});
+    return gru_gates(GruGates<Vec<Real>>{z[0], z[1], z[2], z[3]});
   }
 };
 

@@ -16,7 +16,7 @@ namespace FUSEDSEQ_ISA {
 
 constexpr int64_t MAX_ROUNDS = 64;
 
-template <class T>
+template <class Real>
 struct Sizes {
   int64_t steps, B, X, H, P, rounds, rank;
   int64_t gates, slots;              // of the cell, for each hidden unit
@@ -25,7 +25,7 @@ struct Sizes {
   int64_t round_width;               // the row length of round_gates
   int64_t round_offset[MAX_ROUNDS];  // where each round's gate begins in such a row
 
-  explicit Sizes(const cpu::Recurrence<T>& r)
+  explicit Sizes(const cpu::Recurrence<Real>& r)
       : steps(r.steps),
         B(r.B),
         X(r.X),
@@ -38,10 +38,10 @@ struct Sizes {
         Xp(cpu::padded(X)),
         Hp(cpu::padded(H)),
         rp(cpu::padded(rank)),
-        ldx(leading_dimension<T>(X)),
-        ldh(leading_dimension<T>(H)),
-        ldp(leading_dimension<T>(P)),
-        ldr(leading_dimension<T>(rank)),
+        ldx(leading_dimension<Real>(X)),
+        ldh(leading_dimension<Real>(H)),
+        ldp(leading_dimension<Real>(P)),
+        ldr(leading_dimension<Real>(rank)),
         round_width(0) {
     for (int64_t k = 0; k < rounds; ++k) {
       round_offset[k] = round_width;
@@ -72,17 +72,17 @@ HD int64_t first_use(const Pointer* weights, int64_t k) {
 
 // Packs a part of a weight, from its number `first` on, as `pack` does. scale: of its columns, if
 // the weight has 8 bits.
-template <class E, class T>
-void pack_weight(const cpu::Recurrence<T>& r, const void* W, int64_t first, int64_t stride_k,
-                 int64_t stride_n, int64_t K, int64_t columns, E* to,
+template <class Element, class Real>
+void pack_weight(const cpu::Recurrence<Real>& r, const void* W, int64_t first, int64_t stride_k,
+                 int64_t stride_n, int64_t K, int64_t columns, Element* to,
                  const float* scale = nullptr) {
-  if constexpr (std::is_same<T, float>::value)
+  if constexpr (std::is_same<Real, float>::value)
     if (r.weights == cpu::WeightType::bf16)
       return pack(static_cast<const bfloat16*>(W) + first, stride_k, stride_n, K, columns, to);
-  if constexpr (std::is_same<E, float>::value)
+  if constexpr (std::is_same<Element, float>::value)
     if (r.weights == cpu::WeightType::int8)
       return pack_scaled(static_cast<const int8_t*>(W) + first, scale, K, columns, to);
-  pack(static_cast<const T*>(W) + first, stride_k, stride_n, K, columns, to);
+  pack(static_cast<const Real*>(W) + first, stride_k, stride_n, K, columns, to);
 }
 
 // Whether the parts of the team share the rows of the batch during the steps, instead of the
@@ -92,14 +92,14 @@ void pack_weight(const cpu::Recurrence<T>& r, const void* W, int64_t first, int6
 //
 // A part gets at least 8 rows. Then all tiles of a product have 4 rows or more, whichever way the
 // work is split, and so the same order of additions.
-template <class E, class T>
-bool shares_rows(const Sizes<T>& s, const cpu::Recurrence<T>& r, int parts) {
+template <class Element, class Real>
+bool shares_rows(const Sizes<Real>& s, const cpu::Recurrence<Real>& r, int parts) {
   constexpr int64_t MIN_ROWS = 8, MANY_ROWS = 32, SMALL = 3 << 19, LARGE = 4 << 20;  // bytes
   int64_t numbers = s.gates * s.H * (s.P + s.X) + (r.W_hr ? s.P * s.H : 0);
   for (int64_t k = 0; k < s.rounds; ++k)
     if (first_use(r.A, k) == k)
       numbers += s.rank ? s.rank * (s.in(k) + s.out(k)) : s.in(k) * s.out(k);
-  const int64_t rows = s.B / parts, bytes = numbers * int64_t(sizeof(E)) / NUMBERS<E>;
+  const int64_t rows = s.B / parts, bytes = numbers * int64_t(sizeof(Element)) / NUMBERS<Element>;
   return parts > 1 && rows >= MIN_ROWS && bytes <= (rows >= MANY_ROWS ? LARGE : SMALL);
 }
 
@@ -107,17 +107,17 @@ bool shares_rows(const Sizes<T>& s, const cpu::Recurrence<T>& r, int parts) {
 struct Columns {
   Range h, p, x, r;  // hidden units, units of the state h, inputs and low-rank columns
 };
-template <class T>
-Columns all_columns(const Sizes<T>& s) {
+template <class Real>
+Columns all_columns(const Sizes<Real>& s) {
   return {{0, s.H}, {0, s.P}, {0, s.X}, {0, s.rank}};
 }
 // Returns the columns that parts [begin, end) of the team own, in whole units.
-template <class T>
-Columns columns_of(const Sizes<T>& s, int64_t begin, int64_t end, int64_t parts, int64_t unit) {
-  return {own_columns<T>(s.H, begin, end, parts, unit),
-          own_columns<T>(s.P, begin, end, parts, unit),
-          own_columns<T>(s.X, begin, end, parts, unit),
-          own_columns<T>(s.rank, begin, end, parts, unit)};
+template <class Real>
+Columns columns_of(const Sizes<Real>& s, int64_t begin, int64_t end, int64_t parts, int64_t unit) {
+  return {own_columns<Real>(s.H, begin, end, parts, unit),
+          own_columns<Real>(s.P, begin, end, parts, unit),
+          own_columns<Real>(s.X, begin, end, parts, unit),
+          own_columns<Real>(s.rank, begin, end, parts, unit)};
 }
 
 // What one thread computes: the parts [begin, end) of the work. During the steps it multiplies its
@@ -134,13 +134,13 @@ struct Share {
   Range cell_rows, cell_units;
 
   // panel: the columns of a panel of packed weights    whole_rows: whether a cell needs them
-  template <class T>
-  Share(const Sizes<T>& s, int64_t begin, int64_t end, int64_t parts, bool by_rows, int64_t panel,
-        bool whole_rows)
+  template <class Real>
+  Share(const Sizes<Real>& s, int64_t begin, int64_t end, int64_t parts, bool by_rows,
+        int64_t panel, bool whole_rows)
       : begin(begin),
         end(end),
         rows{by_rows ? s.B * begin / parts : 0, by_rows ? s.B * end / parts : s.B},
-        own(by_rows ? all_columns(s) : columns_of(s, begin, end, parts, COLUMN_UNIT<T>)),
+        own(by_rows ? all_columns(s) : columns_of(s, begin, end, parts, COLUMN_UNIT<Real>)),
         packed(by_rows ? columns_of(s, begin, end, parts, panel) : own),
         cell_rows{whole_rows ? Range{s.B * begin / parts, s.B * end / parts} : rows},
         cell_units{whole_rows ? Range{0, s.H} : own.h} {}
@@ -149,10 +149,10 @@ struct Share {
 };
 
 // Returns the units from j on of x in row b at step t, or zeros past the end of the sequence.
-template <class T>
-HD Vec<T> load_input(const cpu::Recurrence<T>& r, int64_t t, int64_t b, int64_t j) {
-  if (has_ended(r.lengths, t, b)) return Vec<T>(T(0));
-  return Vec<T>::load(r.x + (t * r.B + b) * r.X + j, r.X - j);
+template <class Real>
+HD Vec<Real> load_input(const cpu::Recurrence<Real>& r, int64_t t, int64_t b, int64_t j) {
+  if (has_ended(r.lengths, t, b)) return Vec<Real>(Real(0));
+  return Vec<Real>::load(r.x + (t * r.B + b) * r.X + j, r.X - j);
 }
 
 }  // namespace FUSEDSEQ_ISA
