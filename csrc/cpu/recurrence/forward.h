@@ -189,19 +189,20 @@ class RecurrentForward {
   }
 
   // The part's columns of rows of z, from row `first` on, (+)= operand (rows, K) times a weight.
-  // of: (gate) -> its part of the weight    block: the gates of the weight and the first slot of z
-  // next: the weight that is multiplied after it
-  template <class Of>
+  // weight_of: (gate) -> its part of the weight    block: the gates of the weight and the first
+  // slot of z next: the weight that is multiplied after it
+  template <class WeightOf>
   void add_gates(const Part& p, int64_t first, int64_t rows, int64_t K, Matrix<const Real> operand,
-                 Of of, const Strip<Real>& z, Block block, bool accumulate, Weight next) {
+                 WeightOf weight_of, const Strip<Real>& z, Block block, bool accumulate,
+                 Weight next) {
     each_chunk(rows, K, operand, p.left_copy,
                [&](int64_t m, int64_t height, LeftOperand<Element> left) {
                  for (int i = 0; i < block.gates; ++i) {
                    const int g = block.gate + i;
                    weights.multiply(
-                       p, height, K, p.own.h.size(), left, of(g),
+                       p, height, K, p.own.h.size(), left, weight_of(g),
                        {z.at(first + m, p.own.h.begin, block.slot + i), z.ld, true, accumulate},
-                       i + 1 < block.gates ? of(g + 1) : next);
+                       i + 1 < block.gates ? weight_of(g + 1) : next);
                  }
                });
   }
@@ -211,10 +212,10 @@ class RecurrentForward {
 
   void add_products_of_x(const Part& p, int64_t first, int64_t rows, Matrix<const Real> x,
                          const Strip<Real>& z) {
-    const auto of = [&](int gate) {
+    const auto weight_of = [&](int gate) {
       return weights.of_x(gate, p);
     };
-    add_gates(p, first, rows, s.X, x, of, z, INPUTS, false, weights.of_h(0, p));
+    add_gates(p, first, rows, s.X, x, weight_of, z, INPUTS, false, weights.of_h(0, p));
   }
 
   // The inputs' part of the gates of a block of steps, from step t on. The rows past the end of a
@@ -248,10 +249,10 @@ class RecurrentForward {
       const Weight next = i < last ? weights.of_h(Cell::BLOCKS[i + 1].gate, p)
                           : r.W_hr ? weights.of_projection(p)
                                    : weights.first_of_step(p);
-      const auto of = [&](int gate) {
+      const auto weight_of = [&](int gate) {
         return weights.of_h(gate, p);
       };
-      add_gates(p, first, rows, s.P, h, of, z, block, block.slot < GATES, next);
+      add_gates(p, first, rows, s.P, h, weight_of, z, block, block.slot < GATES, next);
     }
     if (Cell::WHOLE_ROWS) wait(p);
     for (int64_t b = p.cell_rows.begin; b < p.cell_rows.end; ++b)
