@@ -348,7 +348,7 @@ PlanOutput attention_plan(const PlanInputs& i) {
   const cpu::AttentionPlan plan = cpu::kernels().attention_plan(call.a);
   Tensor found = output(q, {2}, ScalarType::Long);
   int64_t* numbers = static_cast<int64_t*>(found.mutable_data_ptr());
-  numbers[0] = int64_t(plan.kernel), numbers[1] = plan.block;
+  numbers[0] = int64_t(plan.kernel), numbers[1] = plan.block_queries;
   return {found};
 }
 

@@ -6,10 +6,10 @@ namespace fusedseq::cpu {
 
 // The kernel that runs an attention call. pyext/fusedseq/fused/explain_cpu.py lists them in this
 // order.
-enum class AttentionKernel : int64_t { rows, packed, thin };
+enum class AttentionKernel : int64_t { blocks, packed, few_queries };
 struct AttentionPlan {
   AttentionKernel kernel;
-  int64_t block;  // queries per block of the kernel `rows`
+  int64_t block_queries;  // the queries in a block of the kernel `blocks`
 };
 
 // Attention and its gradients. Strides are in elements and belong to the leading dimensions; the

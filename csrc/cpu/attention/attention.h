@@ -9,30 +9,31 @@ namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // Returns the kernel of the forward pass. The thin kernel has no backward pass: that is by blocks.
-template <class E>
+template <class Stored>
 inline cpu::AttentionKernel attention_kernel(const cpu::Attention& a) {
-  if (packed_takes<E>(a)) return cpu::AttentionKernel::packed;
-  if (thin_takes<E>(a)) return cpu::AttentionKernel::thin;
-  return cpu::AttentionKernel::rows;
+  if (packed_takes<Stored>(a)) return cpu::AttentionKernel::packed;
+  if (thin_takes<Stored>(a)) return cpu::AttentionKernel::few_queries;
+  return cpu::AttentionKernel::blocks;
 }
 
-// One pass over tensors of elements E. X: the type of the products' elements.
-template <class E, class X>
+// One pass over tensors of the type Stored.
+template <class Stored, class Element>
 void attention_pass(const cpu::Attention& a, cpu::Parallel run, int threads, bool forward) {
-  const cpu::AttentionKernel kernel = attention_kernel<E>(a);
+  const cpu::AttentionKernel kernel = attention_kernel<Stored>(a);
   if (kernel == cpu::AttentionKernel::packed)
-    return attention_packed<E, X>(a, run, threads, forward);
-  if (!forward) return AttentionBackward<E, X>(a, threads).run(run);
-  if (kernel == cpu::AttentionKernel::thin) return AttentionThin<E>(a).run(run, threads);
-  AttentionBlocks<E, X>(a, threads).run(run);
+    return attention_packed<Stored, Element>(a, run, threads, forward);
+  if (!forward) return AttentionBackward<Stored, Element>(a, threads).run(run);
+  if (kernel == cpu::AttentionKernel::few_queries)
+    return AttentionThin<Stored>(a).run(run, threads);
+  AttentionBlocks<Stored, Element>(a, threads).run(run);
 }
 
 // Products in the type of computing, for every element type.
 template <bool FORWARD>
 void attention(const cpu::Attention& a, cpu::Parallel run, int threads) {
   by_type(a.type, [&](auto number) {
-    using E = decltype(number);
-    attention_pass<E, RealOf<E>>(a, run, threads, FORWARD);
+    using Stored = decltype(number);
+    attention_pass<Stored, RealOf<Stored>>(a, run, threads, FORWARD);
   });
 }
 // Products of bfloat16 pairs, for bf16 and fp32 tensors.
@@ -48,8 +49,8 @@ void attention_in_pairs(const cpu::Attention& a, cpu::Parallel run, int threads)
 inline cpu::AttentionPlan attention_plan(const cpu::Attention& a) {
   cpu::AttentionPlan plan{};
   by_type(a.type, [&](auto number) {
-    using E = decltype(number);
-    plan = {attention_kernel<E>(a), AttentionProblem<E>{a}.block};
+    using Stored = decltype(number);
+    plan = {attention_kernel<Stored>(a), AttentionProblem<Stored>{a}.block_queries};
   });
   return plan;
 }

@@ -19,46 +19,49 @@
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-template <class T>
-constexpr T INFINITE = std::numeric_limits<T>::infinity();
+template <class Real>
+constexpr Real INFINITE = std::numeric_limits<Real>::infinity();
 
 // Rotates the pairs (x_2m, x_2m+1) of the first `width` elements of x by the angles of a row of the
 // RoPE table (cos, sin, cos, sin, ...), in place; direction = -1 rotates back. x is padded to whole
 // vectors.
-template <class T>
-void rotate_interleaved(T* x, const T* table, int64_t width, T direction) {
-  using Mask = typename Vec<T>::Mask;
-  static constexpr LaneConstants<T> partners([](int i) { return i ^ 1; });
-  static constexpr LaneConstants<T> evens([](int i) { return i & ~1; });
-  static constexpr LaneConstants<T> odds([](int i) { return i | 1; });
+template <class Real>
+void rotate_interleaved(Real* x, const Real* table, int64_t width, Real direction) {
+  using Mask = typename Vec<Real>::Mask;
+  static constexpr LaneConstants<Real> partners([](int i) { return i ^ 1; });
+  static constexpr LaneConstants<Real> evens([](int i) { return i & ~1; });
+  static constexpr LaneConstants<Real> odds([](int i) { return i | 1; });
   const Mask swapped = partners, even = evens, odd = odds;
-  const Vec<T> sign = as_numbers<T>((lane_numbers<T>() & 1) * 2 - 1) * Vec<T>(direction);
-  for (int64_t d = 0; d < width; d += LANES<T>) {
-    const Vec<T> a = Vec<T>::load(x + d), t = Vec<T>::load(table + d, width - d);
-    const Vec<T> cos(FUSEDSEQ_SHUFFLE(t.v, even)), sin(FUSEDSEQ_SHUFFLE(t.v, odd));
-    const Vec<T> b(FUSEDSEQ_SHUFFLE(a.v, swapped));
-    const Vec<T> rotated = a * cos + sign * b * sin;
+  const Vec<Real> sign =
+      as_numbers<Real>((lane_numbers<Real>() & 1) * 2 - 1) * Vec<Real>(direction);
+  for (int64_t d = 0; d < width; d += LANES<Real>) {
+    const Vec<Real> a = Vec<Real>::load(x + d), t = Vec<Real>::load(table + d, width - d);
+    const Vec<Real> cos(FUSEDSEQ_SHUFFLE(t.v, even)), sin(FUSEDSEQ_SHUFFLE(t.v, odd));
+    const Vec<Real> b(FUSEDSEQ_SHUFFLE(a.v, swapped));
+    const Vec<Real> rotated = a * cos + sign * b * sin;
     const Mask inside =
-        lane_numbers<T>() < Mask{} + int(width - d < LANES<T> ? width - d : LANES<T>);
-    select<T>(inside, rotated, a).store(x + d);
+        lane_numbers<Real>() < Mask{} + int(width - d < LANES<Real> ? width - d : LANES<Real>);
+    select<Real>(inside, rotated, a).store(x + d);
   }
 }
 // The same for the pairs (x_m, x_m+width/2).
-template <class T>
-void rotate_halves(T* x, const T* table, int64_t width, T direction) {
-  using Mask = typename Vec<T>::Mask;
-  static constexpr LaneConstants<T> evens([](int i) { return 2 * i; });
-  static constexpr LaneConstants<T> odds([](int i) { return 2 * i + 1; });
+template <class Real>
+void rotate_halves(Real* x, const Real* table, int64_t width, Real direction) {
+  using Mask = typename Vec<Real>::Mask;
+  static constexpr LaneConstants<Real> evens([](int i) { return 2 * i; });
+  static constexpr LaneConstants<Real> odds([](int i) { return 2 * i + 1; });
   const Mask even = evens, odd = odds;  // of two vectors
   const int64_t half = width / 2;
-  for (int64_t m = 0; m < half; m += LANES<T>) {
+  for (int64_t m = 0; m < half; m += LANES<Real>) {
     const int64_t n = half - m;
-    const Vec<T> first = Vec<T>::load(table + 2 * m, 2 * n);
-    const Vec<T> second =
-        2 * n > LANES<T> ? Vec<T>::load(table + 2 * m + LANES<T>, 2 * n - LANES<T>) : Vec<T>(T(0));
-    const Vec<T> cos(FUSEDSEQ_SHUFFLE(first.v, second.v, even));
-    const Vec<T> sin = Vec<T>(FUSEDSEQ_SHUFFLE(first.v, second.v, odd)) * Vec<T>(direction);
-    const Vec<T> a = Vec<T>::load(x + m, n), b = Vec<T>::load(x + half + m, n);
+    const Vec<Real> first = Vec<Real>::load(table + 2 * m, 2 * n);
+    const Vec<Real> second = 2 * n > LANES<Real>
+                                 ? Vec<Real>::load(table + 2 * m + LANES<Real>, 2 * n - LANES<Real>)
+                                 : Vec<Real>(Real(0));
+    const Vec<Real> cos(FUSEDSEQ_SHUFFLE(first.v, second.v, even));
+    const Vec<Real> sin =
+        Vec<Real>(FUSEDSEQ_SHUFFLE(first.v, second.v, odd)) * Vec<Real>(direction);
+    const Vec<Real> a = Vec<Real>::load(x + m, n), b = Vec<Real>::load(x + half + m, n);
     (a * cos - b * sin).store(x + m, n);
     (a * sin + b * cos).store(x + half + m, n);
   }
@@ -73,19 +76,19 @@ struct SeenKeys {
 
 // Returns the row length of a matrix with n numbers in a row: an odd number of cache lines. Rows of
 // a power of two fall onto a few sets of the L1 cache, where a column's lines evict each other.
-template <class T>
+template <class Real>
 int64_t odd_lines(int64_t n) {
-  constexpr int64_t LINE = 64 / sizeof(T);
+  constexpr int64_t LINE = 64 / sizeof(Real);
   return ((n + LINE - 1) / LINE | 1) * LINE;
 }
 
 constexpr int64_t MOST_QUERIES = 48;  // of a block
 
-// Returns how many queries a block has: few enough for its logits (block, Wp) to stay in the L2
-// cache and for causal attention to skip keys that no query of the block sees; whole tiles, of
+// Returns how many queries a block has: few enough for its logits (block, ld_logits) to stay in the
+// L2 cache and for causal attention to skip keys that no query of the block sees; whole tiles, of
 // about equal size.
-inline int64_t queries_per_block(int64_t L, int64_t Wp) {
-  int64_t rows = 65536 / Wp / TILE_ROWS<float> * TILE_ROWS<float>;
+inline int64_t queries_per_block(int64_t L, int64_t ld_logits) {
+  int64_t rows = 65536 / ld_logits / TILE_ROWS<float> * TILE_ROWS<float>;
   if (rows < 2 * TILE_ROWS<float>)
     rows = 2 * TILE_ROWS<float>;
   else if (rows > MOST_QUERIES)
@@ -94,29 +97,30 @@ inline int64_t queries_per_block(int64_t L, int64_t Wp) {
   return (equal + TILE_ROWS<float> - 1) / TILE_ROWS<float> * TILE_ROWS<float>;
 }
 
-// E: the element type in memory, T: the type of computing.
-template <class E, class T = RealOf<E>>
+// Dp and Rp are D and R rounded up to whole vectors, Sp is S rounded up as in odd_lines, and ld_x
+// is the row length of x. b is a batch row, h a query head, g a key head, i a query and j a key.
+template <class Stored, class Real = RealOf<Stored>>
 struct AttentionProblem {
   const cpu::Attention& a;
-  const int64_t Dp = round_up<T>(a.D);
-  const int64_t Sp = odd_lines<T>(a.S);
+  const int64_t Dp = round_up<Real>(a.D);
+  const int64_t Sp = odd_lines<Real>(a.S);
   const int64_t R = 2 * a.K + 1;  // rows of relative_keys
-  const int64_t Rp = round_up<T>(R);
-  const int64_t factor_stride = (a.S + 3) / 4 * 4;  // the row length of the dropout mask
-  const int64_t group = a.N / a.N_kv;               // query heads that share a key head
+  const int64_t Rp = round_up<Real>(R);
+  const int64_t ld_factors = (a.S + 3) / 4 * 4;  // the row length of the dropout mask
+  const int64_t group = a.N / a.N_kv;            // query heads that share a key head
   // The row length of logits: keys that some query of a block sees, from a multiple of 16 on.
   static constexpr int64_t KEY_UNIT = 16;  // whole vectors of every type
-  const int64_t Wp = row_length();
-  const int64_t block = queries_per_block(a.L, Wp);
+  const int64_t ld_logits = logits_row_length();
+  const int64_t block_queries = queries_per_block(a.L, ld_logits);
   // Whether results are written with streaming stores.
-  const bool streamed =
-      std::is_same<E, T>::value && a.D % LANES<T> == 0 && exceeds_caches<E>(a.queries * a.N * a.D);
-  const T* relative = static_cast<const T*>(a.relative_keys);  // (R, D) or null
-  const T* rope = static_cast<const T*>(a.rope);               // (positions, rope_width) or null
+  const bool streamed = std::is_same<Stored, Real>::value && a.D % LANES<Real> == 0 &&
+                        exceeds_caches<Stored>(a.queries * a.N * a.D);
+  const Real* relative = static_cast<const Real*>(a.relative_keys);  // (R, D) or null
+  const Real* rope = static_cast<const Real*>(a.rope);  // (positions, rope_width) or null
 
-  int64_t row_length() const {
+  int64_t logits_row_length() const {
     const int64_t window = a.windowed ? a.window_left + a.window_right : a.S;
-    return window < a.S ? odd_lines<T>(min_(a.S, window + MOST_QUERIES + 2 * KEY_UNIT)) : Sp;
+    return window < a.S ? odd_lines<Real>(min_(a.S, window + MOST_QUERIES + 2 * KEY_UNIT)) : Sp;
   }
   static int64_t min_(int64_t x, int64_t y) { return x < y ? x : y; }
 
@@ -128,7 +132,7 @@ struct AttentionProblem {
     return total;
   }
   double row_multiply_adds(int64_t b) const {
-    return double(a.N) * double(queries(b)) * double(min_(stored_keys(b), Wp)) * double(a.D);
+    return double(a.N) * double(queries(b)) * double(min_(stored_keys(b), ld_logits)) * double(a.D);
   }
 
   // The row of q's memory that holds query 0 of batch row b, where b itself has no stride; the same
@@ -149,19 +153,20 @@ struct AttentionProblem {
   }
 
   // Returns row i of head n of batch row b in q, k, v or dout.
-  const E* row(const void* p, const int64_t* strides, int64_t b, int64_t n, int64_t i) const {
-    return static_cast<const E*>(p) + b * strides[0] + n * strides[1] + i * strides[2];
+  const Stored* row(const void* p, const int64_t* strides, int64_t b, int64_t n, int64_t i) const {
+    return static_cast<const Stored*>(p) + b * strides[0] + n * strides[1] + i * strides[2];
   }
   // Returns key (or value) j of key head g for batch row b; key_rows may place it in another row.
-  HD const E* key(const void* p, const int64_t* strides, int64_t b, int64_t g, int64_t j) const {
+  HD const Stored* key(const void* p, const int64_t* strides, int64_t b, int64_t g,
+                       int64_t j) const {
     return row(p, strides, a.key_rows ? a.key_rows[b * a.S + j] : b, g, j);
   }
 
   // Rotates x (Dp,), a row of q or k, by the angles of `position`; back if direction is -1. Without
   // a table x stays as it is.
-  void rotate(T* x, int64_t position, T direction) const {
+  void rotate(Real* x, int64_t position, Real direction) const {
     if (!rope) return;
-    const T* angles = rope + position * a.rope_width;
+    const Real* angles = rope + position * a.rope_width;
     if (a.rope_interleaved)
       rotate_interleaved(x, angles, a.rope_width, direction);
     else
@@ -169,12 +174,12 @@ struct AttentionProblem {
   }
 
   // Stages one row to `to` (Dp,), with the rotation of `position` if `rotated`.
-  HD void stage_row(const E* x, int64_t position, bool rotated, T* to) const {
+  HD void stage_row(const Stored* x, int64_t position, bool rotated, Real* to) const {
     int64_t d = 0;
-    for (; d + LANES<T> <= a.D; d += LANES<T>)
+    for (; d + LANES<Real> <= a.D; d += LANES<Real>)
       load_as(x + d).store(to + d);
     if (d < a.D) load_up_to(x + d, a.D - d).store(to + d);
-    if (rotated) rotate(to, position, T(1));
+    if (rotated) rotate(to, position, Real(1));
   }
 
   // Returns the number of keys of batch row b.
@@ -206,15 +211,15 @@ struct AttentionProblem {
   // Calls f(j, logits of keys base + j, base + j + 1, ...) for each vector of the row of query i. A
   // logit is -inf where a key is hidden and past the last key.
   // s (count(),): the products q k^T, which are overwritten. f may write to s from j on.
-  // qr (R,): the products of q with relative_keys.
+  // q_relative (R,): the products of q with relative_keys.
   // slopes (count(),): gets the derivatives of softcap, or null.
-  template <class F>
-  HD void each_logit(T* s, const T* qr, T* slopes, int64_t b, int64_t h, int64_t i, SeenKeys seen,
-                     F f) const {
+  template <class Function>
+  HD void each_logit(Real* s, const Real* q_relative, Real* slopes, int64_t b, int64_t h, int64_t i,
+                     SeenKeys seen, Function f) const {
     // Relative keys are added before scale and softcap, bias and mask after them.
     const int64_t n = seen.count(), position = i + offset(b) - seen.base;
-    T scale = T(a.scale);
-    if (relative) each_distance(position, n, [&](int64_t j, int64_t r) { s[j] += qr[r]; });
+    Real scale = Real(a.scale);
+    if (relative) each_distance(position, n, [&](int64_t j, int64_t r) { s[j] += q_relative[r]; });
     if (a.bias || a.mask || a.softcap || seen.hidden()) {
       if (a.softcap)
         cap(s, n, slopes);
@@ -225,44 +230,47 @@ struct AttentionProblem {
       if (a.bias) add_bias(s, b, h, i, seen);
       if (a.mask) apply_mask(s, b, h, i, seen);
       for (int64_t j = 0; j < seen.hidden(); ++j)
-        s[j] = -INFINITE<T>;
+        s[j] = -INFINITE<Real>;
     }
 
     // Scale, ALiBi and f in one pass.
-    const Vec<T> slope(a.alibi ? static_cast<const T*>(a.alibi)[h] : T(0));
-    for (int64_t j = 0; j < n; j += LANES<T>) {
-      Vec<T> x = Vec<T>::load(s + j) * Vec<T>(scale);
-      if (a.alibi) x = x - slope * abs_(as_numbers<T>(lane_numbers<T>()) + Vec<T>(T(j - position)));
-      if (j + LANES<T> > n)
-        x = select<T>(lane_numbers<T>() < typename Vec<T>::Mask{} + int(n - j), x,
-                      Vec<T>(-INFINITE<T>));
+    const Vec<Real> slope(a.alibi ? static_cast<const Real*>(a.alibi)[h] : Real(0));
+    for (int64_t j = 0; j < n; j += LANES<Real>) {
+      Vec<Real> x = Vec<Real>::load(s + j) * Vec<Real>(scale);
+      if (a.alibi)
+        x = x -
+            slope * abs_(as_numbers<Real>(lane_numbers<Real>()) + Vec<Real>(Real(j - position)));
+      if (j + LANES<Real> > n)
+        x = select<Real>(lane_numbers<Real>() < typename Vec<Real>::Mask{} + int(n - j), x,
+                         Vec<Real>(-INFINITE<Real>));
       f(j, x);
     }
   }
 
   // Replaces s (n,) by softcap tanh(scale s / softcap). slopes (n,): gets 1 - tanh^2, or null.
-  HD void cap(T* s, int64_t n, T* slopes) const {
-    const Vec<T> factor(T(a.scale / a.softcap)), most{T(a.softcap)};
-    for (int64_t j = 0; j < n; j += LANES<T>) {
-      const Vec<T> t = tanh_(Vec<T>::load(s + j) * factor);
+  HD void cap(Real* s, int64_t n, Real* slopes) const {
+    const Vec<Real> factor(Real(a.scale / a.softcap)), most{Real(a.softcap)};
+    for (int64_t j = 0; j < n; j += LANES<Real>) {
+      const Vec<Real> t = tanh_(Vec<Real>::load(s + j) * factor);
       (t * most).store(s + j);
-      if (slopes) (Vec<T>(T(1)) - t * t).store(slopes + j);
+      if (slopes) (Vec<Real>(Real(1)) - t * t).store(slopes + j);
     }
   }
 
   // Replaces s, the products q k^T of query i, by its logits as of each_logit. Returns the largest
   // logit, or NaN.
-  HD T logits(T* s, const T* qr, int64_t b, int64_t h, int64_t i, SeenKeys seen) const {
+  HD Real logits(Real* s, const Real* q_relative, int64_t b, int64_t h, int64_t i,
+                 SeenKeys seen) const {
     const int64_t n = seen.count();
-    Vec<T> high(-INFINITE<T>);
-    each_logit(s, qr, nullptr, b, h, i, seen, [&](int64_t j, Vec<T> x) {
+    Vec<Real> high(-INFINITE<Real>);
+    each_logit(s, q_relative, nullptr, b, h, i, seen, [&](int64_t j, Vec<Real> x) {
       x.store(s + j);
       high = max_(x, high);
     });
 
     // max_ ignores NaN: a row of NaN must not be taken for a fully masked one.
-    const T max = max_lane(high);
-    for (int64_t j = 0; max == -INFINITE<T> && j < n; ++j)
+    const Real max = max_lane(high);
+    for (int64_t j = 0; max == -INFINITE<Real> && j < n; ++j)
       if (s[j] != s[j]) return s[j];
     return max;
   }
@@ -271,34 +279,34 @@ struct AttentionProblem {
   // dropout, and by zeros where a key is hidden. Stores lse and returns the factor 1 / (sum of exp)
   // by which the row is still to be multiplied, or 0 if the query sees no key. factors: the factors
   // of the dropout.
-  HD T softmax(T* s, const T* qr, const T* factors, int64_t b, int64_t h, int64_t i, SeenKeys seen,
-               int64_t columns) const {
+  HD Real softmax(Real* s, const Real* q_relative, const Real* factors, int64_t b, int64_t h,
+                  int64_t i, SeenKeys seen, int64_t columns) const {
     const int64_t n = seen.count();
-    T max = n ? logits(s, qr, b, h, i, seen) : -INFINITE<T>;
-    const bool no_key = max == -INFINITE<T>;
-    const T sink = a.sinks ? static_cast<const T*>(a.sinks)[h] : -INFINITE<T>;
+    Real max = n ? logits(s, q_relative, b, h, i, seen) : -INFINITE<Real>;
+    const bool no_key = max == -INFINITE<Real>;
+    const Real sink = a.sinks ? static_cast<const Real*>(a.sinks)[h] : -INFINITE<Real>;
     if (sink > max) max = sink;
-    const Vec<T> zero(T(0)), masked(-INFINITE<T>);
-    Vec<T> total(T(0));
+    const Vec<Real> zero(Real(0)), masked(-INFINITE<Real>);
+    Vec<Real> total(Real(0));
     int64_t j = 0;
-    for (; j < n && !no_key; j += LANES<T>) {
-      const Vec<T> x = Vec<T>::load(s + j);
-      const Vec<T> e = select<T>(x.v != masked.v, exp_(x - Vec<T>(max)), zero);
+    for (; j < n && !no_key; j += LANES<Real>) {
+      const Vec<Real> x = Vec<Real>::load(s + j);
+      const Vec<Real> e = select<Real>(x.v != masked.v, exp_(x - Vec<Real>(max)), zero);
       total = total + e;
       (a.dropped ? dropped(e, factors + j) : e).store(s + j);
     }
-    for (; j < columns; j += LANES<T>)
+    for (; j < columns; j += LANES<Real>)
       zero.store(s + j);
-    const T exp_sum = sum(total) + (a.sinks ? std::exp(sink - max) : T(0));
-    static_cast<T*>(a.lse)[(b * a.N + h) * a.L + i] =
-        no_key ? INFINITE<T> : max + std::log(exp_sum);
-    return no_key ? T(0) : T(1) / exp_sum;
+    const Real exp_sum = sum(total) + (a.sinks ? std::exp(sink - max) : Real(0));
+    static_cast<Real*>(a.lse)[(b * a.N + h) * a.L + i] =
+        no_key ? INFINITE<Real> : max + std::log(exp_sum);
+    return no_key ? Real(0) : Real(1) / exp_sum;
   }
 
   // Calls f(key, row of relative_keys) for the first n keys of a query at `position`. Distances
   // beyond K are clipped to the first and the last row.
-  template <class F>
-  HD void each_distance(int64_t position, int64_t n, F f) const {
+  template <class Function>
+  HD void each_distance(int64_t position, int64_t n, Function f) const {
     const auto clamp = [n](int64_t j) {
       return j < 0 ? 0 : j < n ? j : n;
     };
@@ -311,59 +319,60 @@ struct AttentionProblem {
       f(j, 2 * a.K);
   }
   // s += the seen part of row i of the bias.
-  HD void add_bias(T* s, int64_t b, int64_t h, int64_t i, SeenKeys seen) const {
+  HD void add_bias(Real* s, int64_t b, int64_t h, int64_t i, SeenKeys seen) const {
     const int64_t *t = a.bias_strides, n = seen.count();
-    const E* x = static_cast<const E*>(a.bias) + b * t[0] + h * t[1] + i * t[2] + seen.base * t[3];
-    if (t[3] == 1) return add_row(x, s, n, T(1));
+    const Stored* x =
+        static_cast<const Stored*>(a.bias) + b * t[0] + h * t[1] + i * t[2] + seen.base * t[3];
+    if (t[3] == 1) return add_row(x, s, n, Real(1));
     for (int64_t j = 0; j < n; ++j)
       s[j] += load_scalar(x + j * t[3]);
   }
   // s = -inf where row i of the mask is false.
-  HD void apply_mask(T* s, int64_t b, int64_t h, int64_t i, SeenKeys seen) const {
+  HD void apply_mask(Real* s, int64_t b, int64_t h, int64_t i, SeenKeys seen) const {
     const int64_t *t = a.mask_strides, n = seen.count();
     const uint8_t* shown = a.mask + b * t[0] + h * t[1] + i * t[2] + seen.base * t[3];
     if (t[3] == 1)
       for (int64_t j = 0; j < n; ++j)
-        s[j] = shown[j] ? s[j] : -INFINITE<T>;
+        s[j] = shown[j] ? s[j] : -INFINITE<Real>;
     else
       for (int64_t j = 0; j < n; ++j)
-        s[j] = shown[j * t[3]] ? s[j] : -INFINITE<T>;
+        s[j] = shown[j * t[3]] ? s[j] : -INFINITE<Real>;
   }
 
-  // Sets `to` (rows, factor_stride) to the dropout's factors of queries i0, i0 + 1, ... for the
+  // Sets `to` (rows, ld_factors) to the dropout's factors of queries i0, i0 + 1, ... for the
   // keys that a block sees: column 0 of a row is key seen.base.
   HD void dropout_factors(int64_t b, int64_t h, int64_t i0, int64_t rows, SeenKeys seen,
-                          T* to) const {
+                          Real* to) const {
     if (!a.windowed) return dropout_factors(b, h, i0, rows, to);
-    const int64_t end = min_(seen.base + round_up<T>(seen.count() + 1), factor_stride);
+    const int64_t end = min_(seen.base + round_up<Real>(seen.count() + 1), ld_factors);
     for (int64_t i = 0; i < rows; ++i)
-      mask_values<T>(a.dropout, (b * a.N + h) * a.L + i0 + i, factor_stride, seen.base, end,
-                     T(a.dropout.scale), T(0), to + i * factor_stride);
+      mask_values<Real>(a.dropout, (b * a.N + h) * a.L + i0 + i, ld_factors, seen.base, end,
+                        Real(a.dropout.scale), Real(0), to + i * ld_factors);
   }
-  // to (rows, factor_stride) = the dropout's factors of the probabilities of queries i0, i0 + 1,
+  // to (rows, ld_factors) = the dropout's factors of the probabilities of queries i0, i0 + 1,
   // ...: 1 / (1 - p) or 0. Rows are multiples of four long, hence consecutive in the mask.
-  HD void dropout_factors(int64_t b, int64_t h, int64_t i0, int64_t rows, T* to) const {
-    mask_values<T>(a.dropout, (b * a.N + h) * a.L + i0, factor_stride, 0, rows * factor_stride,
-                   T(a.dropout.scale), T(0), to);
+  HD void dropout_factors(int64_t b, int64_t h, int64_t i0, int64_t rows, Real* to) const {
+    mask_values<Real>(a.dropout, (b * a.N + h) * a.L + i0, ld_factors, 0, rows * ld_factors,
+                      Real(a.dropout.scale), Real(0), to);
   }
   // Returns x with dropout. A select, so that an infinity is dropped too.
-  HD static Vec<T> dropped(Vec<T> x, const T* factors) {
-    const Vec<T> factor = Vec<T>::load(factors), zero(T(0));
-    return select<T>(factor.v != zero.v, x * factor, zero);
+  HD static Vec<Real> dropped(Vec<Real> x, const Real* factors) {
+    const Vec<Real> factor = Vec<Real>::load(factors), zero(Real(0));
+    return select<Real>(factor.v != zero.v, x * factor, zero);
   }
 
   // to (D,) = x (D,) * scale, in the type in memory.
-  HD void store_row(const T* x, E* to, int64_t D, T scale) const {
-    if constexpr (std::is_same<E, T>::value)
+  HD void store_row(const Real* x, Stored* to, int64_t D, Real scale) const {
+    if constexpr (std::is_same<Stored, Real>::value)
       if (streamed) {
-        for (int64_t d = 0; d < D; d += LANES<T>)
-          stream(to + d, Vec<T>::load(x + d) * Vec<T>(scale));
+        for (int64_t d = 0; d < D; d += LANES<Real>)
+          stream(to + d, Vec<Real>::load(x + d) * Vec<Real>(scale));
         return;
       }
     int64_t d = 0;
-    for (; d + LANES<T> <= D; d += LANES<T>)
-      store_as(to + d, Vec<T>::load(x + d) * Vec<T>(scale));
-    if (d < D) store_up_to(to + d, Vec<T>::load(x + d) * Vec<T>(scale), D - d);
+    for (; d + LANES<Real> <= D; d += LANES<Real>)
+      store_as(to + d, Vec<Real>::load(x + d) * Vec<Real>(scale));
+    if (d < D) store_up_to(to + d, Vec<Real>::load(x + d) * Vec<Real>(scale), D - d);
   }
 };
 

@@ -13,58 +13,58 @@ namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 // Returns whether this kernel is chosen for a forward pass: a key is used by at most 4 queries.
-template <class E>
+template <class Stored>
 bool thin_takes(const cpu::Attention& a) {
   return a.L * (a.N / a.N_kv) <= 4;
 }
 
-template <class E>
+template <class Stored>
 class AttentionThin {
-  using T = RealOf<E>;
-  using V = Vec<T>;
-  using Problem = AttentionOperands<E, T>;
+  using Real = RealOf<Stored>;
+  using V = Vec<Real>;
+  using Problem = AttentionOperands<Stored, Real>;
   static constexpr int CHUNK_VECTORS = 4;  // vectors of a result that are accumulated in registers
   const cpu::Attention& a;
   const Problem p{a};
   // Whether keys and values come from memory, or from the far end of the L3 cache.
   static constexpr int64_t FAR_BYTES = int64_t(8) << 20;
-  const bool far = 2 * a.B * a.N_kv * a.S * a.D * int64_t(sizeof(E)) > FAR_BYTES;
+  const bool far = 2 * a.B * a.N_kv * a.S * a.D * int64_t(sizeof(Stored)) > FAR_BYTES;
 
   // The memory of one thread. rows: all queries of a unit.
   struct Workspace {
-    Buffer<T> q;               // (rows, Dp)
-    Buffer<T> s;               // (rows, Wp)  logits, then unnormalized probabilities
-    Buffer<T> out;             // (Dp,)
-    Buffer<T> rotated;         // (LANES, Dp)  keys, only with RoPE
-    Buffer<T> factors;         // (factor_stride,)  the dropout's factors
-    Buffer<T> relative;        // (R, Dp)
-    Buffer<T> rel_transposed;  // (Dp, Rp)
-    Buffer<T> qr;              // (rows, Rp)  q times relative_keys
+    Buffer<Real> q;                    // (rows, Dp)
+    Buffer<Real> s;                    // (rows, ld_logits)  logits, then unnormalized probabilities
+    Buffer<Real> out;                  // (Dp,)
+    Buffer<Real> rotated;              // (LANES, Dp)  keys, only with RoPE
+    Buffer<Real> factors;              // (ld_factors,)  the dropout's factors
+    Buffer<Real> relative;             // (R, Dp)
+    Buffer<Real> relative_transposed;  // (Dp, Rp)
+    Buffer<Real> q_relative;           // (rows, Rp)  q times relative_keys
     Workspace(const Problem& p, int64_t rows)
         : q(rows * p.Dp),
-          s(rows * p.Wp),
+          s(rows * p.ld_logits),
           out(p.Dp),
-          rotated(p.rope ? p.Dp * LANES<T> : 0),
-          factors(p.a.dropped ? p.factor_stride + LANES<T> : 0),
+          rotated(p.rope ? p.Dp * LANES<Real> : 0),
+          factors(p.a.dropped ? p.ld_factors + LANES<Real> : 0),
           relative(p.relative_size),
-          rel_transposed(p.relative ? p.Dp * p.Rp : 0),
-          qr(p.relative ? rows * p.Rp : 0) {}
+          relative_transposed(p.relative ? p.Dp * p.Rp : 0),
+          q_relative(p.relative ? rows * p.Rp : 0) {}
   };
 
   // The keys or the values of a unit, where they are.
   struct Rows {
-    const E* first;  // of batch row 0 if key_rows is given
+    const Stored* first;  // of batch row 0 if key_rows is given
     int64_t stride;
     const int64_t* key_rows;  // (S,) or null
     int64_t batch_stride;
-    HD const E* operator[](int64_t j) const {
+    HD const Stored* operator[](int64_t j) const {
       return first + j * stride + (key_rows ? key_rows[j] * batch_stride : 0);
     }
     // to (LANES,) = the rows from j on; beyond the last one before `end` that one is repeated. The
     // addresses are sums, because GCC makes slow vector instructions of products of indices.
-    HD void from(int64_t j, int64_t end, const E** to) const {
-      const E* row = first + j * stride;
-      for (int t = 0; t < LANES<T>; ++t) {
+    HD void from(int64_t j, int64_t end, const Stored** to) const {
+      const Stored* row = first + j * stride;
+      for (int t = 0; t < LANES<Real>; ++t) {
         to[t] = row + (key_rows ? key_rows[j] * batch_stride : 0);
         if (j + 1 < end) ++j, row += stride;
       }
@@ -77,66 +77,66 @@ class AttentionThin {
 
   // s (LANES,) = the products of q with LANES keys. CHUNK_VECTORS vectors of one key at a time, so
   // that memory is read in order. Prefetches the rows `next`.
-  template <bool PREFETCH, class X>
-  HD void dots(const T* q, const X* const* keys, const E* const* next, T* s) const {
-    V sum[LANES<T>];
+  template <bool PREFETCH, class Key>
+  HD void dots(const Real* q, const Key* const* keys, const Stored* const* next, Real* s) const {
+    V sum[LANES<Real>];
 #pragma GCC unroll 16
-    for (int t = 0; t < LANES<T>; ++t)
-      sum[t] = V(T(0));
+    for (int t = 0; t < LANES<Real>; ++t)
+      sum[t] = V(Real(0));
     int64_t d = 0;
-    for (; d + CHUNK_VECTORS * LANES<T> <= a.D; d += CHUNK_VECTORS * LANES<T>)
+    for (; d + CHUNK_VECTORS * LANES<Real> <= a.D; d += CHUNK_VECTORS * LANES<Real>)
       add_products<PREFETCH, CHUNK_VECTORS>(q, keys, next, d, sum);
-    for (; d + LANES<T> <= a.D; d += LANES<T>)
+    for (; d + LANES<Real> <= a.D; d += LANES<Real>)
       add_products<PREFETCH, 1>(q, keys, next, d, sum);
     if (d < a.D) {
       const V x = V::load(q + d);
 #pragma GCC unroll 16
-      for (int t = 0; t < LANES<T>; ++t)
+      for (int t = 0; t < LANES<Real>; ++t)
         sum[t] = sum[t] + x * load_up_to(keys[t] + d, a.D - d);
     }
     horizontal_sums(sum).store(s);
   }
 
   // sum[t] += q times key t, for N vectors from element d on.
-  template <bool PREFETCH, int N, class X>
-  HD void add_products(const T* q, const X* const* keys, const E* const* next, int64_t d,
-                       V (&sum)[LANES<T>]) const {
-    V x[N];
+  template <bool PREFETCH, int VECTORS, class Key>
+  HD void add_products(const Real* q, const Key* const* keys, const Stored* const* next, int64_t d,
+                       V (&sum)[LANES<Real>]) const {
+    V x[VECTORS];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n)
-      x[n] = V::load(q + d + n * LANES<T>);
+    for (int n = 0; n < VECTORS; ++n)
+      x[n] = V::load(q + d + n * LANES<Real>);
 #pragma GCC unroll 16
-    for (int t = 0; t < LANES<T>; ++t)
+    for (int t = 0; t < LANES<Real>; ++t)
 #pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) {
-        const int64_t at = d + n * LANES<T>;
+      for (int n = 0; n < VECTORS; ++n) {
+        const int64_t at = d + n * LANES<Real>;
         if (PREFETCH) __builtin_prefetch(next[t] + at);
         sum[t] = sum[t] + x[n] * load_as(keys[t] + at);
       }
   }
 
-  // s (rows, Wp) = the products of all queries of a unit with keys [base, keys), LANES keys at a
-  // time. Beyond the last key it is repeated. PREFETCH: the first query prefetches the LANES keys
-  // that follow, or the first values.
+  // s (rows, ld_logits) = the products of all queries of a unit with keys [base, keys), LANES keys
+  // at a time. Beyond the last key it is repeated. PREFETCH: the first query prefetches the LANES
+  // keys that follow, or the first values.
   template <bool PREFETCH>
   HD void products_with_keys(Workspace& w, const Rows& k, const Rows& v, int64_t rows, int64_t base,
                              int64_t keys) const {
-    T* const s = w.s - base;
-    for (int64_t j = base; j < keys; j += LANES<T>) {
-      const E *ks[LANES<T>], *next[LANES<T>];
+    Real* const s = w.s - base;
+    for (int64_t j = base; j < keys; j += LANES<Real>) {
+      const Stored *ks[LANES<Real>], *next[LANES<Real>];
       k.from(j, keys, ks);
-      if (PREFETCH && j + LANES<T> < keys)
-        k.from(j + LANES<T>, keys, next);
+      if (PREFETCH && j + LANES<Real> < keys)
+        k.from(j + LANES<Real>, keys, next);
       else if (PREFETCH)
         v.from(base, keys, next);
-      const T* rotated[LANES<T>];
-      for (int t = 0; t < LANES<T> && p.rope; ++t) {
+      const Real* rotated[LANES<Real>];
+      for (int t = 0; t < LANES<Real> && p.rope; ++t) {
         rotated[t] = w.rotated + t * p.Dp;
         p.stage_row(ks[t], j + t < keys ? j + t : keys - 1, true, w.rotated + t * p.Dp);
       }
       for (int64_t r = 0; r < rows; ++r) {
-        const T* q = w.q + r * p.Dp;
-        T* to = s + r * p.Wp + j;
+        const Real* q = w.q + r * p.Dp;
+        Real* to = s + r * p.ld_logits + j;
         if (p.rope)
           dots<false>(q, rotated, next, to);
         else if (PREFETCH && r == 0)
@@ -149,28 +149,29 @@ class AttentionThin {
 
   // out (Dp,) = the sum of values [first, first + n), weighted. CHUNK_VECTORS vectors of the result
   // at a time; the last ones may be fewer and not whole.
-  HD void weighted_sum(const T* weights, const Rows& v, int64_t first, int64_t n, T* out) const {
-    for (int64_t d = 0; d < a.D; d += CHUNK_VECTORS * LANES<T>) {
+  HD void weighted_sum(const Real* weights, const Rows& v, int64_t first, int64_t n,
+                       Real* out) const {
+    for (int64_t d = 0; d < a.D; d += CHUNK_VECTORS * LANES<Real>) {
       V sum[CHUNK_VECTORS];
 #pragma GCC unroll 4
       for (int c = 0; c < CHUNK_VECTORS; ++c)
-        sum[c] = V(T(0));
-      if (d + CHUNK_VECTORS * LANES<T> <= a.D)
+        sum[c] = V(Real(0));
+      if (d + CHUNK_VECTORS * LANES<Real> <= a.D)
         for (int64_t j = 0; j < n; ++j) {
-          const E* row = v[first + j] + d;
+          const Stored* row = v[first + j] + d;
 #pragma GCC unroll 4
           for (int c = 0; c < CHUNK_VECTORS; ++c)
-            sum[c] = sum[c] + V(weights[j]) * load_as(row + c * LANES<T>);
+            sum[c] = sum[c] + V(weights[j]) * load_as(row + c * LANES<Real>);
         }
       else
         for (int64_t j = 0; j < n; ++j) {
-          const E* row = v[first + j] + d;
-          for (int c = 0; c < CHUNK_VECTORS && d + c * LANES<T> < a.D; ++c)
-            sum[c] =
-                sum[c] + V(weights[j]) * load_up_to(row + c * LANES<T>, a.D - d - c * LANES<T>);
+          const Stored* row = v[first + j] + d;
+          for (int c = 0; c < CHUNK_VECTORS && d + c * LANES<Real> < a.D; ++c)
+            sum[c] = sum[c] +
+                     V(weights[j]) * load_up_to(row + c * LANES<Real>, a.D - d - c * LANES<Real>);
         }
-      for (int c = 0; c < CHUNK_VECTORS && d + c * LANES<T> < p.Dp; ++c)
-        sum[c].store(out + d + c * LANES<T>);
+      for (int c = 0; c < CHUNK_VECTORS && d + c * LANES<Real> < p.Dp; ++c)
+        sum[c].store(out + d + c * LANES<Real>);
     }
   }
 
@@ -183,7 +184,8 @@ class AttentionThin {
       p.stage_row(p.row(a.q, a.q_strides, b, g * p.group + r / L, first + r % L), r % L + offset,
                   true, w.q + r * p.Dp);
     if (p.relative)
-      product<T>(rows, a.D, p.Rp, {w.q, p.Dp, 1}, {w.rel_transposed, p.Rp}, {w.qr, p.Rp}, false);
+      product<Real>(rows, a.D, p.Rp, {w.q, p.Dp, 1}, {w.relative_transposed, p.Rp},
+                    {w.q_relative, p.Rp}, false);
     const Rows k = rows_of(a.k, a.k_strides, b, g), v = rows_of(a.v, a.v_strides, b, g);
     if (far)
       products_with_keys<true>(w, k, v, rows, block.base, block.end);
@@ -193,12 +195,13 @@ class AttentionThin {
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t h = g * p.group + r / L, i = r % L;
       const SeenKeys seen = p.seen(i + offset, block.end, block.base);
-      T* s = w.s + r * p.Wp;
+      Real* s = w.s + r * p.ld_logits;
       if (a.dropped) p.dropout_factors(b, h, i, 1, seen, w.factors);
-      const T inverse = p.softmax(s, w.qr + r * p.Rp, w.factors, b, h, i, seen, seen.count());
+      const Real inverse =
+          p.softmax(s, w.q_relative + r * p.Rp, w.factors, b, h, i, seen, seen.count());
       weighted_sum(s, v, seen.base, inverse ? seen.count() : 0, w.out);
-      p.store_row(w.out, static_cast<E*>(a.out) + ((p.first_result(b) + i) * a.N + h) * a.D, a.D,
-                  inverse);
+      p.store_row(w.out, static_cast<Stored*>(a.out) + ((p.first_result(b) + i) * a.N + h) * a.D,
+                  a.D, inverse);
     }
   }
 
@@ -211,7 +214,7 @@ class AttentionThin {
     const int64_t rows = a.L * p.group;
     split.each(run, [&](int64_t, int64_t first, int64_t last) {
       Workspace w(p, rows);
-      p.stage_relative_keys(w.relative, w.rel_transposed);
+      p.stage_relative_keys(w.relative, w.relative_transposed);
       for (int64_t u = first; u < last; ++u)
         unit(w, u / a.N_kv, u % a.N_kv);
     });

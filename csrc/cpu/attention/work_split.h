@@ -12,8 +12,8 @@ namespace FUSEDSEQ_ISA {
 
 // Returns the multiply-adds of the batch rows before each, (B + 1,), where the rows are sequences
 // of different lengths; else nothing, as all rows have the same work.    p: an AttentionProblem
-template <class P>
-std::vector<double> work_before(const P& p) {
+template <class Problem>
+std::vector<double> work_before(const Problem& p) {
   if (!p.a.cu_seqlens_q) return {};
   std::vector<double> sums(size_t(p.a.B) + 1);  // push_back would not be inlined
   for (int64_t b = 0; b < p.a.B; ++b)
@@ -92,8 +92,8 @@ struct WorkSplit {
   }
 
   // Calls body(part, first item, end of the items) for each part, in parallel.
-  template <class F>
-  void each(cpu::Parallel run, F body) const {
+  template <class Function>
+  void each(cpu::Parallel run, Function body) const {
     parallel(run, parts, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part)
         body(part, first_item(part), first_item(part + 1));
