@@ -153,7 +153,7 @@ SATURATED = {  # L, S, D; of the packed and block kernels
     "packed": (2, 2, 8),
     "packed of a whole vector": (6, 7, 12),
     "blocks": (20, 33, 8),
-    "thin and blocks": (1, 40, 16),
+    "few queries and blocks": (1, 40, 16),
 }
 
 
@@ -501,8 +501,8 @@ def test_explain_names_the_kernel_of_short_sequences():
         "attention", *args, key_rows=torch.zeros(2, 3, dtype=torch.int64)
     )
     with_keys = fused.explain(fused.attention, *args, relative_keys=torch.randn(3, 6))
-    assert "attention/thin.h" in with_keys
-    assert "attention/thin.h" in fused.explain("attention", *qkv(2, 3, 2, 90, 6))
+    assert "attention/few_queries.h" in with_keys
+    assert "attention/few_queries.h" in fused.explain("attention", *qkv(2, 3, 2, 90, 6))
     assert "attention/blocks.h" in fused.explain("attention", *qkv(2, 3, 5, 90, 6))
 
 

@@ -211,7 +211,7 @@ def attentions() -> Iterator[tuple[str, Call]]:
         "max_seqlen_k": 0,
     }
     B, N, S, D = 2, 2, 5, 6
-    # The kernels `thin`, `packed` and `rows`, one after the other.
+    # The kernels `few_queries`, `packed` and `blocks`, one after the other.
     for L, keys in ((1, 40), (4, S), (20, 20)):
         q = torch.randn(B, N, L, D)
         k, v = torch.randn(2, B, N, keys, D)

@@ -1,18 +1,19 @@
-// Chooses the attention kernel of a call: packed.h, thin.h or blocks.h with backward.h.
+// Chooses the attention kernel of a call: packed.h, few_queries.h or blocks.h with backward.h.
 #pragma once
 #include "cpu/attention/backward.h"
 #include "cpu/attention/blocks.h"
+#include "cpu/attention/few_queries.h"
 #include "cpu/attention/packed.h"
-#include "cpu/attention/thin.h"
 
 namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
-// Returns the kernel of the forward pass. The thin kernel has no backward pass: that is by blocks.
+// Returns the kernel of the forward pass. The kernel few_queries has no backward pass:
+// AttentionBackward is by blocks.
 template <class Stored>
 inline cpu::AttentionKernel attention_kernel(const cpu::Attention& a) {
   if (packed_takes<Stored>(a)) return cpu::AttentionKernel::packed;
-  if (thin_takes<Stored>(a)) return cpu::AttentionKernel::few_queries;
+  if (few_queries_takes<Stored>(a)) return cpu::AttentionKernel::few_queries;
   return cpu::AttentionKernel::blocks;
 }
 
@@ -24,7 +25,7 @@ void attention_pass(const cpu::Attention& a, cpu::Parallel run, int threads, boo
     return attention_packed<Stored, Element>(a, run, threads, forward);
   if (!forward) return AttentionBackward<Stored, Element>(a, threads).run(run);
   if (kernel == cpu::AttentionKernel::few_queries)
-    return AttentionThin<Stored>(a).run(run, threads);
+    return AttentionFewQueries<Stored>(a).run(run, threads);
   AttentionBlocks<Stored, Element>(a, threads).run(run);
 }
 

@@ -94,7 +94,7 @@ ATTENTION_KERNELS = [
     ),
     ("csrc/cpu/attention/packed.h", "all keys of a query in one vector"),
     (
-        "csrc/cpu/attention/thin.h",
+        "csrc/cpu/attention/few_queries.h",
         "few queries: each key and value is read once, without being copied",
     ),
 ]

@@ -14,12 +14,12 @@ namespace FUSEDSEQ_ISA {
 
 // Returns whether this kernel is chosen for a forward pass: a key is used by at most 4 queries.
 template <class Stored>
-bool thin_takes(const cpu::Attention& a) {
+bool few_queries_takes(const cpu::Attention& a) {
   return a.L * (a.N / a.N_kv) <= 4;
 }
 
 template <class Stored>
-class AttentionThin {
+class AttentionFewQueries {
   using Real = RealOf<Stored>;
   using V = Vec<Real>;
   using Problem = AttentionOperands<Stored, Real>;
@@ -206,7 +206,7 @@ class AttentionThin {
   }
 
  public:
-  explicit AttentionThin(const cpu::Attention& a) : a(a) {}
+  explicit AttentionFewQueries(const cpu::Attention& a) : a(a) {}
 
   void run(cpu::Parallel run, int threads) const {
     const WorkSplit split(a.B * a.N_kv, 1, 2 * p.multiply_adds(), threads, 0, false,
