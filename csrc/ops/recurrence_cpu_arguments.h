@@ -14,20 +14,20 @@ inline Tensor drop_weight(const RecurrenceInputs& i, const Tensor& W) {
                    W.size(1), i.variational, MaskStream::weight});
 }
 
-// The arguments of a kernel that computes in T, and the tensors that own the memory they point to.
-template <class T>
+// The arguments of a kernel that computes in Real, and the tensors that own the memory they point to.
+template <class Real>
 struct KernelArguments {
-  static constexpr ScalarType type = sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float;
+  static constexpr ScalarType type = sizeof(Real) == 8 ? ScalarType::Double : ScalarType::Float;
   std::vector<Tensor> owned;
   // Of every round: the weight or its first factor, its second factor or null, its bias or null.
   std::vector<const void*> first_factors, second_factors;
-  std::vector<const T*> biases;
+  std::vector<const Real*> biases;
   std::vector<const float*> first_scales, second_scales;  // of weights in 8 bits
-  cpu::Recurrence<T> r{};
+  cpu::Recurrence<Real> r{};
 
-  const T* in(const Tensor& t) {
+  const Real* in(const Tensor& t) {
     owned.push_back(dense(t, type));
-    return static_cast<const T*>(owned.back().const_data_ptr());
+    return static_cast<const Real*>(owned.back().const_data_ptr());
   }
   // A weight as the kernels read it: numbers of 16 and of 8 bits where they are.
   const void* weight(const Tensor& t) {
@@ -43,9 +43,9 @@ struct KernelArguments {
   int64_t bytes_of_weights() const {
     return r.weights == cpu::WeightType::int8   ? 1
            : r.weights == cpu::WeightType::bf16 ? sizeof(cpu::bfloat16)
-                                                : sizeof(T);
+                                                : sizeof(Real);
   }
-  static T* out(const Tensor& t) { return static_cast<T*>(t.mutable_data_ptr()); }
+  static Real* out(const Tensor& t) { return static_cast<Real*>(t.mutable_data_ptr()); }
 
   explicit KernelArguments(const RecurrenceInputs& i) {
     require_inputs(i);
@@ -122,7 +122,7 @@ struct KernelArguments {
     const char* factor = static_cast<const char*>(side.factor ? weight(*side.factor) : nullptr);
     const int64_t size = bytes_of_weights();
     const float *scales = scale(side.scale), *factor_scales = scale(side.factor_scale);
-    const T* bias = side.bias ? in(*side.bias) : nullptr;
+    const Real* bias = side.bias ? in(*side.bias) : nullptr;
     for (int64_t k = side.first; k < r.rounds; k += 2) {
       const int64_t j = side.index(k);
       first_factors[k] = W + j * side.out * (factor ? r.rank : side.in) * size;

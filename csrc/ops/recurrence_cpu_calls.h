@@ -9,38 +9,38 @@ namespace fusedseq::on_cpu {
 
 // The kernels write `width` of each `padded` elements of a saved tensor's rows; this zeroes the
 // others.
-template <class T>
+template <class Real>
 void zero_padding(const Tensor& t, int64_t width, int64_t padded) {
-  T* p = static_cast<T*>(t.mutable_data_ptr());
+  Real* p = static_cast<Real*>(t.mutable_data_ptr());
   for (int64_t row = 0; padded > width && row < t.numel() / padded; ++row)
-    std::memset(p + row * padded + width, 0, (padded - width) * sizeof(T));
+    std::memset(p + row * padded + width, 0, (padded - width) * sizeof(Real));
 }
 
 // The same of the rounds' sigmoids, of which a row holds those of every round, one after the other.
-template <class T>
-void zero_padding_of_rounds(const Tensor& round_gates, const cpu::Recurrence<T>& r) {
+template <class Real>
+void zero_padding_of_rounds(const Tensor& round_gates, const cpu::Recurrence<Real>& r) {
   const int64_t Hp = cpu::padded(r.H), Xp = cpu::padded(r.X);
-  T* p = static_cast<T*>(round_gates.mutable_data_ptr());
+  Real* p = static_cast<Real*>(round_gates.mutable_data_ptr());
   for (int64_t row = 0; row < r.steps * r.B; ++row) {
     for (int64_t k = 0; k < r.rounds; ++k) {
       const int64_t width = k % 2 ? r.H : r.X, padded = k % 2 ? Hp : Xp;
-      std::memset(p + width, 0, (padded - width) * sizeof(T));
+      std::memset(p + width, 0, (padded - width) * sizeof(Real));
       p += padded;
     }
   }
 }
 
 // A forward call: its arguments and the tensors that the kernel writes to.
-template <class T>
+template <class Real>
 struct ForwardCall {
   const RecurrenceInputs& i;
-  KernelArguments<T> a;
+  KernelArguments<Real> a;
   Tensor y, h, c;
   Saved saved;  // its tensors are undefined if nothing is saved
 
   explicit ForwardCall(const RecurrenceInputs& i) : i(i), a(i) {
     auto& r = a.r;
-    constexpr ScalarType type = KernelArguments<T>::type;
+    constexpr ScalarType type = KernelArguments<Real>::type;
     const int64_t rows_of_c = has_c(r.cell) ? r.B : 0;
     y = output(i.x, {r.steps, r.B, r.P}, type);
     h = output(i.x, {r.B, r.P}, type);
@@ -60,7 +60,7 @@ struct ForwardCall {
   // Makes the tensors that the backward reads.
   void save() {
     auto& r = a.r;
-    constexpr ScalarType type = KernelArguments<T>::type;
+    constexpr ScalarType type = KernelArguments<Real>::type;
     const int64_t Hp = cpu::padded(r.H), Xp = cpu::padded(r.X), rank = cpu::padded(r.rank);
     const int64_t width = (r.rounds + 1) / 2 * Xp + r.rounds / 2 * Hp;
     const int64_t steps_of_c = has_c(r.cell) ? r.steps : 0;
@@ -68,10 +68,10 @@ struct ForwardCall {
              output(i.x, {steps_of_c, r.B, Hp}, type), output(i.x, {r.steps, r.B, width}, type),
              output(i.x, {r.rank ? r.rounds : 0, r.steps, r.B, rank}, type),
              output(i.x, {r.steps, r.B, statistics_of(r.cell)}, type)};
-    zero_padding<T>(saved.gates, r.H, Hp);
-    zero_padding<T>(saved.cells, r.H, Hp);
-    if (r.rank) zero_padding<T>(saved.factors, r.rank, rank);
-    if (width > 0) zero_padding_of_rounds<T>(saved.round_gates, r);
+    zero_padding<Real>(saved.gates, r.H, Hp);
+    zero_padding<Real>(saved.cells, r.H, Hp);
+    if (r.rank) zero_padding<Real>(saved.factors, r.rank, rank);
+    if (width > 0) zero_padding_of_rounds<Real>(saved.round_gates, r);
     r.gates = a.out(saved.gates);
     r.cells = a.out(saved.cells);
     r.statistics = a.out(*saved.statistics);
@@ -81,19 +81,19 @@ struct ForwardCall {
 };
 
 // Where the kernel writes the gradients of the rounds' weights.
-template <class T>
+template <class Real>
 struct RoundGradients {
-  std::vector<T*> first_factors, second_factors, biases;
+  std::vector<Real*> first_factors, second_factors, biases;
 
-  RoundGradients(const KernelArguments<T>& a, const Gradients& g, const RequiredGradients& required,
-                 const RecurrenceInputs& i)
+  RoundGradients(const KernelArguments<Real>& a, const Gradients& g,
+                 const RequiredGradients& required, const RecurrenceInputs& i)
       : first_factors(a.r.rounds), second_factors(a.r.rounds), biases(a.r.rounds) {
     if (required.any_Q) set(a, rounds_on_x(i), g.dQ, g.dQ_factor, g.dQ_bias);
     if (required.any_R) set(a, rounds_on_h(i), g.dR, g.dR_factor, g.dR_bias);
   }
 
  private:
-  void set(const KernelArguments<T>& a, const RoundsOn& side, const Tensor& weight,
+  void set(const KernelArguments<Real>& a, const RoundsOn& side, const Tensor& weight,
            const Tensor& factor, const Tensor& bias) {
     const auto& r = a.r;
     for (int64_t k = side.first; k < r.rounds; k += 2) {
@@ -106,15 +106,15 @@ struct RoundGradients {
 };
 
 // A backward call: its arguments and the tensors that the kernel writes to.
-template <class T>
+template <class Real>
 struct BackwardCall {
   const LayerBackward& layer;
-  KernelArguments<T> a;
+  KernelArguments<Real> a;
   const RequiredGradients required;
   Gradients g;
   Tensor dvectors, dW_hr;
-  std::optional<RoundGradients<T>> rounds;
-  cpu::RecurrenceBackward<T> problem;
+  std::optional<RoundGradients<Real>> rounds;
+  cpu::RecurrenceBackward<Real> problem;
 
   explicit BackwardCall(const LayerBackward& layer)
       : layer(layer), a(layer.i), required(layer.needs) {
@@ -127,12 +127,12 @@ struct BackwardCall {
       require_shape(i.op, "factors", s.factors, {r.rounds, r.steps, r.B, cpu::padded(r.rank)});
       require_floating(i.op, "factors", s.factors);
     }
-    r.y = const_cast<T*>(a.in(layer.y));
-    r.gates = const_cast<T*>(a.in(s.gates));
-    r.cells = has_c(r.cell) ? const_cast<T*>(a.in(s.cells)) : nullptr;
-    r.statistics = s.statistics ? const_cast<T*>(a.in(*s.statistics)) : nullptr;
-    r.round_gates = const_cast<T*>(a.in(s.round_gates));
-    r.factors = const_cast<T*>(a.in(s.factors));
+    r.y = const_cast<Real*>(a.in(layer.y));
+    r.gates = const_cast<Real*>(a.in(s.gates));
+    r.cells = has_c(r.cell) ? const_cast<Real*>(a.in(s.cells)) : nullptr;
+    r.statistics = s.statistics ? const_cast<Real*>(a.in(*s.statistics)) : nullptr;
+    r.round_gates = const_cast<Real*>(a.in(s.round_gates));
+    r.factors = const_cast<Real*>(a.in(s.factors));
 
     g = {like(i.x, required.dx),
          like(i.W_ih, required.dW_ih),
@@ -150,7 +150,7 @@ struct BackwardCall {
     dW_hr = like(i.W_hr, layer.dW_hr);
     if (r.B == 0) {  // Each gradient is a sum over no rows, and no kernel runs.
       const auto zero = [](const Tensor& t) {
-        if (t.numel()) std::memset(t.mutable_data_ptr(), 0, t.numel() * sizeof(T));
+        if (t.numel()) std::memset(t.mutable_data_ptr(), 0, t.numel() * sizeof(Real));
       };
 #define ZERO(type, name) zero(g.name);
       MOGRIFIER_GRADIENTS(ZERO)
@@ -189,12 +189,12 @@ struct BackwardCall {
 
  private:
   Tensor like(const OptionalTensor& t, bool is_required) const {
-    constexpr ScalarType type = KernelArguments<T>::type;
+    constexpr ScalarType type = KernelArguments<Real>::type;
     if (!t || !is_required) return output(layer.i.x, {0}, type);
     return output(layer.i.x, Sizes(t->sizes().begin(), t->sizes().end()), type);
   }
-  static T* pointer(const Tensor& t, bool is_required) {
-    return is_required ? KernelArguments<T>::out(t) : nullptr;
+  static Real* pointer(const Tensor& t, bool is_required) {
+    return is_required ? KernelArguments<Real>::out(t) : nullptr;
   }
 };
 

@@ -7,13 +7,13 @@ namespace on_cpu {
 namespace {
 
 // The threads of a step, at the end of which they wait for each other.
-template <class T>
-int team_size(const cpu::Recurrence<T>& r) {
+template <class Real>
+int team_size(const cpu::Recurrence<Real>& r) {
   return threads_for(double(r.B) * gates_of(r.cell) * r.H * (r.P + (r.rounds ? r.X : 0)));
 }
 
-template <class T>
-int team_size(const cpu::RecurrenceBackward<T>& g) {
+template <class Real>
+int team_size(const cpu::RecurrenceBackward<Real>& g) {
   return team_size(g.forward);
 }
 
@@ -49,34 +49,34 @@ void run(const std::vector<Problem>& problems, ScalarType type) {
     call(&problem, 1, parallel, team_size(problem));
 }
 
-template <class T>
+template <class Real>
 Outputs forward(const RecurrenceInputs& i) {
-  const ForwardCall<T> call(i);
-  if (call.a.r.B > 0) run<cpu::Recurrence<T>>({call.a.r}, i.x.scalar_type());
+  const ForwardCall<Real> call(i);
+  if (call.a.r.B > 0) run<cpu::Recurrence<Real>>({call.a.r}, i.x.scalar_type());
   return call.results();
 }
 
-template <class T>
+template <class Real>
 std::pair<Outputs, Outputs> forward_two(const RecurrenceInputs& first,
                                         const RecurrenceInputs& second) {
-  const ForwardCall<T> one(first), two(second);
-  if (one.a.r.B > 0) run<cpu::Recurrence<T>>({one.a.r, two.a.r}, first.x.scalar_type());
+  const ForwardCall<Real> one(first), two(second);
+  if (one.a.r.B > 0) run<cpu::Recurrence<Real>>({one.a.r, two.a.r}, first.x.scalar_type());
   return {one.results(), two.results()};
 }
 
-template <class T>
+template <class Real>
 Gradients backward(const LayerBackward& layer) {
-  BackwardCall<T> call(layer);
-  if (call.a.r.B > 0) run<cpu::RecurrenceBackward<T>>({call.problem}, layer.i.x.scalar_type());
+  BackwardCall<Real> call(layer);
+  if (call.a.r.B > 0) run<cpu::RecurrenceBackward<Real>>({call.problem}, layer.i.x.scalar_type());
   return call.results();
 }
 
-template <class T>
+template <class Real>
 std::pair<Gradients, Gradients> backward_two(const LayerBackward& first,
                                              const LayerBackward& second) {
-  BackwardCall<T> one(first), two(second);
+  BackwardCall<Real> one(first), two(second);
   if (one.a.r.B > 0)
-    run<cpu::RecurrenceBackward<T>>({one.problem, two.problem}, first.i.x.scalar_type());
+    run<cpu::RecurrenceBackward<Real>>({one.problem, two.problem}, first.i.x.scalar_type());
   return {one.results(), two.results()};
 }
 

@@ -246,14 +246,14 @@ class AttentionPacked : PackedLogits<Stored, Element, KEYS> {
         p.dropout_factors(b, h, 0, (masks.end - masks.begin) * a.L, w.factors);
       }
       const Real* factors = w.factors + (head - masks.begin) * a.L * p.ld_factors;
-      const Head of{b, h, k, v, keys, factors};
+      const Head operands{b, h, k, v, keys, factors};
       const bool add = h > g * p.group;
       if (forward_pass)
-        forward(w, of);
+        forward(w, operands);
       else if (dk_in_place)
-        backward(w, of, KeyGradients<Stored>{dk, dv, a.dk_strides[1]}, add, bias);
+        backward(w, operands, KeyGradients<Stored>{dk, dv, a.dk_strides[1]}, add, bias);
       else
-        backward(w, of, KeyGradients<Real>{w.dk, w.dv, p.Dp}, add, bias);
+        backward(w, operands, KeyGradients<Real>{w.dk, w.dv, p.Dp}, add, bias);
     }
 
     if (forward_pass || dk_in_place) return;
