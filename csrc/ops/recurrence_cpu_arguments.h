@@ -14,7 +14,8 @@ inline Tensor drop_weight(const RecurrenceInputs& i, const Tensor& W) {
                    W.size(1), i.variational, MaskStream::weight});
 }
 
-// The arguments of a kernel that computes in Real, and the tensors that own the memory they point to.
+// The arguments of a kernel that computes in Real, and the tensors that own the memory they point
+// to.
 template <class Real>
 struct KernelArguments {
   static constexpr ScalarType type = sizeof(Real) == 8 ? ScalarType::Double : ScalarType::Float;

@@ -6,6 +6,9 @@
 //   Element   what a matrix product multiplies: a Real, or a pair of bfloat16 numbers
 //   Function  anything that can be called
 //   T         any type of elements, where nothing else is known of it
+//   V         a vector, Vec<Real>, in the classes and functions that say so
+// A number that is a template argument is named in capitals: ROWS, VECTORS, KEYS. The row length of
+// a matrix is `ld`, or ld_x for the matrix x, as in BLAS (leading dimension).
 // The enum Type stands for a Stored that is known at run time only.
 //
 // Tensors are contiguous unless strides are given. A pointer that may be null says so.

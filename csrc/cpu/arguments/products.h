@@ -18,7 +18,8 @@ struct Linear {
   Stored* db;        // (N,)  backward only, null if not needed
 };
 
-// C (M, N) (+)= A (M, K) W^T + bias, where row n of W is scale[n] times the numbers of 8 bits W[n].
+// C (M, N) (+)= A (M, K) W^T + bias, where row n of the weight is scale[n] times row n of W, whose
+// numbers are whole and have 8 bits.
 struct Int8Product {
   int64_t M, K, N;
   const float* A;  // (M, lda)
@@ -37,7 +38,7 @@ struct Int8Rows {
   int64_t most;  // the most rows of A for which it is the fastest way
 };
 
-// y = x W^T + b, where row n of W is scale[n] times the numbers of 8 bits W[n].
+// y = x W^T + b, where row n of the weight is scale[n] times row n of W, as in Int8Product.
 struct LinearInt8 {
   int64_t M, K, N;
   const float* x;      // (M, K)

@@ -13,7 +13,7 @@ inline int64_t padded(int64_t n) {
 }
 
 // The type of a recurrence's weights in memory: the type in which it computes, or a narrower one.
-// Row n of a weight of 8 bits is scale[n] times whole numbers; there is no backward for it.
+// Row n of a weight of 8 bits is scale[n] times whole numbers; there is no backward pass for it.
 enum class WeightType { full, bf16, int8 };
 
 // A recurrence over `steps` time steps (T in the shapes); with rounds > 0, which only the cell

@@ -98,7 +98,8 @@ inline int64_t queries_per_block(int64_t L, int64_t ld_logits) {
 }
 
 // Dp and Rp are D and R rounded up to whole vectors, Sp is S rounded up as in odd_lines, and ld_x
-// is the row length of x. b is a batch row, h a query head, g a key head, i a query and j a key.
+// is the row length of x. b is a batch row, h a query head, g a key head, i a query and j a key. In
+// the shapes of workspaces `block` stands for block_queries.
 template <class Stored, class Real = RealOf<Stored>>
 struct AttentionProblem {
   const cpu::Attention& a;

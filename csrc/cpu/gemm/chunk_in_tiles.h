@@ -99,8 +99,8 @@ class ChunkInTiles {
     const int64_t slab = steps_for(end - begin, (end - begin + SLAB - 1) / SLAB);
     for (int64_t k = begin; k < end; k += slab) {
       const int64_t k_end = k + slab < end ? k + slab : end;
-      // A panel alone has just been packed and is in the L2 cache; each slab fetches a part of
-      // `next`.
+      // Where there is one panel only, it has just been packed and is in the L2 cache, and each
+      // slab fetches a part of `next`.
       const Element* fetched = k_end < end ? panel_at(n, k_end) : ahead;
       if (columns <= PANEL_COLUMNS<Element>)
         fetched = next ? next + k * PANEL_COLUMNS<Element> : nullptr;

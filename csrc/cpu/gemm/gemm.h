@@ -90,8 +90,9 @@ void gemm_chunk(int64_t M, int64_t K, int64_t columns, LeftOperand<Element> A,
       const int64_t deep = K - k0 < DEPTH ? K - k0 : DEPTH;
 
       // Together, they prefetch what is read next, else the first tile waits for the L3 cache: the
-      // next part of this panel, the first part of the next panel, or `next`. A panel alone has
-      // just been packed and is in the L2 cache; each of its parts prefetches a part of `next`.
+      // next part of this panel, the first part of the next panel, or `next`. Where there is one
+      // panel only, it has just been packed and is in the L2 cache, and each of its parts
+      // prefetches a part of `next`.
       const bool alone = columns <= PANEL_COLUMNS<Element>;
       const Element* ahead = nullptr;
       if (k0 + DEPTH < K && !alone)

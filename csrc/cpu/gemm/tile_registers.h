@@ -62,7 +62,7 @@ class TileRegisters {
     Configuration c;
     for (int i = 0; i < 8; ++i) {
       c.bytes_of_row[i] = 64;
-      c.rows[i] = uint8_t(i < 6 ? rows_ : REGISTER_SIDE);  // of B all
+      c.rows[i] = uint8_t(i < 6 ? rows_ : REGISTER_SIDE);  // registers of B have all rows
     }
     // As assembly, because GCC thinks that _tile_loadconfig reads 8 bytes.
     asm volatile("ldtilecfg %0" : : "m"(c));

@@ -31,7 +31,7 @@ struct BackwardWorkspace {
 
   // Gradients of the data.
   Buffer<Real> dz;                    // (T, B, ldz)  of the gates' pre-activations
-  Strips<Real> dz_row;                // (SLOTS, H)  a row of it, on its way there
+  Strips<Real> dz_row;                // (SLOTS, H)  one row of dz, until it is streamed there
   Buffer<Real> terms;                 // (T, B, ld_terms)  see cells.h
   Strips<Real> dh;                    // (B, P)  of the operand h, within a step
   Strips<Real> dx;                    // (B, X)  of the operand x, within a step
