@@ -24,7 +24,7 @@ namespace fusedseq {
 namespace FUSEDSEQ_ISA {
 
 constexpr int DIGITS = 3;
-constexpr int64_t BYTES = VECTOR_BYTES;  // of a digit that one vector has
+constexpr int64_t BYTES = VECTOR_BYTES;  // the numbers whose digits of one place fill a vector
 
 // Up to this many rows of A it is faster than the product of fp32 with converted weights.
 constexpr int64_t MAX_DIGIT_ROWS = 48;

@@ -122,17 +122,17 @@ class LinearBackward {
 
  private:
   using Real = RealOf<Element>;
-  static constexpr bool ELEMENTS_IN_MEMORY =
-      std::is_same<Element, Stored>::value;  // the products' elements are in memory
-  static constexpr bool SUMS_IN_RESULTS =
-      std::is_same<Stored, Real>::value;  // sums can be written to the results
+  // Whether the tensors in memory consist of the products' elements, which need no packing then.
+  static constexpr bool ELEMENTS_IN_MEMORY = std::is_same<Element, Stored>::value;
+  // Whether sums have the type of the results, to which they can be written.
+  static constexpr bool SUMS_IN_RESULTS = std::is_same<Stored, Real>::value;
   static constexpr int64_t scratch_size =
       (TRANSPOSED_SCRATCH<Element> + LANES<Element> - 1) / LANES<Element> * LANES<Element>;
 
   const cpu::Linear<Stored>& l;
   const int parts;
   const bool few;
-  const int64_t panel, left_size;  // elements of a panel of W, and of a converted chunk of dy
+  const int64_t panel, left_size;  // elements of a panel of W, and of a copied chunk of dy
   Buffer<Element> packed;          // W, or (parts, panel) for few rows that need packing
   Buffer<Element> left_copies;     // (parts, left_size)
   Buffer<Real> sums;               // (2, N)

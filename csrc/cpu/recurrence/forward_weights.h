@@ -45,9 +45,9 @@ class ForwardWeights {
   }
 
   // Whether each panel of a weight is multiplied as soon as it is packed, while it is in the L2
-  // cache, or by dot products without being packed if the rows are few. Then no weight is packed as
-  // a whole: of a single step, which uses no weight twice, and of few rows and weights in 8 bits,
-  // which dot products read faster than packed floats.
+  // cache, or by dot products without being packed if the rows are few. No weight is packed as a
+  // whole then. This is so for a single step, which uses no weight twice, and for few rows with
+  // weights in 8 bits, which dot products read faster than packed floats.
   static bool are_in_panels(const cpu::Recurrence<Real>& r) {
     if (r.steps == 1) return r.B <= CHUNK_ROWS<Element>;
     return r.weights == cpu::WeightType::int8 && r.B <= MAX_DOT_ROWS;

@@ -49,7 +49,8 @@ struct Sizes {
     }
   }
 
-  // The longest row of a left operand in the products, of dz in the backward pass.
+  // The longest row of a left operand of a product: of dz in the backward pass, or of the state, x,
+  // what a cell computes or the columns of a low rank.
   HD int64_t widest() const { return std::max({slots * H, X, P, rank}); }
   // Rounds 0, 2, ... scale x and read h; rounds 1, 3, ... scale h and read x.
   HD bool on_x(int64_t k) const { return k % 2 == 0; }
@@ -122,8 +123,8 @@ Columns columns_of(const Sizes<Real>& s, int64_t begin, int64_t end, int64_t par
 
 // What one thread computes: the parts [begin, end) of the work. During the steps it multiplies its
 // own rows of the batch by its own columns of the weights. Of each weight it packs the columns
-// `packed`: its own ones, or where the parts own rows, whole panels, because all parts multiply by
-// them.
+// `packed`: its own ones, or, where the parts own rows, its share of the panels, because all parts
+// multiply by all columns.
 //
 // cell_rows and cell_units are the rows and the hidden units whose cells it computes: its own rows
 // and columns, but where a cell needs whole rows, all units of rows of the batch.
