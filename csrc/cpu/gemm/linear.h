@@ -122,7 +122,7 @@ class LinearBackward {
 
  private:
   using Real = RealOf<Element>;
-  // Whether the tensors in memory consist of the products' elements, which need no packing then.
+  // Whether the tensors in memory consist of the products' elements.
   static constexpr bool ELEMENTS_IN_MEMORY = std::is_same<Element, Stored>::value;
   // Whether sums have the type of the results, to which they can be written.
   static constexpr bool SUMS_IN_RESULTS = std::is_same<Stored, Real>::value;
