@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fusedseq import _load
+from fusedseq import _load, nn, reference
 from torch.utils import cpp_extension
 from torch.utils._pytree import tree_leaves
 
@@ -25,11 +25,14 @@ def exported(name, dynamic=True):
     return model, inputs, program
 
 
+SIZES = ((7, 3), (11, 2), (5, 4))  # steps and sequences
+
+
 def assert_equal_for_other_sizes(model, function, inputs):
     """One program for every length and batch. The kernels are eager's; what a compiler fuses around
     them rounds differently, hence torch's default tolerances."""
     with torch.no_grad():
-        for t, b in ((7, 3), (11, 2), (5, 4)):
+        for t, b in SIZES:
             given = inputs(t, b)
             wanted, found = tree_leaves(model(*given)), tree_leaves(function(*given))
             torch.testing.assert_close(list(found), wanted)
@@ -125,3 +128,63 @@ def test_onnx_refuses_a_module_in_training_mode():
     create, inputs, _ = MODELS["lstm"]
     with pytest.raises(ValueError, match="must be in eval mode, got one in training mode"):
         onnx.export(create(), inputs(7, 3))
+
+
+RECURRENT = (nn.LSTM, nn.GRU, nn.RNN, nn.LayerNormLSTM, nn.MogrifierLSTM)
+ANY = torch.export.Dim.DYNAMIC
+
+
+@pytest.mark.parametrize("make", RECURRENT)
+def test_both_directions_are_exported_with_lengths_and_starts(make):
+    def given(T, B):
+        return torch.randn(T, B, 8), {
+            "lengths": torch.arange(1, B + 1).clamp(max=T),
+            "starts": torch.rand(T, B) < 0.3,
+        }
+
+    module = make(8, 6, bidirectional=True).eval()
+    x, order = given(*SIZES[0])
+    sizes = {"x": {0: ANY, 1: ANY}, "lengths": {0: ANY}, "starts": {0: ANY, 1: ANY}}
+    program = torch.export.export(module, (x,), order, dynamic_shapes=sizes)
+    for T, B in SIZES:
+        x, order = given(T, B)
+        found, wanted = (tree_leaves(f(x, **order)) for f in (program.module(), module))
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("make", RECURRENT)
+def test_sequences_without_padding_are_exported(make):
+    def given(T, B):
+        lengths = torch.arange(1, B + 1).clamp(max=T)
+        return torch.randn(int(lengths.sum()), 8), torch.cat(
+            [lengths.new_zeros(1), lengths]
+        ).cumsum(0)
+
+    module = make(8, 6).eval()
+    x, cu_seqlens = given(*SIZES[0])
+    options = {"cu_seqlens": cu_seqlens, "max_seqlen": 20}
+    sizes = {"x": {0: ANY}, "cu_seqlens": {0: ANY}, "max_seqlen": None}
+    program = torch.export.export(module, (x,), options, dynamic_shapes=sizes)
+    for T, B in SIZES:
+        x, options["cu_seqlens"] = given(T, B)
+        found, wanted = (tree_leaves(f(x, **options)) for f in (program.module(), module))
+        torch.testing.assert_close(found, wanted)
+
+
+class Probabilities(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"ops": reference}], ids=["fused", "reference"])
+def test_dropped_probabilities_are_exported(options):
+    module = Probabilities(6, 2, 0.3, **options).train()
+    program = torch.export.export(
+        module, (torch.randn(*SIZES[0], 6),), dynamic_shapes=({0: ANY, 1: ANY},)
+    )
+    for L, B in SIZES:
+        x, found = torch.randn(L, B, 6), []
+        for function in (program.module(), module):
+            torch.manual_seed(1)
+            found.append(function(x))
+        torch.testing.assert_close(*found)

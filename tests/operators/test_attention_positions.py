@@ -126,7 +126,7 @@ def gptj_rotary(x, positions, R):
 
 
 CONVENTIONS = {"interleaved": (True, gptj_rotary), "halves": (False, llama_rotary)}
-ROTARY_SIZES = [  # L, S, D, R; of the kernels packed, few_queries and blocks, and of partial vectors
+ROTARY_SIZES = [  # L, S, D, R; of the kernels packed, few_queries, blocks, and of partial vectors
     *((3, 5, 8, 8), (3, 5, 20, 20), (3, 5, 13, 6), (6, 7, 32, 18)),
     *((1, 40, 16, 16), (2, 40, 21, 10), (20, 33, 30, 30), (49, 60, 64, 16), (20, 33, 300, 300)),
 ]

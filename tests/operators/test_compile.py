@@ -229,6 +229,52 @@ def test_the_lengths_of_attention_are_dynamic(positions, device):
     assert counter.frame_count <= 2
 
 
+def test_the_key_lengths_of_attention_are_compiled_for_once(device):
+    module = nn.MultiheadAttention(6, 3).to(device)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=counter)
+    for L, B in ((5, 4), (7, 2), (3, 6), (11, 5)):
+        x, lengths = torch.randn(L, B, 6, device=device), torch.arange(1, B + 1).clamp(max=L)
+        found, _ = compiled(x, x, x, key_lengths=lengths)
+        torch.testing.assert_close(found, module(x, x, x, key_lengths=lengths)[0])
+    assert counter.frame_count <= 2
+
+
+RECURRENT = (
+    *(nn.LSTM, nn.GRU, nn.RNN, nn.PeepholeLSTM),
+    *(nn.LayerNormLSTM, nn.LayerNormGRU, nn.MogrifierLSTM),
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "directions"), [*((make, 1) for make in RECURRENT), (nn.LSTM, 2), (nn.GRU, 2)]
+)
+def test_sequences_of_any_lengths_are_one_graph(make, directions, device):
+    """The first sizes are compiled for, the second for all others."""
+    module = make(6, 5, bidirectional=directions == 2).to(device)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=counter)
+    for T, B in ((7, 3), (9, 2), (5, 4), (12, 6)):
+        x = torch.randn(T, B, 6, device=device)
+        order = {
+            "lengths": torch.arange(1, B + 1, device=device).clamp(max=T),
+            "starts": torch.rand(T, B, device=device) < 0.3,
+        }
+        torch.testing.assert_close(compiled(x, **order)[0], module(x, **order)[0])
+    assert counter.frame_count <= 2
+
+
+def test_nested_sequences_whose_longest_is_known_are_compiled(device):
+    module = nn.LSTM(6, 5).to(device)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for lengths in ((3, 1), (4, 2, 2), (1, 6)):
+        ends = torch.tensor([0, *lengths], device=device).cumsum(0)
+        x = torch.nested.nested_tensor_from_jagged(
+            torch.randn(sum(lengths), 6, device=device), ends, max_seqlen=max(lengths)
+        )
+        torch.testing.assert_close(compiled(x)[0].values(), module(x)[0].values())
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_lengths_of_cross_attention_are_dynamic(is_causal, device):
     """Their difference is none that is compiled for."""

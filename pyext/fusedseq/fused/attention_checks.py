@@ -106,7 +106,9 @@ def key_rows(key_rows: Tensor, q: Tensor, k: Tensor, S: int) -> None:
             f"{OP}: key_rows must be (B, S) with B = {q.size(0)} and S in [1, {most}], got "
             f"{tuple(key_rows.shape)}"
         )
-    check.whole_numbers(OP, "key_rows", key_rows, 0, rows - 1, f"[0, {rows}), the rows of k")
+    check.whole_numbers(
+        OP, "key_rows", key_rows, 0, rows - 1, lambda: f"[0, {rows}), the rows of k"
+    )
 
 
 def no_gradients(*tensors: Any) -> None:

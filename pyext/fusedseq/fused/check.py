@@ -4,7 +4,7 @@ would touch foreign memory.
 """
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -171,11 +171,14 @@ def whole_numbers(
     value: Any,
     low: int,
     high: int,
-    symbols: str,
+    symbols: Callable[[], str],
     error: type[Exception] = ValueError,
 ) -> None:
     """Requires int64 values in [low, high]; the caller has converted int32. Where they are not
     readable, the kernel checks them.
+
+    symbols: returns [low, high] in letters, for the message. It is a function, since torch.compile
+        compiles anew for each value of a size that becomes text
     """
     tensor(op, name, value)
     if value.dtype != torch.int64:
@@ -184,7 +187,7 @@ def whole_numbers(
         return
     least, most = (int(v) for v in value.aminmax())
     if least < low or most > high:
-        raise error(f"{op}: {name} must be in {symbols}, got {least if least < low else most}")
+        raise error(f"{op}: {name} must be in {symbols()}, got {least if least < low else most}")
 
 
 def int64(value: Any) -> Any:
@@ -236,7 +239,7 @@ def lengths(
             f"got {value.device}"
         )
     counts: Tensor = int64(value)
-    whole_numbers(op, name, counts, 0, most, f"[0, {symbol}] = [0, {most}]")
+    whole_numbers(op, name, counts, 0, most, lambda: f"[0, {symbol}] = [0, {most}]")
     shape(op, name, counts, "(B,)", (B,))
     return counts.to(first.device)
 

@@ -42,7 +42,7 @@ def embedding(
         raise TypeError(f"{OP}: ids must be a dense tensor, got a nested tensor")
     V = W.size(0)
     ids = check.int64(ids)
-    check.whole_numbers(OP, "ids", ids, 0, V - 1, f"[0, V) = [0, {V})", IndexError)
+    check.whole_numbers(OP, "ids", ids, 0, V - 1, lambda: f"[0, V) = [0, {V})", IndexError)
     if ids.device != W.device:
         raise ValueError(f"{OP}: ids must be on the device of W, {W.device}, got {ids.device}")
     seed = check.seed(OP, seed, W.device)

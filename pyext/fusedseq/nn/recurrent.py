@@ -154,13 +154,14 @@ class Recurrent(RecurrentParameters):
         """Computes `forward` for x (tokens, input_size), whose sequences follow each other."""
         module = type(self).__name__
         offsets = check.offsets(module, "cu_seqlens", cu_seqlens, x, "x")
-        lengths, B = offsets.diff(), len(offsets) - 1
-        if len(x) == 0 or B == 0:
+        # Not len(), whose result is a constant of an exported program.
+        lengths, B, tokens = offsets.diff(), offsets.size(0) - 1, x.size(0)
+        if tokens == 0 or B == 0:
             raise ValueError(f"{module}: x must have at least one token, got {tuple(x.shape)}")
         T = check.longest(module, "max_seqlen", max_seqlen, offsets)
         # The place (step, sequence) of each token in (T, B).
-        sequence = torch.arange(B, device=x.device).repeat_interleave(lengths, output_size=len(x))
-        step = torch.arange(len(x), device=x.device) - offsets[sequence]
+        sequence = torch.arange(B, device=x.device).repeat_interleave(lengths, output_size=tokens)
+        step = torch.arange(tokens, device=x.device) - offsets[sequence]
         padded = x.new_zeros(T, B, x.size(1)).index_put((step, sequence), x)
         y, final = self._run(padded, state, Order(lengths, None))
         return y[step, sequence], final
@@ -171,6 +172,10 @@ class Recurrent(RecurrentParameters):
             x = x.contiguous()  # without holes between the sequences
         offsets: Tensor = x.offsets()  # type: ignore[attr-defined]
         longest: int | None = x._maybe_max_seqlen  # type: ignore[attr-defined]  # None: not known
+        if longest is not None and torch.compiler.is_compiling():
+            # Code is compiled for each value: torch cannot guard the symbol of a nested tensor's
+            # longest sequence, and the length of a list is a number in its place.
+            longest = len([None] * longest)
         y, final = self._run_ragged(x.values(), state, offsets, longest)
         return nested_as(x, y), final
 

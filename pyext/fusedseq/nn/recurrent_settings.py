@@ -104,7 +104,7 @@ class Order:
         if reverse and starts is not None:
             # Read from its end, a sequence starts at its last step, before the next one's first.
             if self.lengths is not None:
-                t = torch.arange(len(starts), device=starts.device)
+                t = torch.arange(starts.size(0), device=starts.device)
                 starts = starts & (t[:, None] < self.lengths)
             starts = torch.cat([starts[1:], torch.zeros_like(starts[:1])])
         return {"lengths": self.lengths, "starts": starts, "reverse": reverse}

@@ -1,6 +1,7 @@
 """The random masks of every operator, by the counter-based generator Philox4x32-10 (Salmon et al.,
 2011): a mask is a pure function of its seed, its shape and p."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -54,7 +55,7 @@ def stream_mask(
     elif isinstance(seed, Tensor):
         seed = seed.to(device)
     *rows, S = shape or (1,)
-    row = torch.arange(torch.Size(rows).numel(), device=device)
+    row = torch.arange(math.prod(rows), device=device)
     blocks = (S + 3) // 4
     counter = row[:, None] * blocks + torch.arange(blocks, device=device)
     words = torch.stack(philox(seed, counter, stream), dim=-1).flatten(1)[:, :S]

@@ -74,6 +74,11 @@ def given(text: str) -> str:
     return text
 
 
+def directory(text: str) -> Path:
+    """The type of --out, a directory: an empty text would be the current one."""
+    return Path(given(text))
+
+
 def add_device_argument(parser: argparse.ArgumentParser) -> None:
     """Adds --device."""
     parser.add_argument(

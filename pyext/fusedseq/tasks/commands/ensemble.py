@@ -15,6 +15,7 @@ from fusedseq.tasks.commands.arguments import (
     add_seed_argument,
     add_set_argument,
     check_out,
+    directory,
     given,
     split_names,
     usable_device,
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--out",
         metavar="DIR",
-        type=Path,
+        type=directory,
         help="a directory for the members' directories (default: runs/words/ensemble-SEED)",
     )
     add(
@@ -117,8 +118,9 @@ def recipe(args: argparse.Namespace, module: ModuleType, preset: str, seed: int)
 def result(args: argparse.Namespace, members: list[dict], results: dict) -> dict[str, Any]:
     """The content of the ensemble's result.json: that of the first member, with the metrics of the
     ensemble on the splits in `results`."""
-    options = ("members", "seed", "epochs", "steps")
-    given = {name: getattr(args, name) for name in options if getattr(args, name)}
+    options = ("members", "seed", "epochs", "steps", "ops")
+    given = {name: value for name in options if (value := getattr(args, name)) is not None}
+    given = {name: value for name, value in given.items() if (name, value) != ("seed", 0)}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     words += [word for text in args.assignments for word in ("--set", text)]
     splits = {

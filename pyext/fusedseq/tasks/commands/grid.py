@@ -14,6 +14,7 @@ from fusedseq.tasks.commands.arguments import (
     add_set_argument,
     check_operators,
     check_out,
+    directory,
     usable_device,
 )
 from fusedseq.tasks.runs.run import Recipe, carry_out
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--out",
         metavar="DIR",
-        type=Path,
+        type=directory,
         help="the directory of runs, tables and plots (default: runs/TASK/grid)",
     )
 

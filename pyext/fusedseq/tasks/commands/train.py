@@ -3,7 +3,6 @@
 import argparse
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +16,7 @@ from fusedseq.tasks.commands.arguments import (
     add_set_argument,
     check_operators,
     check_out,
+    directory,
     given,
     usable_device,
 )
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--out",
         metavar="DIR",
-        type=Path,
+        type=directory,
         help="the run's directory (default: runs/TASK/PRESET-SEED)",
     )
     add(
@@ -120,13 +120,16 @@ def _train(args: argparse.Namespace, module: ModuleType, out: Path, processes: P
     if why != "interrupted":
         return 0
     if processes.first:
-        print(f"to go on: {continuation(args, out)}", flush=True)
+        print(f"to go on: {continuation(args, out, processes.count)}", flush=True)
     return 130
 
 
-def continuation(args: argparse.Namespace, out: Path) -> str:
+def continuation(args: argparse.Namespace, out: Path, processes: int = 1) -> str:
     """The command that continues a run; its settings are in its checkpoint."""
-    words = ["fusedseq", "train", args.task]
+    words = ["fusedseq"]
+    if processes > 1:
+        words = ["torchrun", "--nproc-per-node", str(processes), "-m", *words]
+    words += ["train", args.task]
     words += ["--data", args.data] if args.data else []
     words += ["--out", str(out), "--resume"]
     for name in ("epochs", "steps"):
@@ -197,7 +200,9 @@ def _settings(
 
 def with_changes(settings: Any, args: argparse.Namespace) -> Any:
     """The settings with --set, --epochs and --steps applied."""
-    settings = override(settings, args.assignments)
-    limits = {name: getattr(args, name) for name in ("epochs", "steps")}
-    limits = {name: limit for name, limit in limits.items() if limit is not None}
-    return replace(settings, training=replace(settings.training, **limits))
+    limits = [
+        f"training.{name}={getattr(args, name)}"
+        for name in ("epochs", "steps")
+        if getattr(args, name) is not None
+    ]
+    return override(settings, [*args.assignments, *limits])

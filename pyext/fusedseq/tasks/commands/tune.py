@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fusedseq.tasks.catalog import preset_operators, preset_settings, task_module
 from fusedseq.tasks.commands.arguments import (
@@ -13,6 +14,7 @@ from fusedseq.tasks.commands.arguments import (
     add_set_argument,
     check_operators,
     check_out,
+    directory,
     given,
     usable_device,
 )
@@ -96,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--out",
         metavar="DIR",
-        type=Path,
+        type=directory,
         help="the directory of runs, tables and plots (default: runs/TASK/STUDY)",
     )
 
@@ -114,6 +116,7 @@ def _run(args: argparse.Namespace) -> int:
     # Imported here because they need Optuna, which --help does not.
     from fusedseq.tasks.studies import study_report
     from fusedseq.tasks.studies.search import conclude, search
+    from fusedseq.tasks.studies.storage import storing
     from fusedseq.tasks.studies.trials import Trials
 
     for name in ("trials", "epochs"):
@@ -126,7 +129,7 @@ def _run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / args.task / args.study
     check_out(out)
     trials = Trials(
-        args.storage or f"sqlite:///{out}/study.db",
+        args.storage or f"sqlite:///{quote(str(out))}/study.db",
         args.study,
         out,
         space,
@@ -135,14 +138,16 @@ def _run(args: argparse.Namespace) -> int:
         sampler=args.sampler,
         pruner=args.pruner,
     )
-    try:
-        search(trials, recipe, args.trials, args.epochs, lambda: study_report.write_table(trials))
-    except KeyboardInterrupt:
-        print("interrupted: the same command continues the study", flush=True)
+    with storing(args.storage or ""):
+        try:
+            write = lambda: study_report.write_table(trials)  # noqa: E731
+            search(trials, recipe, args.trials, args.epochs, write)
+        except KeyboardInterrupt:
+            print("interrupted: the same command continues the study", flush=True)
+            study_report.write(trials)
+            return 130
         study_report.write(trials)
-        return 130
-    study_report.write(trials)
-    conclude(trials, recipe, args.then_train)
+        conclude(trials, recipe, args.then_train)
     return 0
 
 
@@ -159,6 +164,8 @@ def _recipe(args: argparse.Namespace) -> tuple[Recipe, dict[str, tuple]]:
         raise ValueError(
             f"{args.task} has no search space of its own: give --space KEY=VALUE,VALUE,..."
         )
+    if "training.epochs" in space:
+        raise ValueError("--space: training.epochs is that of --epochs in every trial")
     for assignment in args.assignments:
         if (key := full_key(settings, assignment.partition("=")[0])) in space:
             raise ValueError(

@@ -4,6 +4,7 @@ Each segment is evaluated first and trained on afterwards, so that no prediction
 were trained on its target.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,11 +38,13 @@ class DynamicEvaluation:
     def __post_init__(self) -> None:
         leasts = {"lr": 0, "decay": 0, "segment": 1, "columns": 1, "epsilon": 0}
         for name, least in leasts.items():
-            if not getattr(self, name) >= least:
+            value = getattr(self, name)
+            if not value >= least:
                 raise ValueError(
-                    f"dynamic evaluation: {name} must be at least {least}, "
-                    f"got {getattr(self, name)}"
+                    f"dynamic evaluation: {name} must be at least {least}, got {value}"
                 )
+            if not math.isfinite(value):
+                raise ValueError(f"dynamic evaluation: {name} must be finite, got {value}")
 
 
 def evaluate(

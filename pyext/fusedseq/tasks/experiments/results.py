@@ -6,12 +6,13 @@ that it is up to date. In a result the key "row" is the name of its experiment.
 """
 
 import csv
+import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fusedseq.tasks.training.files import read_json
+from fusedseq.tasks.training.files import read_json, read_text
 
 CARRIED = Path(__file__).with_name("results.json")
 # The keys of a result that the excerpt has, apart from its splits and parts of other keys.
@@ -87,10 +88,11 @@ def validations(out: str | Path) -> list[dict[str, float]]:
     table = Path(out) / "epochs.csv"
     if not table.exists():
         return []
-    with table.open(newline="") as file:
-        return [
-            {name: _number(text) for name, text in line.items()} for line in csv.DictReader(file)
-        ]
+    try:
+        lines = csv.DictReader(io.StringIO(read_text(table)))
+        return [{name: _number(text) for name, text in line.items()} for line in lines]
+    except (csv.Error, TypeError, ValueError) as error:
+        raise ValueError(f"{table} is damaged: {error}") from None
 
 
 def _number(text: str) -> float:

@@ -10,6 +10,8 @@ from typing import Any
 
 from fusedseq.tasks.experiments import metrics
 
+LIBRARY = 'library_name: "fusedseq"'  # the first line of the front matter
+
 
 @dataclass(frozen=True)
 class About:
@@ -210,17 +212,22 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def is_card(text: str) -> bool:
+    """Whether a text is a model card that was written here, perhaps by an older version."""
+    return text.startswith(f"---\n{LIBRARY}\n")
+
+
 def front_matter(result: dict[str, Any]) -> str:
     """The metadata as YAML, whose values are JSON, which is YAML too."""
     about = ABOUT[result["task"]]
-    metadata: dict[str, Any] = {"library_name": "fusedseq", "tags": ["fusedseq", result["task"]]}
+    metadata: dict[str, Any] = {"tags": ["fusedseq", result["task"]]}
     metadata |= {"pipeline_tag": about.pipeline} if about.pipeline else {}
     if about.languages and is_documented(result):
         metadata["language"] = list(about.languages)
     if name := dataset(result):  # the hub requires one for metrics
         metadata["model-index"] = [model_index(result, name)]
     lines = [f"{key}: {json.dumps(value)}" for key, value in metadata.items()]
-    return "\n".join(["---", *lines, "---"])
+    return "\n".join(["---", LIBRARY, *lines, "---"])
 
 
 def model_index(result: dict[str, Any], dataset: str) -> dict[str, Any]:

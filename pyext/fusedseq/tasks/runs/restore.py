@@ -110,6 +110,18 @@ def _check_vocabulary(task: str, vocabulary: Any) -> None:
             raise ValueError(f"{name} must have its 4 special words, got {len(words)} words")
 
 
+def check_bounds(settings: Any) -> None:
+    """Raises ValueError where a model or its data would be larger than any run may have them."""
+    for section in ("model", "data"):
+        for name, value in vars(getattr(settings, section)).items():
+            most = LAYERS if name == "layers" else LARGEST
+            if section == "data" and isinstance(value, tuple) and len(value) > 100:
+                raise ValueError(f"data.{name} must be at most 100 numbers, got {len(value):,}")
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int) and number > most and "seed" not in name:
+                    raise ValueError(f"{section}.{name} must be at most {most:,}, got {number:,}")
+
+
 def check_sizes(settings: Any, model: Mapping[str, torch.Tensor]) -> None:
     """Raises ValueError where building the model would take much longer than the file is large.
 
@@ -117,22 +129,19 @@ def check_sizes(settings: Any, model: Mapping[str, torch.Tensor]) -> None:
     is checked too, as its checkpoint could not be loaded.
     settings: of the run    model: the tensors in the file
     """
+    check_bounds(settings)
     for field in dataclasses.fields(settings.model):
         value = getattr(settings.model, field.name)
         if isinstance(value, tuple) and len(value) > max(len(model), 100):
             raise ValueError(
                 f"model.{field.name} has {len(value):,} entries, for {len(model):,} tensors"
             )
-        for number in value if isinstance(value, tuple) else (value,):
-            most = min(len(model), LAYERS) if field.name == "layers" else LARGEST
-            if isinstance(number, int) and number > most:
-                raise ValueError(
-                    f"model.{field.name} must be at most {most:,}, for a model of {len(model):,} "
-                    f"tensors, got {number:,}"
-                )
-    for name, value in vars(settings.data).items():
-        if isinstance(value, tuple) and (len(value) > 100 or max(value, default=0) > LARGEST):
-            raise ValueError(f"data.{name} must be at most 100 numbers of at most {LARGEST:,}")
+    layers = getattr(settings.model, "layers", 0)
+    if layers > len(model):
+        raise ValueError(
+            f"model.layers must be at most {len(model):,}, for a model of {len(model):,} tensors, "
+            f"got {layers:,}"
+        )
 
 
 def _check_parameters(

@@ -24,13 +24,17 @@ def read_result(path: Path) -> dict[str, Any]:
     Errors: ValueError, which names the file, where that is damaged
     """
     result = read_json(path)
-    kinds = {"task": str, "preset": str, "seed": int, "settings": dict, "valid": dict}
+    kinds: dict[str, type] = {"task": str, "preset": str, "seed": int, "settings": dict}
+    kinds |= {"valid": dict, "data": dict, "seconds": float, "parameters": int}
+    kinds |= {"machine": dict, "versions": dict}
     for key, kind in kinds.items():
-        if not isinstance(result.get(key), kind):
+        value = result.get(key)
+        if not isinstance(value, kind) and not (kind is float and type(value) is int):
             raise ValueError(
-                f"{path} is damaged: {key} must be of the type {kind.__name__}, "
-                f"got {result.get(key)!r:.60}"
+                f"{path} is damaged: {key} must be of the type {kind.__name__}, got {value!r:.60}"
             )
+    if not {"name", "fingerprint"} <= {*result["data"]}:
+        raise ValueError(f"{path} is damaged: data must have a name and a fingerprint")
     for section, part in result["settings"].items():
         if not isinstance(part, dict):
             raise ValueError(f"{path} is damaged: its settings have no section {section!r:.60}")

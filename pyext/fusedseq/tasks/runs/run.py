@@ -10,12 +10,12 @@ import torch
 from fusedseq.data.escapes import escaped
 from fusedseq.tasks.catalog import operators, task_module
 from fusedseq.tasks.runs.initial_weights import run_name, start_from
-from fusedseq.tasks.runs.model_card import model_card
-from fusedseq.tasks.runs.restore import check_sizes, load_run
+from fusedseq.tasks.runs.model_card import is_card, model_card
+from fusedseq.tasks.runs.restore import check_bounds, check_sizes, load_run
 from fusedseq.tasks.runs.result import data_name, of_run, parameter_count, read_result
 from fusedseq.tasks.training import Trainer, as_dict, named_settings
 from fusedseq.tasks.training.checkpoint import load_checkpoint
-from fusedseq.tasks.training.files import remove_unfinished, replaced
+from fusedseq.tasks.training.files import read_text, remove_unfinished, replaced
 from fusedseq.tasks.training.former_names import with_current_names
 from fusedseq.tasks.training.lock import LOCK, new_directory, try_lock
 from fusedseq.tasks.training.plots import plot
@@ -49,6 +49,7 @@ def begin(recipe: Recipe, out: Path, saved: dict | None = None, **options: Any) 
     r = recipe
     if saved:
         _check_continues(r, out, saved)
+    check_bounds(r.settings)
     torch.manual_seed(r.seed)
     with named_settings("model", type(r.settings.model)):
         task = task_module(r.task).build(
@@ -198,8 +199,13 @@ def report(
 
 
 def write_card(out: Path, result: dict[str, Any]) -> None:
-    """Writes the model card of a run to README.md; where that fails it prints why."""
+    """Writes the model card of a run to README.md; where that fails, or would replace another
+    file, it prints why.
+    """
     try:
+        if (out / CARD).exists() and not is_card(read_text(out / CARD)):
+            print(f"no model card: {out / CARD} is not one, and is kept", flush=True)
+            return
         with replaced(out / CARD) as file:
             file.write(model_card(result))
     except (OSError, ValueError) as error:

@@ -34,10 +34,7 @@ def search(
                 f"{key.partition('.')[2]} {value}" for key, value in trial.params.items()
             )
             print(f"\ntrial {trial.number} of {total}: {text}", flush=True)
-            settings = with_parameters(recipe.settings, trial.params)
-            settings = varied(settings, training={"epochs": epochs})
-            name = trials.folder(trial).name
-            outcome = run_trial(trials, trial, replace(recipe, preset=name, settings=settings))
+            outcome = run_trial(trials, trial, recipe, epochs)
             print(f"trial {trial.number}: {outcome}", flush=True)
         after_each()
         gc.collect()  # a model may be in reference cycles, and the next one needs its memory
@@ -47,17 +44,18 @@ def search(
 
 def with_parameters(settings: Any, parameters: dict[str, Any]) -> Any:
     """The settings with {section.key: value} applied."""
+    sections: dict[str, dict[str, Any]] = {}
     for key, value in parameters.items():
         section, name = key.split(".")
-        settings = varied(settings, **{section: {name: value}})
-    return settings
+        sections.setdefault(section, {})[name] = value
+    return varied(settings, **sections)  # at once, as values that depend on each other are checked
 
 
-def run_trial(trials: Trials, trial: Any, recipe: Recipe) -> str:
+def run_trial(trials: Trials, trial: Any, recipe: Recipe, epochs: int) -> str:
     """Runs a trial to its end and returns a text about its outcome.
 
-    A failure that concerns this trial alone, such as a loss that is not finite or too little
-    memory, is recorded and does not end the study.
+    A failure that concerns this trial alone, such as parameters that do not fit together, a loss
+    that is not finite or too little memory, is recorded and does not end the study.
     """
     out = trials.folder(trial)
 
@@ -66,6 +64,9 @@ def run_trial(trials: Trials, trial: Any, recipe: Recipe) -> str:
         return trial.should_prune()
 
     try:
+        settings = with_parameters(recipe.settings, trial.params)
+        settings = varied(settings, training={"epochs": epochs})
+        recipe = replace(recipe, preset=out.name, settings=settings)
         trainer = begin(recipe, out, _saved(trials, trial, recipe), on_validation=prunes)
         task: Any = trainer.task
         trials.require_data(task.description()["fingerprint"])
@@ -80,6 +81,11 @@ def run_trial(trials: Trials, trial: Any, recipe: Recipe) -> str:
             trials.prune(trial)
             return "pruned"
         metrics = trainer.finish()
+    except ValueError as error:
+        if isinstance(error, CheckpointError) or not any(k in str(error) for k in trial.params):
+            raise
+        trials.fail(trial, " ".join(str(error).split()))
+        return f"failed: {error}"
     except (TrainingError, RuntimeError, MemoryError) as error:
         if isinstance(error.__cause__, OSError):  # a full disk fails every trial
             raise

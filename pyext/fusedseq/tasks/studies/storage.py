@@ -1,11 +1,15 @@
 """The storage of a study's trials, by URL."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import unquote
 
 import optuna
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.exc import SQLAlchemyError
+
+from fusedseq.tasks.training.errors import TrainingError
 
 JOURNAL = "journal:///"
 EXAMPLES = "sqlite:///FILE, journal:///FILE, postgresql://HOST/NAME, mysql://HOST/NAME"
@@ -37,6 +41,19 @@ def opened(url: str) -> optuna.storages.BaseStorage:
         raise ValueError(
             f"--storage must be a URL such as {EXAMPLES}, got {masked(url)!r} ({why})"
         ) from None
+
+
+@contextmanager
+def storing(url: str) -> Iterator[None]:
+    """Raises TrainingError, without passwords, where the storage fails in the block, e.g. on a full
+    disk.
+    """
+    try:
+        yield
+    except optuna.exceptions.StorageInternalError as error:
+        why = str(error.__cause__ or error).splitlines()[0]
+        text = f"the study could not be stored ({without_passwords(why, url)})"
+        raise TrainingError(text) from error
 
 
 def passwords(url: str) -> list[str]:

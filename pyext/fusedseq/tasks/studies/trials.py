@@ -214,11 +214,15 @@ class Trials:
     def give_back(self, trial: Trial | FrozenTrial, counts: bool = True) -> None:
         """Queues a trial to be repeated, from its last checkpoint where that is available.
 
-        counts: whether its process ended by a failure; after RETRIES repetitions for that reason
-        the trial is not repeated again
+        counts: whether its process ended by a failure; after RETRIES repetitions in a row for that
+            reason, of which none came further than the one before, the trial is not repeated again
         """
         attributes = trial.user_attrs
-        retries = attributes.get("retries", 0) + counts
+        (known,) = (t for t in self.all() if t.number == trial.number)
+        validations = len(known.intermediate_values)
+        # A process that came further than the one before it did not end by what the trial does.
+        came_further = validations > attributes.get("validations", 0)
+        retries = (0 if came_further else attributes.get("retries", 0)) + counts
         try:
             self.study.tell(trial.number, state=TrialState.FAIL)
         except (optuna.exceptions.UpdateFinishedTrialError, ValueError):
@@ -230,6 +234,7 @@ class Trials:
                 "again": trial.number,
                 "run": attributes.get("run", trial.number),
                 "retries": retries,
+                "validations": validations,
             }
             self.study.enqueue_trial(trial.params, user_attrs=repetition)
 

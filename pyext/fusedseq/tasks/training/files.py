@@ -45,7 +45,7 @@ def replaced(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
     path = Path(path)
     file, temporary = unfinished(path, mode)
     try:
-        with file, named(path):
+        with named(path), file:
             yield file
             finish(file, temporary, path)
     except BaseException:

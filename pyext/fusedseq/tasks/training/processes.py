@@ -74,7 +74,10 @@ def started() -> Iterator[Processes]:
     torch.distributed.nn, which binds the group that exists at its import (DDP imports it) to
     default arguments; DDP modules, which are in reference cycles; the frames of an exception.
     """
-    count = int(os.environ.get("WORLD_SIZE", "1"))
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not (text.isdecimal() and int(text) >= 1):
+        raise ValueError(f"$WORLD_SIZE must be a whole number from 1, as torchrun's, got {text!r}")
+    count = int(text)
     if count == 1:
         yield Processes()
         return

@@ -146,7 +146,10 @@ class Trainer:
         if not isinstance(ranks, list):
             raise TypeError(f"ranks must be a list, got {type(ranks).__name__}")
         if len(ranks) != self.processes.count:
-            raise ValueError(f"it was saved by {len(ranks)} processes, got {self.processes.count}")
+            raise ValueError(
+                f"it was saved by {len(ranks)} processes, got {self.processes.count}: continue it "
+                f"with {len(ranks)}, as by torchrun --nproc-per-node {len(ranks)}"
+            )
         return ranks[self.processes.rank]
 
     def _cuda_rng(self) -> torch.Tensor | None:

@@ -11,6 +11,8 @@ from fusedseq.data.parallel import END, START, padded
 from fusedseq.decoding.beam import beam_search
 from fusedseq.tasks.training.progress import watched
 
+LARGEST = 10_000_000  # number of a setting of Search
+
 
 @dataclass(frozen=True)
 class Search:
@@ -27,8 +29,11 @@ class Search:
 
     def __post_init__(self) -> None:
         for name in ("beam", "n_best", "batch", "max_length"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value is not None and value > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST:,}, got {value:,}")
 
     def limit(self, source: Sequence[int], longest: int) -> int:
         """The largest number of ids after START, including END.
