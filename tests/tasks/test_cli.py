@@ -276,6 +276,8 @@ def test_the_command_that_goes_on_after_ctrl_c(tmp_path):
         " --device cpu"
     )
     assert train.continuation(parser.parse_args(words), tmp_path) == expected
+    by_two = train.continuation(parser.parse_args(words), tmp_path, processes=2)
+    assert by_two == f"torchrun --nproc-per-node 2 -m {expected}"
     again = parser.parse_args(train.shlex.split(expected)[2:])
     assert again.resume
     assert again.data == "my texts"

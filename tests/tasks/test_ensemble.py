@@ -194,6 +194,7 @@ def test_one_command_trains_evaluates_and_continues_an_ensemble(tmp_path, capsys
     assert result["command"].startswith(
         "fusedseq ensemble words --members base,layers-2 --seed 4 --steps 3 --set embedding=16"
     )
+    assert " --ops " not in result["command"]
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("last.safetensors")}
     assert command("base,layers-2", 3, "--splits", "valid")[0] == 0
     of_valid = json.loads((tmp_path / "result.json").read_text())

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pty
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from fusedseq import cli
 from fusedseq.tasks.evaluation import translation_options
+from fusedseq.tasks.experiments.results import validations
 from fusedseq.tasks.training import (
     Trainer,
     TrainingSettings,
@@ -323,6 +325,13 @@ def test_a_full_disk_while_a_file_is_written_names_it(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("line", ["1,abc", "1", "1,2,3"])
+def test_a_damaged_table_of_epochs_names_its_file(tmp_path, line):
+    (tmp_path / "epochs.csv").write_text(f"step,train_loss\n{line}\n")
+    with pytest.raises(ValueError, match=r"epochs\.csv is damaged"):
+        validations(tmp_path)
+
+
 def test_damaged_curves_are_named(tmp_path):
     (tmp_path / "epochs.csv").write_text("step,train_loss\n1,abc\n")
     with pytest.raises(ValueError, match=r"epochs\.csv is damaged"):
@@ -430,3 +439,15 @@ def test_a_table_that_cannot_be_written_is_refused_before_the_translation(tmp_pa
     with pytest.raises(ValueError, match="must be a regular file, got a FIFO"):
         translation_options.check_writable(tmp_path / "table.csv")
     translation_options.check_writable(tmp_path / "new.csv")
+
+
+def test_a_full_disk_names_a_file_that_is_smaller_than_the_buffer(tmp_path):
+    """Its bytes are written when it is closed."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            files.write_json(tmp_path / "result.json", {"a": "b" * 100})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.filename == str(tmp_path / "result.json")

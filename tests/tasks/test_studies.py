@@ -305,6 +305,48 @@ def test_a_trial_that_always_ends_its_process_is_not_repeated_forever(tmp_path):
     assert len(run.taken()) == 1
 
 
+def test_a_trial_that_comes_further_each_time_is_repeated(tmp_path):
+    run = study(tmp_path)
+
+    def fail_after(trial, validations):
+        for number in range(validations):
+            trial.report(1.0, number)
+        raise ZeroDivisionError
+
+    for validations in range(trials.RETRIES + 3):
+        with pytest.raises(ZeroDivisionError), run.take(1) as trial:
+            fail_after(trial, validations)
+    with run.take(1) as trial:
+        run.complete(trial, 1.0, {})
+    assert run.best().value == 1.0
+
+
+def test_parameters_that_do_not_fit_together_fail_their_trial_alone(tmp_path, capsys):
+    assert search(tmp_path, "--space", "heads=3,2", total=4, epochs=1) == 0
+    rows = table(tmp_path)
+    assert {row["state"] for row in rows} == {"complete", "failed"}
+    why = {row["why"] for row in rows if row["state"] == "failed"}
+    assert why == {"model.heads must divide embedding = 16, got 3"}
+
+
+def test_a_directory_whose_name_means_something_in_a_url(tmp_path):
+    out = tmp_path / "a?b%41#c"
+    assert search(out, total=1, epochs=1) == 0
+    assert (out / "study.db").is_file()
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_storage_that_fails_is_one_sentence(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise optuna.exceptions.StorageInternalError("text") from OSError(28, "the disk is full")
+
+    monkeypatch.setattr(trials.Trials, "take", full)
+    assert search(tmp_path, total=1, epochs=1) == 1
+    error = capsys.readouterr().err
+    assert "the study could not be stored ([Errno 28] the disk is full)" in error
+    assert error.count("\n") == 1
+
+
 def test_no_trial_is_taken_twice_or_beyond_the_total(tmp_path):
     one, other = study(tmp_path), study(tmp_path)
     with one.take(2) as a, other.take(2) as b, other.take(2) as c:
@@ -358,6 +400,7 @@ def test_the_heartbeat_is_stored(tmp_path, monkeypatch):
         (("--set", "embedding=2"), "--set: model.embedding is searched"),
         (("--study", "a/b"), "--study must be of letters"),
         (("--preset", "best"), "unknown preset 'best'; known are base, tuned"),
+        (("--space", "training.epochs=1,3"), "training.epochs is that of --epochs in every trial"),
     ],
 )
 def test_errors_are_one_line(tmp_path, capsys, more, message):

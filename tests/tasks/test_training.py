@@ -438,6 +438,9 @@ ERRORS = {
     "training.lr must be a finite number, got 'nan'": ["--set", "lr=nan"],
     "training.lr must be a finite number, got 1000": ["--set", "lr=1" + "0" * 400],
     "training.lr must be a finite number, got '---": ["--set", "lr=" + "-" * 5000 + "1"],
+    "model.embedding must be at most 10,000,000, got 1,000,": ["--set", "embedding=1" + "0" * 30],
+    "model.layers must be at most 1,000, got 1,000,000": ["--set", "layers=1000000"],
+    "data.bptt must be at most 10,000,000, got 10,000,001": ["--set", "bptt=10000001"],
 }
 
 
@@ -457,6 +460,24 @@ def test_a_wrong_value_is_one_sentence_and_exit_code_2(message, tmp_path, capsys
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.glob("**/*.safetensors"))
+
+
+def test_a_limit_of_steps_may_replace_that_of_epochs(tmp_path):
+    words = ["--set", "epochs=none", "--steps", "1", "--skip-test", "--data", "synthetic"]
+    small = [word for size in ("embedding", "hidden") for word in ("--set", f"{size}=8")]
+    assert (
+        cli.main(["train", "ptb", "--preset", "lstm", *small, *words, "--out", str(tmp_path)]) == 0
+    )
+
+
+def test_the_directory_of_a_run_must_not_be_empty_text(tmp_path, monkeypatch, capsys):
+    """As it is where a shell variable is not set: it would be the current directory."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["train", "reverse", "--steps", "1", "--out", ""])
+    assert exit.value.code == 2
+    assert "--out: must not be empty" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

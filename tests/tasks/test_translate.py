@@ -255,6 +255,12 @@ def test_errors_of_translate_are_one_line(run, language_model, error_of, text):
         ("translate", "--beam 2 --n-best 3", "--n-best must be from 1 to --beam = 2, got 3"),
         ("translate", "--n-best 0", "--n-best must be at least 1, got 0"),
         ("translate", "--max-length 0", "--max-length must be at least 1, got 0"),
+        (
+            "translate",
+            f"--max-length {10**20}",
+            "--max-length must be at most 10,000,000, got 100,",
+        ),
+        ("eval ptb", "--dynamic sgd --lr inf", "--lr must be finite, got inf"),
         ("translate", "--length-penalty -1", "--length-penalty must be at least 0, got -1.0"),
         ("generate", "--words -1", "--words must be at least 0, got -1"),
         ("generate", "--temperature -1", "--temperature must be at least 0, got -1.0"),
