@@ -148,6 +148,19 @@ def test_averaged_is_exact_and_reversible(device):
     assert all(torch.equal(p, r) for p, r in zip(ps, raw, strict=True))
 
 
+def test_averaged_restores_the_parameters_after_an_error(device):
+    ps = parameters(device)
+    optimizer = NTASGD(ps, 0.3)
+    optimizer.start_averaging()
+    for step in range(3):
+        draw_gradients(step, ps)
+        optimizer.step()
+    raw = [p.detach().clone() for p in ps]
+    with pytest.raises(KeyboardInterrupt), optimizer.averaged():
+        raise KeyboardInterrupt
+    assert all(torch.equal(p, r) for p, r in zip(ps, raw, strict=True))
+
+
 @DTYPES
 @pytest.mark.parametrize("how", ["state_dict", "deepcopy"])
 @pytest.mark.parametrize("stop", [4, 11])  # before and after the trigger
@@ -414,6 +427,16 @@ def test_losses_are_stored_as_numbers(tmp_path):
         optimizer.observe(loss)
     torch.save(optimizer.state_dict(), tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True)["losses"] == [0.5, 0.5, 1.0]
+
+
+def test_a_state_and_the_optimizers_that_loaded_it_share_no_losses():
+    first, second = (NTASGD(parameters(), 0.1) for _ in range(2))
+    first.observe(3.0)
+    state = first.state_dict()
+    second.load_state_dict(state)
+    first.observe(2.0)
+    second.observe(1.0)
+    assert (state["losses"], first.losses, second.losses) == ([3.0], [3.0, 2.0], [3.0, 1.0])
 
 
 @pytest.mark.parametrize("loss", ["high", None, True, torch.zeros(2)], ids=str)
