@@ -170,6 +170,26 @@ def test_a_longer_hypothesis_with_a_better_final_score_is_found():
     assert found.score > math.log(0.7)
 
 
+def test_log_probabilities_of_16_bits_are_computed_in_fp32():
+    """As those of the loss are: in bf16 each would have an error of up to one in 256."""
+    model, source = Table([[0, 0, 0, 0.1, 0.9]] * 4), torch.zeros(1, 1, dtype=torch.int64)
+    model.rows = model.rows.bfloat16()
+    ((found,),) = search(model, source, None, 4)
+    assert found.ids == [4, 4, 4]
+    expected = model.rows.float().log_softmax(-1).double()
+    assert found.log_prob == expected[range(4), [4, 4, 4, END]].sum().item()
+
+
+def test_an_end_without_probability_ends_no_hypothesis():
+    """It would take a place in the beam from the words that follow."""
+    state = Beams(torch.tensor([9]), SearchSettings(2, START, END, 0.6, 1))
+    state.log_prob[:] = torch.tensor([-1.0, -2.0])
+    log_probs = torch.tensor([[-1.0, -math.inf], [-math.inf, -math.inf]])
+    state.extend(state.active(), log_probs, torch.tensor([[4, END], [END, END]]))
+    assert state.log_prob.tolist() == [[-2.0, -math.inf]]
+    assert not state.ended.any()
+
+
 @pytest.mark.parametrize("empty", range(5))
 def test_an_ended_hypothesis_occupies_exactly_one_place(empty):
     """Also if nothing else can fill the beam, while other sentences are still searched."""

@@ -99,6 +99,15 @@ def test_top_k_top_p_and_never_restrict_the_words():
     assert drawn(top_k=3, top_p=(remaining[0] + remaining[1] / 2).item()) == {*order[:2]}
 
 
+@torch.no_grad()
+def test_logits_of_16_bits_are_normalized_in_fp32(ops):
+    """In bf16 a log-probability of -2.4 is a multiple of 1/64, which would hide the difference."""
+    model = language_model(ops).bfloat16()
+    model.output_weight.zero_()
+    model.decoder_bias.fill_(0.25)[5] += torch.finfo(torch.bfloat16).eps / 4
+    assert (sample(model, prompt(), 2, temperature=0) == 5).all()
+
+
 def test_zero_words_give_an_empty_result():
     assert sample(language_model(), prompt(), 0).shape == (0, 3)
 
