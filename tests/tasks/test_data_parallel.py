@@ -1,5 +1,6 @@
 """English-Spanish and English-French data: disjoint splits, defects of real files, and batches."""
 
+import dataclasses
 import gzip
 
 import pytest
@@ -8,6 +9,7 @@ from fusedseq.data import PAD, SPLITS, en_es, en_fr, synthetic_pairs
 from fusedseq.data.length_batching import by_length, padding
 from fusedseq.data.parallel import END, START, UNKNOWN, PairBatches
 from fusedseq.data.parallel_files import read_tabbed, without_gaps
+from fusedseq.data.vocabulary import Vocabulary
 
 from tests.support.real_data import real
 
@@ -50,6 +52,21 @@ def test_the_same_seed_gives_the_same_data(corpus):
         == corpus.fingerprint()
         != load("synthetic", seed=1).fingerprint()
     )
+
+
+def test_the_fingerprint_depends_on_every_split_and_side(corpus):
+    changed = [corpus]
+    for side in ("source", "target"):
+        for split in SPLITS:
+            pairs = getattr(corpus, split)
+            *ids, last = getattr(pairs, side)
+            pairs = pairs._replace(**{side: [*ids, [*last, PAD]]})
+            changed.append(dataclasses.replace(corpus, **{split: pairs}))
+        language = getattr(corpus, side)
+        vocabulary = Vocabulary([*language.vocabulary.words, "one more"])
+        language = dataclasses.replace(language, vocabulary=vocabulary)
+        changed.append(dataclasses.replace(corpus, **{side: language}))
+    assert len({other.fingerprint() for other in changed}) == len(changed) == 9
 
 
 def test_no_pair_is_in_two_splits(corpus):
@@ -134,11 +151,20 @@ def test_the_vocabulary_has_the_words_of_train_by_frequency(corpus):
         assert frequencies[-1] >= 2
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_words_that_are_too_rare_are_not_in_the_vocabulary(task):
+    sentences, specials = [["a", "b", "a"], ["c", "b", "a"]], [*TASKS[task].SPECIALS]
+    for least, words in ((1, ["a", "b", "c"]), (2, ["a", "b"]), (3, ["a"])):
+        assert TASKS[task].count(sentences, min_frequency=least).words == specials + words
+    assert TASKS[task].count(sentences).words == [*specials, "a", "b"]
+
+
 def test_decoding_inverts_encoding(corpus):
     language = corpus.target
     words = corpus.test.target_words[0]
     ids = language.encode(words)
     assert language.decode([*ids, PAD, PAD]) == words
+    assert language.decode([*ids, ids[1], END]) == words  # nothing after the first END counts
     assert language.decode(language.encode(["never-seen"])) == [language.specials[1]]
 
 
@@ -269,6 +295,13 @@ def test_every_pair_is_in_one_batch_with_padding_at_its_end(corpus):
         assert batch.items == (batch.target[:, 1:] != PAD).sum()
 
 
+def test_the_padding_of_each_side_is_that_of_its_batches(corpus):
+    batches = PairBatches(corpus.valid, 7)
+    for side, found in zip(("source", "target"), batches.padding(), strict=True):
+        ids = torch.cat([getattr(batch, side).flatten() for batch in batches])
+        assert found == pytest.approx((ids == PAD).double().mean().item())
+
+
 def test_batches_are_determined_by_their_key(corpus):
     numbers = [
         PairBatches(corpus.train, 32, key).numbers for key in ("0/0", "0/0", "0/1", None, None)
@@ -278,6 +311,14 @@ def test_batches_are_determined_by_their_key(corpus):
     assert numbers[3] == numbers[4]
     lengths = [len(corpus.train.target[n]) for batch in numbers[3] for n in batch]
     assert lengths == sorted(lengths)
+
+
+def test_the_order_of_batches_and_the_sequences_of_one_length_are_drawn():
+    lengths = [1 + i // 10 for i in range(60)]
+    first, second = (by_length(lengths, 5, key) for key in ("0", "1"))
+    shortest = [lengths[batch[0]] for batch in first]
+    assert shortest != sorted(shortest)
+    assert {*map(frozenset, first)} != {*map(frozenset, second)}
 
 
 def test_batches_by_length_have_little_padding():

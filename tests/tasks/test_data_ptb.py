@@ -2,6 +2,8 @@
 
 import gzip
 import random
+import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -128,6 +130,10 @@ def test_lengths_have_the_distribution_of_awd_lstm():
     assert short == pytest.approx(0.05, abs=0.01)
     # int() truncates, so the mean is lower by one half.
     assert sum(lengths) / len(lengths) == pytest.approx(0.95 * 70 + 0.05 * 35 - 0.5, abs=0.3)
+    usual = [length for length in lengths if length >= 52]
+    # Four standard errors; int() adds the variance of a uniform distribution, 1/12.
+    error = 4 * 5 / (2 * len(usual)) ** 0.5
+    assert statistics.stdev(usual) == pytest.approx((5**2 + 1 / 12) ** 0.5, abs=error)
     assert min(length for _, length in segments(10_000, 6, random.Random(0))[:-1]) == 5
 
 
@@ -148,6 +154,13 @@ def test_the_same_seed_gives_the_same_synthetic_corpus():
     loaded = corpus.load("synthetic")
     assert len(loaded.vocabulary) == 93
     assert loaded.fingerprint() == corpus.load("synthetic").fingerprint()
+
+
+def test_the_fingerprint_depends_on_every_split_and_the_words():
+    loaded = corpus.load("synthetic")
+    changed = [replace(loaded, **{split: getattr(loaded, split).flip(0)}) for split in SPLITS]
+    changed.append(replace(loaded, vocabulary=Vocabulary(loaded.vocabulary.words[::-1])))
+    assert len({other.fingerprint() for other in (loaded, *changed)}) == 5
 
 
 def test_synthetic_verbs_agree_with_their_subjects():

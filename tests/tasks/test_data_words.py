@@ -4,12 +4,14 @@ import gzip
 import random
 import re
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from fusedseq.data import PAD, catalan_text, words
 from fusedseq.data.contexts import ContextBatches, Contexts
 from fusedseq.data.locate import read_lines
+from fusedseq.data.vocabulary import Vocabulary
 
 from tests.support.real_data import real
 
@@ -92,6 +94,17 @@ def test_alphabetical_files_are_shuffled(tmp_path):
     assert lines_of(loaded.lines, "train") != sorted(lines_of(loaded.lines, "train"))
 
 
+def test_text_is_converted_to_lower_case_where_that_is_asked_for(tmp_path):
+    """Lines that differ in their case alone are repetitions then."""
+    general = [f"{the} dog number {i}" for i in range(40) for the in ("The", "the")]
+    data = write(tmp_path, general, text("News", 40))
+    plain, lower = words.load(data), words.load(data, lower=True)
+    assert len(plain.train) == 2 * len(lower.train)
+    for loaded, expected in ((plain, {"The", "the"}), (lower, {"the"})):
+        assert {*loaded.vocabulary.words} & {"The", "the"} == expected
+    assert lower.lines["news_test"][0][0] == "news"
+
+
 def test_the_vocabulary_has_the_general_words_by_frequency(tmp_path):
     general = [f"the {'old ' * (i % 2)}dog x{i}" for i in range(60)]
     loaded = words.load(write(tmp_path, general, text("news", 40)), limit=5, held_out=0.1)
@@ -99,7 +112,8 @@ def test_the_vocabulary_has_the_general_words_by_frequency(tmp_path):
     assert {*loaded.vocabulary.words[2:4]} == {"the", "dog"}
     assert loaded.vocabulary.words[4] == "old"
     assert (loaded.news_train.targets == 1).all()
-    assert len(words.load(str(tmp_path), min_frequency=2).vocabulary) == 5
+    for options in ({}, {"min_frequency": 2}):
+        assert len(words.load(str(tmp_path), **options).vocabulary) == 5
     with pytest.raises(ValueError, match="limit must be over the 2 special words, got 2"):
         words.load(str(tmp_path), limit=2)
 
@@ -107,6 +121,17 @@ def test_the_vocabulary_has_the_general_words_by_frequency(tmp_path):
 def test_the_same_seed_gives_the_same_data():
     prints = [words.load("synthetic", seed=seed).fingerprint() for seed in (1, 1, 2)]
     assert prints[0] == prints[1] != prints[2]
+
+
+def test_the_fingerprint_depends_on_every_split_and_the_words():
+    loaded = words.load("synthetic")
+    changed = [replace(loaded, vocabulary=Vocabulary(loaded.vocabulary.words[::-1]))]
+    for split in words.SPLITS:
+        contexts = getattr(loaded, split)
+        changed.append(
+            replace(loaded, **{split: replace(contexts, stream=contexts.stream.flip(0))})
+        )
+    assert len({other.fingerprint() for other in (loaded, *changed)}) == 8
 
 
 def test_the_synthetic_domains_differ():
