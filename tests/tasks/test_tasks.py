@@ -281,9 +281,17 @@ def test_errors_name_the_setting(task, change, message):
         made(task, task_module(task).DEFAULT_PRESET, changes=[change])
 
 
-def test_the_order_depends_on_seed_and_epoch():
-    task, _ = made("words", "base")
-    assert isinstance(task, IndependentBatches)
-    first, again, later = (task.start_epoch(epoch)[0].numbers.tolist() for epoch in (0, 0, 1))
+@pytest.mark.parametrize("task", TASKS)
+def test_the_order_depends_on_seed_and_epoch(task):
+    changes = ["vary_bptt=true"] if task == "ptb" else []
+
+    def order(seed, epoch):
+        of_seed, _ = made(task, task_module(task).DEFAULT_PRESET, changes=changes, seed=seed)
+        assert isinstance(of_seed, IndependentBatches) == (task != "ptb")
+        batches = of_seed.start_epoch(epoch)
+        return [batches[i][0].tolist() for i in range(3)]
+
+    first, again, later, other = (order(*of) for of in ((0, 0), (0, 0), (0, 1), (1, 0)))
     assert first == again
     assert first != later
+    assert first != other

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from fusedseq.tasks.training import (
     progress,
 )
 from fusedseq.tasks.training import checkpoint as checkpoints
+from fusedseq.tasks.training import log as logs
 from fusedseq.tasks.training.learning_rate import lr_factor
 from fusedseq.tasks.training.log import Log
 from fusedseq.tasks.training.plots import _curves as curves
@@ -165,6 +167,71 @@ def test_the_norm_is_computed_only_to_clip_or_to_log(tmp_path, clip):
     some, every = (column(tmp_path / name, "grad_norm") for name in ("some", "all"))
     assert some == [norm if clip or step % 3 == 0 else None for step, norm in enumerate(every, 1)]
     assert column(tmp_path / "some", "loss") == column(tmp_path / "all", "loss")
+
+
+def test_nt_asgd_has_the_norm_also_without_clipping(tmp_path):
+    for averaging in ("none", "nt-asgd"):
+        trainer(tmp_path / averaging, averaging=averaging, epochs=1).fit()
+    plain, averaged = (column(tmp_path / name, "grad_norm") for name in ("none", "nt-asgd"))
+    assert averaged == pytest.approx(plain)
+
+
+# What is logged and stored.
+
+
+def test_the_training_loss_is_the_mean_over_the_points_since_the_last_validation(tmp_path):
+    trainer(tmp_path, epochs=2, eval_steps=4).fit()
+    pairs = [*zip(column(tmp_path, "loss"), column(tmp_path, "points"), strict=True)]
+    means = [
+        sum(loss * points for loss, points in part) / sum(points for _, points in part)
+        for part in (pairs[:4], pairs[4:8], pairs[8:])
+    ]
+    assert len(pairs) == 12
+    assert column(tmp_path, "train_loss", "epochs") == pytest.approx(means)
+
+
+class Scaled(Toy):
+    """Batch number n of an epoch has the factor n / 2 of the learning rate."""
+
+    def loss(self, batch):
+        return super().loss(batch)._replace(lr_scale=self.seen / 2)
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "scales"), [(1, [0.5, 1, 1.5, 2, 2.5, 3]), (4, [1.25, 2.75])]
+)
+def test_a_step_has_the_mean_factor_of_its_batches(tmp_path, accumulate, scales):
+    trainer(tmp_path, Scaled(), accumulate=accumulate, epochs=1).fit()
+    assert column(tmp_path, "lr") == pytest.approx([0.1 * scale for scale in scales])
+
+
+def test_the_seconds_of_training_go_on_after_a_resume(tmp_path):
+    run, again = trainer(tmp_path, steps=4), trainer(tmp_path)
+    run.fit()
+    again.resume()
+    assert again.seconds == run.seconds > 0
+
+
+def test_the_time_of_a_step_is_counted_once(tmp_path, monkeypatch):
+    clock = types.SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(logs, "time", clock)
+    with Log(tmp_path, "points", 0) as log:
+        seconds = []
+        for step in (1, 2, 3):
+            clock.now += step
+            seconds.append(log.train([(step, 0, 0.5, 0.1, None, 8)]))
+    assert seconds == [1, 2, 3]
+    assert column(tmp_path, "points_per_s") == [8, 4, 2.7]
+
+
+@pytest.mark.parametrize("averaging", ["tail", "nt-asgd"])
+def test_the_best_weights_are_the_average_that_was_validated(tmp_path, averaging):
+    run = trainer(tmp_path, averaging=averaging, tail_from=1)
+    if averaging == "nt-asgd":
+        run.optimization.start_averaging()
+    run.fit()
+    assert column(tmp_path, "train_averaged", "epochs")[-1] == 1
+    assert run.finish() == run.validate()
 
 
 # Numbers that are not finite.

@@ -250,6 +250,19 @@ def test_clipping_and_weight_decay():
     torch.testing.assert_close(p.detach(), torch.tensor([3.0, 4.0]) - step)
 
 
+def test_adam_is_that_of_torch_with_the_settings():
+    ours, theirs = (torch.nn.Parameter(torch.tensor([3.0, -4.0])) for _ in range(2))
+    numbers = {"lr": 0.1, "weight_decay": 0.2, "eps": 0.3}
+    settings = TrainingSettings(optimizer="adam", beta1=0.5, beta2=0.7, **numbers)
+    optimization = Optimization([ours], settings)
+    adam = torch.optim.Adam([theirs], betas=(0.5, 0.7), **numbers)
+    for gradient in ([1.0, 0.1], [-2.0, 0.3], [0.5, -0.2]):
+        ours.grad, theirs.grad = torch.tensor(gradient), torch.tensor(gradient)
+        optimization.step(1.0)
+        adam.step()
+        torch.testing.assert_close(ours, theirs)
+
+
 def observed(values, **changes):
     schedule = Schedule(TrainingSettings(**changes))
     return [(schedule.observe(value), schedule.stopped) for value in values]
@@ -260,6 +273,20 @@ def test_annealing_after_four_and_stopping_after_six_validations():
     assert [i for i, (events, _) in enumerate(seen) if "improved" in events] == [0, 1]
     assert [i for i, (events, _) in enumerate(seen) if "anneal" in events] == [5]
     assert [i for i, (_, stopped) in enumerate(seen) if stopped] == [7]
+
+
+@pytest.mark.parametrize(
+    ("changes", "starts"), [({"tail_after": 2}, [3, 6]), ({"tail_from": 4}, [3, 4, 5, 6])]
+)
+def test_tail_averaging_starts_without_improvement_or_at_a_number(changes, starts):
+    seen = observed([5, 4, 4.5, 4.5, 3, 3.5, 3.5], averaging="tail", **changes)
+    assert [i for i, (events, _) in enumerate(seen) if "average" in events] == starts
+
+
+def test_an_equal_loss_is_no_improvement():
+    seen = observed([2, 2, 2, 1], stop_after=2)
+    assert ["improved" in events for events, _ in seen] == [True, False, False, True]
+    assert [stopped for _, stopped in seen] == [False, False, True, False]
 
 
 def test_nt_asgd_starts_as_published():
