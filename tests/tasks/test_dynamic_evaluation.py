@@ -93,6 +93,37 @@ def test_two_updates_match_the_formula(ops):
     assert found["loss"] == pytest.approx(total / 3)
 
 
+def test_two_scaled_updates_match_the_formula(ops):
+    """At a temperature, with a decay that reaches its limit for some weights."""
+    t = task(ops, test=["a b c"])
+    t.model.double()
+    settings = DynamicEvaluation(lr=0.02, decay=0.5, segment=1, rms=True, epsilon=0.01)
+    found = evaluate(t, "test", settings, temperature=1.5)
+    weights, state = [*t.model.parameters()], None
+    trained = [w.detach().clone() for w in weights]
+
+    def trained_on(inputs, targets, state):
+        y, _, state = t.model(inputs, state)
+        loss = t.model.cross_entropy(y, targets, temperature=1.5)
+        return loss.item(), torch.autograd.grad(loss, weights), ptb.detached(state)
+
+    squares = []
+    for batch in t.batches("train", t.settings.data.batch, 1):
+        _, gradients, state = trained_on(batch.inputs, batch.targets, state)
+        squares.append([g.square() for g in gradients])
+    rms = [torch.stack(parts).mean(0).sqrt() for parts in zip(*squares, strict=True)]
+    mean = torch.cat([r.flatten() for r in rms]).mean()
+    decays = [(0.5 * r / mean).clamp(max=1) for r in rms]
+    assert any((d == 1).any() for d in decays)
+    total, state = 0.0, None
+    for word, target in zip(*(c.split(1) for c in t._columns("test", 1)), strict=True):
+        loss, gradients, state = trained_on(word, target, state)
+        total += loss
+        for w, start, g, r, d in zip(weights, trained, gradients, rms, decays, strict=True):
+            w.data += -0.02 * g / (r + 0.01) + d * (start - w.data)
+    assert found["loss"] == pytest.approx(total / 3)
+
+
 @pytest.mark.parametrize("name", ["lr", "decay", "segment", "columns", "epsilon"])
 def test_invalid_settings_are_errors(name):
     with pytest.raises(ValueError, match=f"^dynamic evaluation: {name} must be at least ., got -1"):

@@ -115,6 +115,23 @@ def test_a_card_states_nothing_about_other_data(run, task, name):
         assert claim not in body
 
 
+def test_a_text_among_the_metrics_is_in_one_cell_and_not_in_the_metadata(run):
+    result = json.loads((run / "result.json").read_text())
+    result["test"] |= {"sacrebleu_signature": "nrefs:1|case:mixed"}
+    front, _, body = model_card(result).partition("\n---\n")
+    assert "| test | sacrebleu_signature | `nrefs:1\\|case:mixed` |" in body.splitlines()
+    assert "nrefs" not in front
+
+
+@pytest.mark.parametrize("dirty", [False, True])
+def test_a_card_has_every_test_split_and_says_whether_sources_were_changed(run, dirty):
+    result = json.loads((run / "result.json").read_text())
+    card = model_card(result | {"news_test": {"loss": 1.5}, "dirty": dirty})
+    assert "\n| news_test | loss | 1.5" in card
+    assert '"split": "news_test"' in card
+    assert (" and changes to it" in card) == dirty
+
+
 def test_a_card_of_generated_data_claims_no_text(run):
     front, body = of_data(run, "ptb", "synthetic")
     assert "Wall Street" not in body

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import pty
 import resource
@@ -315,6 +316,13 @@ def test_a_full_disk_at_the_plots_does_not_lose_the_evaluation(tmp_path, monkeyp
     assert "loss.png" in out
     assert "valid" in json.loads((tmp_path / "run" / "result.json").read_text())
     assert not list((tmp_path / "run").glob(files.TEMPORARY))
+
+
+def test_numbers_that_json_does_not_have_are_written_as_null(tmp_path):
+    parts = {"list": [math.nan, 1.5], "tuple": (math.inf, {"inner": -math.inf}), "text": "nan"}
+    files.write_json(tmp_path / "result.json", parts)
+    found = json.loads((tmp_path / "result.json").read_text())
+    assert found == {"list": [None, 1.5], "tuple": [None, {"inner": None}], "text": "nan"}
 
 
 def test_a_full_disk_while_a_file_is_written_names_it(tmp_path, monkeypatch):
