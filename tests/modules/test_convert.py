@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from fusedseq.models import convert
+from fusedseq.nn import Dropout
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -111,6 +112,26 @@ def test_rnn_with_relu_equals_torch(ops):
     theirs = nn.RNN(7, 5, nonlinearity="relu").to(exact()).eval()
     ours, x = convert.rnn(theirs, ops=ops), torch.randn(6, 3, 7, dtype=exact())
     torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_dropouts_are_those_of_torch(ops):
+    theirs = nn.TransformerDecoderLayer(E, N, 20, 0.1)
+    theirs.dropout.p = 0.2
+    theirs.self_attn.dropout = theirs.multihead_attn.dropout = 0.3
+    ours = convert.decoder(theirs, ops=ops)
+    (layer,) = ours.layers
+    assert ours.training
+    assert layer.norm2.dropout == layer.norm3.dropout == 0.1
+    assert layer.feed_forward.dropout == 0.2
+    assert layer.self_attn.dropout == layer.multihead_attn.dropout == 0.3
+    assert convert.attention(theirs.self_attn, ops=ops).dropout == 0.3
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_modules_drop_each_step_as_torchs(kind, ops):
+    ours = getattr(convert, kind.__name__.lower())(kind(7, 5, 2, dropout=0.3), ops=ops)
+    assert ours.dropout == 0.3
+    assert type(ours.layer_dropout) is Dropout
 
 
 def converters():

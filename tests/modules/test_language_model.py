@@ -8,6 +8,7 @@ import torch
 from fusedseq import fused, reference
 from fusedseq.data import corpus
 from fusedseq.models.language_model import LanguageModel, LanguageModelSettings
+from fusedseq.nn import LSTM, Dropout, LockedDropout, MogrifierLSTM
 from fusedseq.tasks import ptb
 from torch.nn import functional as F
 
@@ -111,6 +112,70 @@ def test_locked_dropout_has_one_mask_for_all_steps():
         dropped, raw, _ = m(words(T=30)[0])
         keep = (dropped != 0) | (raw == 0)
         assert bool((keep == keep[:1]).all()) == locked
+
+
+EVERY_SETTING = {
+    "embedding": 12,
+    "hidden": 12,
+    "residual": True,
+    "output": "sum",
+    "locked": False,
+    "input_dropout": 0.1,
+    "dropout": 0.2,
+    "output_dropout": 0.3,
+    "embedding_dropout": 0.4,
+    "weight_drop": 0.5,
+}
+OF_A_MOGRIFIER = {
+    "rounds": 2,
+    "rank": 3,
+    "cap_input_gate": True,
+    "forget_bias": 0.7,
+    "state_dropout": 0.6,
+}
+
+
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize(
+    "more",
+    [{"forget_bias": 0.7}, {"cell": "gru"}, {"cell": "rnn"}, OF_A_MOGRIFIER],
+    ids=["lstm", "gru", "rnn", "mogrifier"],
+)
+def test_every_setting_reaches_its_module(more, locked, ops):
+    settings = {**EVERY_SETTING, **more, "locked": locked}
+    m = LanguageModel(V, LanguageModelSettings(**settings), ops=ops)
+    assert m.input_dropout.p == 0.1
+    assert m.output_dropout.p == 0.3
+    assert m.embedding.dropout == 0.4
+    kind = LockedDropout if locked else Dropout
+    assert type(m.input_dropout) is type(m.output_dropout) is kind
+    names = ("residual", "output", "dropout", "weight_drop", *more)
+    found = {name: getattr(m.recurrent, name) for name in names if name != "cell"}
+    assert found == {name: settings[name] for name in found}
+    assert (not locked) == ("locked_input=False" in repr(m.recurrent))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, LSTM),
+        ({"rounds": 1}, MogrifierLSTM),
+        ({"state_dropout": 0.1}, MogrifierLSTM),
+        ({"cap_input_gate": True}, MogrifierLSTM),
+    ],
+    ids=str,
+)
+def test_what_an_lstm_does_not_have_makes_a_mogrifier(changes, kind):
+    assert type(model("lstm", reference, **changes).recurrent) is kind
+
+
+def test_embedding_and_decoder_are_drawn_from_the_range():
+    m = model("lstm", reference, init_range=0.03)
+    for weight in (m.embedding.weight, m.decoder_weight):
+        assert weight.abs().max() <= 0.03
+        # Four standard errors of a uniform distribution's standard deviation.
+        error = 4 * (0.2 / weight.numel()) ** 0.5
+        assert weight.std().item() == pytest.approx(0.03 / 3**0.5, rel=error)
 
 
 def test_regularization_equals_the_formulas_of_ar_and_tar():

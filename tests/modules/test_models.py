@@ -169,6 +169,29 @@ def test_with_dropout_of_1_only_the_residual_remains(build, ops):
     assert not torch.allclose(build(2, E, 3, 20, 0.0, prenorm=True, ops=ops)(*given), x, atol=1e-2)
 
 
+def test_dropouts_are_where_the_settings_say():
+    """The probabilities of attention, feed-forward, and what both add to the residual."""
+    predictor = WordPredictorSettings(**WORDS, dropout=0.3, extra_feedforward=True)
+    models = [
+        Reversal(V, ReversalSettings(**REVERSE, dropout=0.3)),
+        WordPredictor(V, predictor),
+        translator("rope", dropout=0.3),
+    ]
+    found = [
+        (layer.self_attn.dropout, layer.feed_forward.dropout, *norms)
+        for model in models
+        for layer in model.encoder.layers[1:]
+        for norms in [(layer.norm1.dropout, layer.norm2.dropout)]
+    ]
+    assert found == [(0.0, 0.0, 0.3, 0.3), (0.0, 0.3, 0.3, 0.3), (0.3, 0.3, 0.3, 0.3)]
+    assert models[1].extra[1].dropout == 0.3
+
+
+def test_both_attentions_of_a_decoder_have_its_scale(ops):
+    for layer in Decoder(2, E, 3, 20, scale=0.7, ops=ops).layers:
+        assert layer.self_attn.scale == layer.multihead_attn.scale == 0.7
+
+
 def batches():
     """Yields a small model, its arguments and its targets for each task with generated data."""
     domains, reversals, pairs = words.load("synthetic"), reverse.load(), en_es.load("synthetic")
@@ -376,6 +399,56 @@ def test_word_order_matters_except_without_positions(settings, ops):
     assert torch.allclose(permuted, y[:, order], **tolerances()) == (
         settings == {"positions": "none"}
     )
+
+
+def test_labels_are_smoothed_in_training_mode_only(ops):
+    model = translator(ops=ops, dropout=0.0, label_smoothing=0.2).to(exact())
+    inputs, targets = batch(model)
+    for smoothing in (0.2, 0.0):
+        y = model.train(smoothing > 0)(*inputs)
+        expected = torch.nn.functional.cross_entropy(
+            model.logits(y).flatten(0, 1),
+            targets.flatten(),
+            ignore_index=0,
+            label_smoothing=smoothing,
+        )
+        torch.testing.assert_close(model.cross_entropy(y, targets), expected)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_embedded_words_are_scaled_and_dropped_once(positions, ops):
+    words, given = translator(positions, ops, dropout=0.3).target_words, ids(500)
+    x = words.embedding.weight[given] * E**0.5
+    expected = x if words.positions is None else words.eval().positions(x)
+    torch.testing.assert_close(words.eval()(given), expected)
+    y = words.train()(given)
+    # Four standard errors of the fraction that is dropped.
+    error = 4 * (0.3 * 0.7 / y.numel()) ** 0.5
+    assert (y == 0).double().mean().item() == pytest.approx(0.3, abs=error)
+    torch.testing.assert_close(y[y != 0], expected[y != 0] / 0.7)
+
+
+def test_embeddings_have_the_variance_of_one_over_the_width():
+    """Those that are also the weight of an output, and those that are multiplied by its root."""
+    models = [translator(), MODELS["words-extra-tied"](fused)]
+    for _ in range(2):
+        for weight in (models[0].source_words.embedding.weight, models[1].embedding.weight):
+            error = 4 / (2 * weight.numel()) ** 0.5  # four standard errors
+            assert weight.std().item() == pytest.approx(E**-0.5, rel=error)
+        for model in models:
+            model.reset_parameters()
+
+
+def test_relative_biases_of_the_decoder_distinguish_only_the_past():
+    model = translator("relative-bias")
+    for stack, bidirectional in ((model.encoder, True), (model.decoder, False)):
+        assert all(l.self_attn.positions.bidirectional == bidirectional for l in stack.layers)
+
+
+@pytest.mark.parametrize("prenorm", [False, True])
+def test_a_norm_ends_both_stacks_where_norms_come_before_sublayers(prenorm):
+    model = translator(prenorm=prenorm)
+    assert [stack.norm is not None for stack in (model.encoder, model.decoder)] == [prenorm] * 2
 
 
 def test_an_encoder_with_alibi_does_not_distinguish_left_from_right(ops):
