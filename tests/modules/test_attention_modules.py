@@ -314,7 +314,8 @@ POSITIONS = {
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_packed_sequences_equal_the_sequences_alone(positions, batch_first):
-    options = {"window": (4, 0), "softcap": 3.0, "sinks": True, "batch_first": batch_first}
+    options = {"scale": 0.7, "window": (4, 0), "softcap": 3.0, "sinks": True}
+    options["batch_first"] = batch_first
     module = nn.MultiheadAttention(8, 2, positions=POSITIONS[positions](), **options)
     with torch.no_grad():
         module.sinks.copy_(torch.tensor([0.3, -1.0]))
@@ -331,6 +332,15 @@ def test_packed_sequences_equal_the_sequences_alone(positions, batch_first):
     expected = torch.autograd.grad((alone * weight).sum(), parameters)
     found = torch.autograd.grad((y.values() * weight).sum(), parameters)
     torch.testing.assert_close(found, expected)
+
+
+def test_probabilities_of_packed_sequences_are_dropped_in_training():
+    module, x = nn.MultiheadAttention(8, 2, 1.0), torch.randn(11, 8)
+    torch.nn.init.normal_(module.out_proj.bias)
+    y = module(x, x, x, cu_seqlens=here(CU_SEQLENS))[0]
+    assert torch.equal(y, module.out_proj.bias.expand(11, 8))
+    y = module.eval()(x, x, x, cu_seqlens=here(CU_SEQLENS))[0]
+    assert not torch.equal(y, module.out_proj.bias.expand(11, 8))
 
 
 def test_packed_sequences_are_aligned_at_their_ends():
@@ -360,6 +370,9 @@ def test_options_of_the_logits_are_those_of_the_operator():
     torch.manual_seed(0)
     x = torch.randn(5, 2, 8)
     module = nn.MultiheadAttention(8, 2, window=(1, 1), softcap=2.0, sinks=True)
+    y, probability = module(x, x, x, need_weights=True, average_attn_weights=False)
+    (v,) = module._project(x, 2, 3)
+    torch.testing.assert_close(y, module.out_proj((probability @ v).permute(2, 0, 1, 3).flatten(2)))
     y, weights = module(x, x, x, need_weights=True)
     assert ((weights != 0) == ((torch.arange(5)[:, None] - torch.arange(5)).abs() <= 1)).all()
     assert (weights.sum(-1) < 0.99).all()

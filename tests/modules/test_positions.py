@@ -111,6 +111,16 @@ def test_rotary_table_grows_without_changing_its_rows():
     )
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize(("R", "base"), [(8, 10_000.0), (8, 500.0), (6, 500.0)])
+def test_rotary_angles(R, base):
+    """Su et al., 2021: pair m of R elements is rotated by p base^(-2m / R)."""
+    found = nn.Rotary(8, base=base, rotary_dim=R)(5, 7, 2)
+    angles = torch.arange(7.0)[:, None] * base ** (-torch.arange(0.0, R, 2) / R)
+    expected = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
+    torch.testing.assert_close(found[:7], expected.float())
+
+
 @pytest.mark.parametrize("width", [1, 6, 7])
 def test_sinusoidal_positions(width, ops):
     """Vaswani et al., 2017, section 3.5."""
