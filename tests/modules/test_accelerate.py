@@ -141,6 +141,34 @@ def test_inputs_without_a_batch_dimension_are_computed(name):
     torch.testing.assert_close(run(model, given), expected)
 
 
+def padded(length):
+    return torch.arange(length) >= torch.tensor([[length], [2], [length - 1], [3]])
+
+
+MASKS = {
+    "src_mask": lambda: torch.randn(L, L),
+    "src_key_padding_mask": lambda: padded(L),
+    "tgt_mask": lambda: torch.randn(L, L),
+    "memory_mask": lambda: torch.randn(L, 7),
+    "tgt_key_padding_mask": lambda: padded(L),
+    "memory_key_padding_mask": lambda: padded(7),
+}
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_layer_takes_each_mask_of_torchs_and_its_eps(name, norm_first):
+    is_encoder = name.startswith("src")
+    kind = nn.TransformerEncoderLayer if is_encoder else nn.TransformerDecoderLayer
+    layer = kind(E, N, 20, 0.0, norm_first=norm_first, layer_norm_eps=0.1)
+    given = [sequence()] if is_encoder else [sequence(), torch.randn(7, B, E)]
+    mask = {name: MASKS[name]()}
+    expected = layer(*given, **mask)
+    assert not torch.allclose(layer(*given), expected)
+    fusedseq.accelerate(layer)
+    torch.testing.assert_close(layer(*given, **mask), expected)
+
+
 def test_dropout_has_torchs_strength_and_stops_in_eval_mode():
     model = nn.Sequential(nn.Dropout(0.25))
     fusedseq.accelerate(model)
@@ -269,6 +297,7 @@ LEFT = {
     "subclass": (lambda: Scaled(E, E), "subclass"),
     "inplace": (lambda: nn.Dropout(inplace=True), "inplace"),
     "max_norm": (lambda: nn.Embedding(9, E, max_norm=1.0), "max_norm"),
+    "frequency": (lambda: nn.Embedding(9, E, scale_grad_by_freq=True), "scale_grad_by_freq"),
     "parametrised": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(E, E)), "subclass"),
 }
 

@@ -135,6 +135,19 @@ def test_locked_dropout_has_the_same_strength_and_one_mask_for_all_steps():
     assert model.eval()(x) is x
 
 
+def test_the_default_of_locked_dropout_is_that_of_its_class():
+    def forward(self, x, dropout=0.2):
+        return LockedDropout.forward(self, x, dropout)
+
+    kind = type("LockedDropout", (nn.Module,), {"forward": forward})
+    model = nn.Sequential(kind())
+    assert fusedseq.accelerate(model).replaced
+    y = model(torch.ones(3, 100, 500))
+    error = 4 * (0.2 * 0.8 / y[0].numel()) ** 0.5  # four standard errors
+    assert (y == 0).double().mean().item() == pytest.approx(0.2, abs=error)
+    torch.testing.assert_close(y.max(), torch.tensor(1.25))
+
+
 def test_a_copy_and_a_saved_module_are_accelerated_too():
     model = Model().eval()
     fusedseq.accelerate(model)

@@ -93,6 +93,14 @@ def test_loss_and_gradients_are_the_same(option, form):
     assert seen[0].is_deferred is is_fused
 
 
+def test_class_weights_that_require_a_gradient_are_refused_as_by_torch():
+    """Neither torch's loss nor the operator differentiates them."""
+    weight = torch.ones(V, requires_grad=True)
+    for model in (Model(), accelerated(Model())):
+        with pytest.raises(RuntimeError, match=r"not differentiable .* argument 'weight'"):
+            step(model, lambda z: F.cross_entropy(z.view(-1, V), targets().view(-1), weight))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_tied_weights_get_the_sum_of_both_gradients(bias):
     model, y = Model(tied=True, bias=bias), targets().view(-1)
