@@ -97,6 +97,31 @@ def test_the_suite_measures_checks_and_writes(tmp_path):
     assert measured["left out"] == {"compiled": "not requested"}
 
 
+def test_the_order_of_the_baselines_rotates_from_round_to_round():
+    """So that no call always has the same predecessor."""
+    called, names = [], ("fused", "eager", "compiled", "torch")
+    calls = {name: lambda name=name: called.append(name) for name in names}
+    exchanges = types.SimpleNamespace(measure=lambda: False, times=[])
+    line_exchange = types.SimpleNamespace(every=lambda seconds: exchanges)
+    session = types.SimpleNamespace(
+        device="cpu", seconds=0, second=None, line_exchange=line_exchange
+    )
+
+    class Benchmark:
+        stats = types.SimpleNamespace(stats=types.SimpleNamespace(data=[0.0]))
+
+        def pedantic(self, timed, setup, rounds):
+            for _ in range(rounds):
+                setup()
+                timed()
+
+    times, _, _ = measure.time_rounds(calls, Benchmark(), session)
+    assert {len(times[name]) for name in names[1:]} == {measure.MIN_ROUNDS}
+    rounds = [called[i : i + 4] for i in range(4, len(called), 4)]
+    assert all(sorted(order) == sorted(names) and order[-1] == "fused" for order in rounds)
+    assert {order[0] for order in rounds} == {*names[1:]}
+
+
 def test_results_are_tracked_only_if_they_are_to_be_recorded(capfd):
     class Config:
         def __init__(self, **options):
