@@ -429,6 +429,17 @@ def test_losses_are_stored_as_numbers(tmp_path):
     assert torch.load(tmp_path / "state.pt", weights_only=True)["losses"] == [0.5, 0.5, 1.0]
 
 
+def test_averages_have_gradients(device):
+    ps = parameters(device)
+    optimizer = NTASGD(ps, 0.3)
+    optimizer.start_averaging()
+    draw_gradients(0, ps)
+    optimizer.step()
+    with optimizer.averaged():
+        found = torch.autograd.grad(sum(p.square().sum() for p in ps), ps)
+        torch.testing.assert_close(found, tuple(2 * p.detach() for p in ps))
+
+
 def test_a_state_and_the_optimizers_that_loaded_it_share_no_losses():
     first, second = (NTASGD(parameters(), 0.1) for _ in range(2))
     first.observe(3.0)

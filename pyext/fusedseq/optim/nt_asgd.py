@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,14 +57,17 @@ def replaced(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
     pairs: (parameter, value), of equal shapes each
     """
     originals = [(p, p.detach().clone()) for p, _ in pairs]
-    with torch.no_grad():
-        for p, value in pairs:
-            p.copy_(value)
-        try:
-            yield
-        finally:
-            for p, value in originals:
-                p.copy_(value)
+    try:
+        _copy(pairs)
+        yield
+    finally:
+        _copy(originals)
+
+
+@torch.no_grad()
+def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    for p, value in pairs:
+        p.copy_(value)
 
 
 @dataclass(frozen=True)
