@@ -4,6 +4,7 @@ import fusedseq
 import pytest
 import torch
 from fusedseq import fused, nn
+from fusedseq.acceleration import gains
 from torch.nn import functional as F
 
 E, V = 6, 11
@@ -107,3 +108,12 @@ def test_probabilities_as_targets_stay_torchs():
     expected = theirs(x, target)
     fusedseq.accelerate(theirs)
     assert torch.equal(theirs(x, target), expected)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="it is in torch 2.13")
+@pytest.mark.parametrize("kind", ["", " in chunks"])
+def test_the_report_has_the_gain_over_what_torch_computed(kind):
+    options = torch.nn.LinearCrossEntropyOptions() if kind else None  # None keeps all logits
+    theirs = torch.nn.LinearCrossEntropyLoss(E, V, options=options)
+    entry, *_ = fusedseq.accelerate(theirs, dry_run=True).entries
+    assert entry.gain == gains.of(f"LinearCrossEntropyLoss{kind}") != "unknown"

@@ -226,6 +226,8 @@ def candidate(
 
 def measured_as(module: Any, kind: type[nn.Module]) -> str:
     """Returns the kind whose gain was measured."""
+    if kind in losses.KINDS:
+        return kind.__name__ + " in chunks" * (module.options is not None)
     if kind is not nn.LSTM:
         return kind.__name__
     words = "projected" * bool(module.proj_size), "bidirectional" * module.bidirectional, "LSTM"
