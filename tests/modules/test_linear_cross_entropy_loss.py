@@ -8,6 +8,9 @@ from fusedseq.acceleration import gains
 from torch.nn import functional as F
 
 E, V = 6, 11
+since_torch_2_13 = pytest.mark.skipif(
+    not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="torch has the module since 2.13"
+)
 
 
 def inputs():
@@ -30,7 +33,7 @@ def test_it_is_the_loss_of_a_linear_layer(bias, reduction, ops):
     torch.testing.assert_close(loss.flatten(), expected.flatten())
 
 
-@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="it is in torch 2.13")
+@since_torch_2_13
 @pytest.mark.parametrize("bias", [False, True])
 def test_it_loads_the_state_dict_of_torchs_module(bias):
     x, target = inputs()
@@ -70,7 +73,7 @@ def test_wrong_class_weights_are_refused():
         nn.LinearCrossEntropyLoss(E, V, weight=torch.ones(3))
 
 
-@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="it is in torch 2.13")
+@since_torch_2_13
 @pytest.mark.parametrize("shape", [(), (5,), (4, 5)])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_accelerate_replaces_torchs_module(reduction, shape, monkeypatch):
@@ -101,7 +104,7 @@ def test_accelerate_replaces_torchs_module(reduction, shape, monkeypatch):
     assert len(calls) == (0 if more else 1)
 
 
-@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="it is in torch 2.13")
+@since_torch_2_13
 def test_probabilities_as_targets_stay_torchs():
     theirs = torch.nn.LinearCrossEntropyLoss(E, V)
     x, target = torch.randn(5, E), torch.rand(5, V).softmax(1)
@@ -110,7 +113,7 @@ def test_probabilities_as_targets_stay_torchs():
     assert torch.equal(theirs(x, target), expected)
 
 
-@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyLoss"), reason="it is in torch 2.13")
+@since_torch_2_13
 @pytest.mark.parametrize("kind", ["", " in chunks"])
 def test_the_report_has_the_gain_over_what_torch_computed(kind):
     options = torch.nn.LinearCrossEntropyOptions() if kind else None  # None keeps all logits

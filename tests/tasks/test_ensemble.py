@@ -1,11 +1,13 @@
 """Ensembles of word predictors: the vote, the average, and the commands that make them."""
 
+import argparse
 import json
 from collections import Counter
 
 import pytest
 import torch
 from fusedseq import cli
+from fusedseq.tasks.commands import ensemble as commands
 from fusedseq.tasks.evaluation.ensemble import AVERAGE, VOTE, ensemble, majority
 
 SETS = [
@@ -155,6 +157,18 @@ def test_an_unknown_split_is_reported_before_the_training(tmp_path, capsys):
     assert cli.main(["ensemble", "words", *words, *SETS]) == 2
     assert "unknown split 'foo'; known are train, valid" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_the_command_in_the_result_has_every_option_that_was_given():
+    parser = argparse.ArgumentParser()
+    commands.add_arguments(parser)
+    args = parser.parse_args(
+        ["words", "--members", "base", "--steps", "0", "--ops", "reference", "--set", "lr=1"]
+    )
+    member = {"command": "fusedseq train words", "seconds": 1.0, "parameters": 2}
+    assert commands.result(args, [member], {})["command"] == (
+        "fusedseq ensemble words --members base --steps 0 --ops reference --set lr=1"
+    )
 
 
 def test_one_command_trains_evaluates_and_continues_an_ensemble(tmp_path, capsys):

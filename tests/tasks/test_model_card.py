@@ -51,7 +51,7 @@ def test_a_card_that_cannot_be_written_loses_no_result(run, capsys):
 def test_a_readme_that_is_no_model_card_is_kept(run, capsys):
     (run / "README.md").write_text("# My project\n")
     assert cli.main(["train", "ptb", "--data", "synthetic", "--resume", "--out", str(run)]) == 0
-    assert "README.md is not one, and is kept" in capsys.readouterr().out
+    assert "README.md is another file, which is kept" in capsys.readouterr().out
     assert (run / "README.md").read_text() == "# My project\n"
     card = model_card(json.loads((run / "result.json").read_text()))
     (run / "README.md").write_text(card.replace("loss", "another loss"))

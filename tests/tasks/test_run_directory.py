@@ -17,6 +17,7 @@ import pytest
 from fusedseq import cli
 from fusedseq.tasks.evaluation import translation_options
 from fusedseq.tasks.experiments.results import validations
+from fusedseq.tasks.runs.result import read_result
 from fusedseq.tasks.training import (
     Trainer,
     TrainingSettings,
@@ -295,6 +296,24 @@ def test_a_damaged_result_names_its_file(tmp_path, text, capsys):
     error = capsys.readouterr().err
     assert f"{tmp_path / 'result.json'} is damaged" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "key", ["task", "settings", "valid", "data", "seconds", "parameters", "machine", "versions"]
+)
+def test_a_result_without_one_of_its_parts_is_damaged(run, tmp_path, key):
+    result = json.loads((run / "result.json").read_text())
+    for damaged in (result | {key: None}, {k: v for k, v in result.items() if k != key}):
+        (tmp_path / "result.json").write_text(json.dumps(damaged))
+        with pytest.raises(ValueError, match=rf"result\.json is damaged: {key} must be"):
+            read_result(tmp_path / "result.json")
+
+
+def test_a_result_without_the_name_of_its_data_is_damaged(run, tmp_path):
+    result = json.loads((run / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps(result | {"data": {"fingerprint": 1}}))
+    with pytest.raises(ValueError, match="data must have a name and a fingerprint"):
+        read_result(tmp_path / "result.json")
 
 
 def test_a_damaged_log_names_its_file(run, capsys):

@@ -497,6 +497,15 @@ def test_a_limit_of_steps_may_replace_that_of_epochs(tmp_path):
     )
 
 
+@pytest.mark.parametrize("count", ["", "abc", "0", "-1", "2.0"])
+def test_a_number_of_processes_that_torchrun_does_not_set_is_named(count, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", count)
+    assert cli.main(["train", "reverse", "--steps", "1"]) == 2
+    error = capsys.readouterr().err
+    assert f"$WORLD_SIZE must be a whole number from 1, as torchrun's, got {count!r}" in error
+    assert error.count("\n") == 1
+
+
 def test_the_directory_of_a_run_must_not_be_empty_text(tmp_path, monkeypatch, capsys):
     """As it is where a shell variable is not set: it would be the current directory."""
     monkeypatch.chdir(tmp_path)

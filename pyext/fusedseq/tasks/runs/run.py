@@ -204,7 +204,7 @@ def write_card(out: Path, result: dict[str, Any]) -> None:
     """
     try:
         if (out / CARD).exists() and not is_card(read_text(out / CARD)):
-            print(f"no model card: {out / CARD} is not one, and is kept", flush=True)
+            print(f"no model card: {out / CARD} is another file, which is kept", flush=True)
             return
         with replaced(out / CARD) as file:
             file.write(model_card(result))

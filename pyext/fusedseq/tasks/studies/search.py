@@ -48,7 +48,8 @@ def with_parameters(settings: Any, parameters: dict[str, Any]) -> Any:
     for key, value in parameters.items():
         section, name = key.split(".")
         sections.setdefault(section, {})[name] = value
-    return varied(settings, **sections)  # at once, as values that depend on each other are checked
+    # In one change, because values that depend on each other are checked together.
+    return varied(settings, **sections)
 
 
 def run_trial(trials: Trials, trial: Any, recipe: Recipe, epochs: int) -> str:
@@ -82,6 +83,7 @@ def run_trial(trials: Trials, trial: Any, recipe: Recipe, epochs: int) -> str:
             return "pruned"
         metrics = trainer.finish()
     except ValueError as error:
+        # An error that names none of the trial's parameters, e.g. of the data, ends the study.
         if isinstance(error, CheckpointError) or not any(k in str(error) for k in trial.params):
             raise
         trials.fail(trial, " ".join(str(error).split()))

@@ -11,7 +11,7 @@ from fusedseq.data.parallel import END, START, padded
 from fusedseq.decoding.beam import beam_search
 from fusedseq.tasks.training.progress import watched
 
-LARGEST = 10_000_000  # number of a setting of Search
+LARGEST = 10_000_000  # the largest number that a setting of Search may have
 
 
 @dataclass(frozen=True)
