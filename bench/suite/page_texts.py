@@ -138,9 +138,9 @@ kernels are nearly at the limit of its arithmetic, and a faster product gains li
 - **LSTMs below 1.1 times torch**: torch's own operator and ours both multiply near that limit; see
   "Recurrences: time beside the products" below. What is left includes keeping two threads in step.
 - **Bidirectional LSTMs**: each direction runs on half of the threads, so that with two threads no
-  step waits. What is left is the rate of the products. With MKL unthrottled torch's times differ
-  from run to run, with one row by 1.7 times: in an earlier run, whose file is in `bench/results`,
-  the gains were 0.99 to 1.23.
+  step waits. What is left is the rate of the products. With MKL unthrottled the times differ from
+  run to run, with one row torch's by 1.7 times and ours by 1.3: in an earlier run, whose file is in
+  `bench/results`, the gains were 0.99 to 1.23.
 - **Attention with 5 positions and batch 8, and of one query**: the smallest calls of all,
   `L1-B1-N1-D4` in training and `L1-S1-B1-N1-D4` in inference, have nothing to compute. They take
   55 to 70 % of the time of those with 5 positions and a width of up to 512, and half of that of one
